@@ -1,0 +1,664 @@
+"""attach: the right layer goes, the features are those it used to see, and the rest never moves again."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchlssvm.heads.attach import AttachedClassifier, attach
+
+
+class Recorder(nn.Module):
+    """A head that writes down what it is asked."""
+
+    def __init__(self, in_features: int | None = None, num_classes: int | None = None) -> None:
+        super().__init__()
+        if in_features is not None:
+            self.in_features = in_features
+        if num_classes is not None:
+            self.num_classes = num_classes
+        self.calls: list[tuple[Any, ...]] = []
+
+    def add(self, x: Tensor, y: Tensor, **options: Any) -> Recorder:
+        self.calls.append(("add", x, y, options))
+        return self
+
+    def remove(self, x: Tensor, y: Tensor, **options: Any) -> Recorder:
+        self.calls.append(("remove", x, y, options))
+        return self
+
+    def update(self, **changes: Any) -> Recorder:
+        self.calls.append(("update", changes))
+        return self
+
+    def relabel(self, x: Tensor, y_old: Tensor, y_new: Tensor) -> Recorder:
+        self.calls.append(("relabel", x, y_old, y_new))
+        return self
+
+    def replace(self, x_old: Tensor, y_old: Tensor, x_new: Tensor, y_new: Tensor) -> Recorder:
+        self.calls.append(("replace", x_old, y_old, x_new, y_new))
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :2] * 2
+
+    def predict(self, x: Tensor) -> Tensor:
+        return self(x).argmax(1)
+
+
+class Named(nn.Module):
+    """A convolution, BatchNorm, and a last linear layer under any name; `after` is applied to the scores in forward."""
+
+    def __init__(self, name: str = "fc", after: Any = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.bn = nn.BatchNorm2d(6)
+        self.name, self.after = name, after
+        setattr(self, name, nn.Linear(6, 10))
+
+    def forward(self, x: Tensor) -> Any:
+        x = getattr(self, self.name)(torch.relu(self.bn(self.conv(x))).mean((2, 3)))
+        return x if self.after is None else self.after(x)
+
+
+def layer_input(model: nn.Module, path: str, images: Tensor) -> Tensor:
+    """What goes into the layer at `path` when the untouched model runs in eval mode."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda _module, args, _out: seen.append(args[0]))
+    with torch.no_grad():
+        model.eval()(images)
+    handle.remove()
+    return seen[0].clone()
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Everything attach could change: tensors, gradient flags, modes and the modules themselves."""
+    return {
+        "tensors": {k: (v.clone(), v.requires_grad) for k, v in [*model.named_parameters(), *model.named_buffers()]},
+        "modules": {k: (m, m.training) for k, m in model.named_modules()},
+    }
+
+
+def assert_same_state(model: nn.Module, before: dict[str, Any]) -> None:
+    after = state(model)
+    assert after["modules"] == before["modules"]
+    assert list(after["tensors"]) == list(before["tensors"])
+    for name, (value, grad) in after["tensors"].items():
+        value_before, grad_before = before["tensors"][name]
+        assert torch.equal(value, value_before), name
+        assert grad == grad_before, name
+
+
+def small_network() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 100))
+
+
+# ---------------------------------------------------------------------------------------------- torchvision and timm
+
+TORCHVISION = [
+    ("alexnet", "classifier.6", 4096, 64),
+    ("convnext_tiny", "classifier.2", 768, 32),
+    ("densenet121", "classifier", 1024, 32),
+    ("efficientnet_b0", "classifier.1", 1280, 32),
+    ("googlenet", "fc", 1024, 32),
+    ("mnasnet0_5", "classifier.1", 1280, 32),
+    ("mobilenet_v2", "classifier.1", 1280, 32),
+    ("mobilenet_v3_small", "classifier.3", 1024, 32),
+    ("regnet_y_400mf", "fc", 440, 32),
+    ("resnet18", "fc", 512, 32),
+    ("shufflenet_v2_x0_5", "fc", 1024, 32),
+    ("squeezenet1_1", "classifier.1", 512, 32),
+    ("swin_t", "head", 768, 32),
+    ("vit_b_32", "heads.head", 768, 32),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "width", "size"), TORCHVISION, ids=[case[0] for case in TORCHVISION])
+def test_torchvision_features_are_the_inputs_of_the_old_layer(name: str, path: str, width: int, size: int) -> None:
+    models = pytest.importorskip("torchvision.models")
+    options: dict[str, Any] = {"image_size": size} if name == "vit_b_32" else {}
+    if name == "googlenet":
+        options = {"init_weights": False}
+    torch.manual_seed(0)
+    model = models.get_model(name, weights=None, **options)
+    images = torch.randn(2, 3, size, size)
+    expected = layer_input(model, path, images)
+    if name == "squeezenet1_1":  # its layer is a convolution over an image that is pooled afterwards
+        expected = nn.functional.adaptive_avg_pool2d(expected, 1).flatten(1)
+    others = [key for key in model.state_dict() if not key.startswith(path + ".")]
+
+    clf = attach(model.train(), 3, head=Recorder())
+
+    assert clf.backbone is model
+    assert clf.in_features == width
+    assert isinstance(model.get_submodule(path), nn.Identity)
+    assert list(model.state_dict()) == others
+    got = clf.features(images)
+    assert got.shape == (2, width)
+    assert torch.equal(got, expected)
+    assert not got.requires_grad
+    assert not any(p.requires_grad for p in clf.parameters())
+
+    buffers = {key: value.clone() for key, value in clf.named_buffers()}
+    clf.train()
+    clf(images)
+    assert not any(module.training for module in clf.backbone.modules())
+    assert all(torch.equal(value, buffers[key]) for key, value in clf.named_buffers())
+    assert torch.equal(clf.features(images), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "width"),
+    [
+        ("vgg11", "classifier.6", 4096),
+        ("resnext50_32x4d", "fc", 2048),
+        ("inception_v3", "fc", 2048),
+        ("maxvit_t", "classifier.5", 512),
+        ("swin_v2_t", "head", 768),
+    ],
+)
+def test_torchvision_larger_members(name: str, path: str, width: int) -> None:
+    """On the meta device: the right layer and the right width, without their time and memory."""
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        model = models.get_model(name, weights=None, **({"init_weights": False} if name == "inception_v3" else {}))
+    clf = attach(model, 3, head=Recorder())
+    assert isinstance(model.get_submodule(path), nn.Identity)
+    size = {"inception_v3": 299, "maxvit_t": 224}.get(name, 64)
+    assert clf.features(torch.empty(2, 3, size, size, device="meta")).shape == (2, width)
+
+
+class TimmStyle(nn.Module):
+    """Takes off its own classifier; `num_features` is the width before a hidden layer, not that of the classifier."""
+
+    num_features = 6
+
+    def __init__(self, get: bool = True, distilled: bool = False) -> None:
+        super().__init__()
+        self.classifier_named_oddly: nn.Module = nn.Linear(8 if get else 6, 10)
+        self.second: nn.Module | None = nn.Linear(8, 10) if distilled else None
+        self.stem = nn.Conv2d(3, 6, 3)
+        self.bn = nn.BatchNorm2d(6)
+        self.hidden = nn.Linear(6, 8) if get else nn.Identity()
+        self.asked: list[int] = []
+        if get:
+            self.get_classifier = lambda: (
+                (self.classifier_named_oddly, self.second) if distilled else self.classifier_named_oddly
+            )
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.asked.append(num_classes)
+        self.classifier_named_oddly = nn.Identity()
+        if self.second is not None:
+            self.second = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(self.bn(self.stem(x)).mean((2, 3)))
+        return self.classifier_named_oddly(x)
+
+
+@pytest.mark.parametrize(("get", "distilled", "width"), [(True, False, 8), (True, True, 8), (False, False, 6)])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_timm_style(get: bool, distilled: bool, width: int, wrapped: bool) -> None:
+    model = TimmStyle(get, distilled)
+    images = torch.randn(2, 3, 5, 5)
+    expected = layer_input(model, "classifier_named_oddly", images)
+    clf = attach(nn.Sequential(nn.Identity(), model, nn.Softmax(1)) if wrapped else model, 3, head=Recorder())
+    assert model.asked == [0]
+    assert clf.in_features == width
+    assert torch.equal(clf.features(images), expected)
+
+
+def test_timm_style_is_unchanged_by_an_error() -> None:
+    model = TimmStyle()
+    before = state(model)
+    with pytest.raises(ValueError, match=r"head\.in_features is 6.*in_features=8"):
+        attach(model, 3, head=Recorder(in_features=6))
+    assert model.asked == []
+    assert_same_state(model, before)
+
+
+@pytest.mark.parametrize("num_classes", [1000, 0])
+def test_timm(num_classes: int) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    # Its num_features is not what its classifier takes: a hidden layer lies between.
+    model = timm.create_model("mobilenetv3_small_050", pretrained=False, num_classes=num_classes).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    assert expected.shape[1] != model.num_features
+    clf = attach(model, 3, head=Recorder())
+    assert clf.in_features == 1024
+    assert torch.equal(clf.features(images), expected)
+    clf.train()
+    assert torch.equal(clf.features(images), expected)
+
+
+# ------------------------------------------------------------------------------------------- Sequential and own models
+
+
+def sequential_cases() -> dict[str, tuple[nn.Module, str]]:
+    def body() -> list[nn.Module]:
+        return [nn.Flatten(), nn.Linear(12, 5), nn.ReLU()]
+
+    relu = nn.ReLU()
+    named = nn.Sequential()
+    named.add_module("body", nn.Sequential(*body()))
+    named.add_module("scores", nn.Linear(5, 7))
+    return {
+        "plain": (nn.Sequential(*body(), nn.Linear(5, 7)), "3"),
+        "softmax": (nn.Sequential(*body(), nn.Linear(5, 7), nn.Softmax(1)), "3"),
+        "several": (nn.Sequential(*body(), nn.Linear(5, 7), nn.Dropout(), nn.LogSoftmax(1), nn.Flatten()), "3"),
+        "nested": (nn.Sequential(nn.Sequential(*body()), nn.Sequential(nn.Dropout(), nn.Linear(5, 7))), "1.1"),
+        "nested-activation": (nn.Sequential(*body(), nn.Sequential(nn.Linear(5, 7), nn.ReLU()), nn.Sigmoid()), "3.0"),
+        "activations-of-their-own": (nn.Sequential(*body(), nn.Linear(5, 7), nn.Sequential(nn.Softmax(1))), "3"),
+        "shared-activation": (nn.Sequential(nn.Flatten(), nn.Linear(12, 5), relu, nn.Linear(5, 7), relu), "3"),
+        "named": (named, "scores"),
+        "no-bias": (nn.Sequential(*body(), nn.Linear(5, 7, bias=False)), "3"),
+    }
+
+
+@pytest.mark.parametrize("case", sequential_cases())
+def test_sequential(case: str) -> None:
+    torch.manual_seed(0)
+    model, path = sequential_cases()[case]
+    images = torch.randn(4, 3, 2, 2)
+    expected = layer_input(model, path, images)
+    clf = attach(model, 2, head=Recorder())
+    assert isinstance(model.get_submodule(path), nn.Identity)
+    assert torch.equal(clf.features(images), expected)
+    assert expected.shape == (4, 5)
+    assert torch.equal(clf.backbone(images), expected)  # nothing is left behind the layer
+
+
+def test_sequential_pooled_convolution() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 9, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images = torch.randn(2, 3, 5, 5)
+    expected = layer_input(model, "1", images).mean((2, 3))
+    clf = attach(model, 2, head=Recorder())
+    assert clf.in_features == 6
+    torch.testing.assert_close(clf.features(images), expected)  # signs are kept: the ReLU went with the layer
+
+
+def test_bare_linear() -> None:
+    linear = nn.Linear(4, 9)
+    before = state(linear)
+    clf = attach(linear, 2, head=Recorder())
+    x = torch.randn(3, 4, requires_grad=True)
+    assert torch.equal(clf.features(x), x)
+    assert not clf.features(x).requires_grad
+    assert clf.in_features == 4
+    assert isinstance(clf.backbone, nn.Identity)
+    assert_same_state(linear, before)
+
+
+@pytest.mark.parametrize("name", ["fc", "fc3", "classifier", "head", "last_linear", "output"])
+def test_usual_names(name: str) -> None:
+    model = Named(name)
+    images = torch.randn(2, 3, 5, 5)
+    expected = layer_input(model, name, images)
+    assert torch.equal(attach(model, 2, head=Recorder()).features(images), expected)
+
+
+def test_model_inside_a_model() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Named()
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x)
+
+    wrapper = Wrapper()
+    images = torch.randn(2, 3, 5, 5)
+    expected = layer_input(wrapper, "model.fc", images)
+    assert torch.equal(attach(wrapper, 2, head=Recorder()).features(images), expected)
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[1](self[0](x)) + 1
+
+
+UNKNOWN: dict[str, Callable[[], nn.Module]] = {
+    "odd name": lambda: Named("embedding"),
+    "norm last": lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)),
+    "statistics last": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)),
+    "PReLU last": lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU()),
+    "own Sequential": lambda: OwnForward(nn.Linear(4, 3), nn.Linear(3, 2)),
+    "no parameters": lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
+    "empty": nn.Sequential,
+    "convolution not pooled": lambda: nn.Sequential(nn.Conv2d(3, 4, 1)),
+    "convolution not 1x1": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)),
+    "transformer": lambda: nn.TransformerEncoderLayer(8, 2),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unknown_architecture_says_how_and_is_unchanged(case: str) -> None:
+    model = UNKNOWN[case]()
+    before = state(model)
+    with pytest.raises(ValueError, match=r"attach\(backbone, num_classes, in_features=512\)") as error:
+        attach(model, 2, head=Recorder())
+    assert type(model).__name__ in str(error.value)
+    assert_same_state(model, before)
+
+
+def test_attached_twice_is_refused() -> None:
+    model = Named()
+    attach(model, 2, head=Recorder())
+    with pytest.raises(ValueError, match="cannot tell"):
+        attach(model, 2, head=Recorder())
+
+
+@pytest.mark.parametrize("after", [lambda x: x.log_softmax(1), lambda x: x / 2])
+def test_a_softmax_written_in_forward_is_noticed(after: Any) -> None:
+    clf = attach(Named("fc", after), 2, head=Recorder())
+    for _ in range(2):  # again, as nothing was proven by the first
+        with pytest.raises(ValueError, match=r"changes what comes out of 'fc'.*in_features=6"):
+            clf.add(torch.randn(2, 3, 5, 5), torch.tensor([0, 1]))
+    assert clf.head.calls == []
+    assert attach(clf.backbone, 2, head=Recorder(), in_features=6).features(torch.randn(2, 3, 5, 5)).shape == (2, 6)
+
+
+def test_a_layer_that_is_not_used_is_noticed() -> None:
+    class Unused(Named):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bn(self.conv(x)).mean((2, 3))
+
+    with pytest.raises(ValueError, match="does not use 'fc'"):
+        attach(Unused(), 2, head=Recorder()).features(torch.randn(2, 3, 5, 5))
+
+
+def test_nan_features_are_left_to_the_head() -> None:
+    clf = attach(small_network(), 2, head=Recorder())
+    assert clf.features(torch.full((2, 12), float("nan"))).isnan().all()
+
+
+# ------------------------------------------------------------------------------------------------- a backbone by hand
+
+
+def test_backbone_by_hand_is_used_as_it_is() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1))
+    modules = list(backbone)
+    clf = attach(backbone, 2, head=Recorder(), in_features=6)
+    assert clf.backbone is backbone
+    assert list(backbone) == modules
+    assert not any(p.requires_grad for p in backbone.parameters())
+    assert not backbone[1].training
+    images = torch.randn(2, 3, 5, 5)
+    assert torch.equal(clf.features(images), backbone(images).flatten(1))  # (B, J, 1, 1) -> (B, J)
+
+
+def test_backbone_of_another_width() -> None:
+    clf = attach(small_network(), 2, head=Recorder(), in_features=5)  # its classifier is still on
+    with pytest.raises(ValueError, match=r"gave \(3, 100\).*\(B, 5\)"):
+        clf.add(torch.randn(3, 12), torch.zeros(3, dtype=torch.long))
+    assert clf.head.calls == []
+
+
+def test_backbone_not_pooled() -> None:
+    clf = attach(nn.Conv2d(3, 6, 3), 2, head=Recorder(), in_features=6)
+    with pytest.raises(ValueError, match=r"gave \(2, 6, 3, 3\).*\(B, 6\).*pooled"):
+        clf(torch.randn(2, 3, 5, 5))
+
+
+@pytest.mark.parametrize(("after", "what"), [(lambda x: (x, x), "tuple"), (lambda x: {"logits": x}, "dict")])
+def test_backbone_that_gives_no_tensor(after: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"\(B, 6\).*{what}"):
+        attach(Named("fc", after), 2, head=Recorder()).features(torch.randn(2, 3, 5, 5))
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"head": Recorder(in_features=7)}, ValueError, r"head\.in_features is 7.*in_features=5"),
+        ({"head": Recorder(num_classes=9)}, ValueError, r"head\.num_classes is 9.*num_classes=2"),
+        ({"head": Recorder(), "rho": 2.0}, ValueError, r"\['rho'\].*not both"),
+        ({"head": nn.Linear(5, 2)}, TypeError, "add and remove"),
+        ({"head": Recorder}, TypeError, "add and remove"),
+        ({"head": Recorder(), "in_features": 0}, ValueError, "in_features must be 1 or more, got 0"),
+    ],
+)
+def test_bad_options_leave_the_model_unchanged(arguments: dict[str, Any], error: type, message: str) -> None:
+    model = small_network()
+    before = state(model)
+    with pytest.raises(error, match=message):
+        attach(model, 2, **arguments)
+    assert_same_state(model, before)
+
+
+def test_lazy_layer_is_refused_until_it_knows_its_width() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(7))
+    with pytest.raises(ValueError, match="lazy"):
+        attach(model, 2, head=Recorder())
+    model(torch.randn(2, 4))
+    assert attach(model, 2, head=Recorder()).in_features == 4
+
+
+def test_not_a_module() -> None:
+    with pytest.raises(TypeError, match=r"nn\.Module.*function"):
+        attach(lambda x: x, 2)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------- delegation
+
+
+def make() -> tuple[AttachedClassifier, Recorder]:
+    torch.manual_seed(0)
+    head = Recorder(5, 2)
+    return attach(small_network(), 2, head=head), head
+
+
+def test_every_verb_hands_features_to_the_head() -> None:
+    clf, head = make()
+    (a, b), (y, z) = torch.randn(2, 3, 12), torch.tensor([[0, 1, 0], [1, 1, 0]])
+    fa, fb = clf.features(a), clf.features(b)
+    assert clf.add(a, y, ids=["i", "j", "k"]) is clf
+    assert clf.remove(b, y, weight=z) is clf
+    assert clf.update(add=(a, y), remove=(b, z)) is clf
+    assert clf.update(add=(b, z)) is clf
+    assert clf.relabel(a, y, z) is clf
+    assert clf.replace(a, y, b, z) is clf
+    add, remove, both, one, relabel, replace = head.calls
+    assert add[0] == "add"
+    assert torch.equal(add[1], fa)
+    assert add[2] is y
+    assert add[3] == {"ids": ["i", "j", "k"]}
+    assert remove[0] == "remove"
+    assert torch.equal(remove[1], fb)
+    assert remove[2] is y
+    assert remove[3]["weight"] is z
+    assert torch.equal(both[1]["add"][0], fa)
+    assert both[1]["add"][1] is y
+    assert torch.equal(both[1]["remove"][0], fb)
+    assert both[1]["remove"][1] is z
+    assert set(one[1]) == {"add"}
+    assert torch.equal(one[1]["add"][0], fb)
+    assert torch.equal(relabel[1], fa)
+    assert relabel[2] is y
+    assert relabel[3] is z
+    assert torch.equal(replace[1], fa)
+    assert replace[2] is y
+    assert torch.equal(replace[3], fb)
+    assert replace[4] is z
+    assert torch.equal(clf(a), fa[:, :2] * 2)
+    assert torch.equal(clf.predict(a), fa[:, :2].argmax(1))
+
+
+def test_ids_from_the_head_are_returned() -> None:
+    class Ids(Recorder):
+        def add(self, x: Tensor, y: Tensor, **options: Any) -> Any:
+            return torch.arange(len(x))
+
+    clf = attach(small_network(), 2, head=Ids())
+    assert clf.add(torch.randn(3, 12), torch.tensor([0, 1, 0])).tolist() == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------------------- frozen, in eval mode for good
+
+
+@pytest.mark.parametrize("how", ["classifier", "container", "backbone", "inner", "grandchild"])
+def test_batchnorm_never_moves(how: str) -> None:
+    clf, head = make()
+    images = torch.randn(4, 12) * 9
+    expected = clf.features(images)
+    buffers = {key: value.clone() for key, value in clf.named_buffers()}
+    assert buffers
+    target = {
+        "classifier": clf,
+        "container": nn.ModuleDict({"deep": nn.Sequential(clf)}),
+        "backbone": clf.backbone,
+        "inner": clf.backbone[2],
+        "grandchild": nn.Sequential(clf.backbone),
+    }[how]
+    target.train()
+    assert torch.equal(clf.features(images), expected)
+    clf.add(images, torch.tensor([0, 1, 0, 1]))
+    assert all(torch.equal(value, buffers[key]) for key, value in clf.named_buffers())
+    assert not any(module.training for module in clf.backbone.modules())
+    assert head.training
+    assert clf.train(False) is clf
+    assert not head.training
+
+
+def test_no_graph_under_any_mode() -> None:
+    clf, _ = make()
+    images = torch.randn(4, 12, requires_grad=True)
+    expected = clf.features(images)
+    assert not expected.requires_grad
+    assert torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert torch.equal(clf.features(images), expected)
+    clf.backbone.requires_grad_(True)  # even if somebody thaws it
+    assert not clf.features(images).requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = clf.features(images)
+    assert half.shape == expected.shape
+    assert not half.requires_grad
+    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_the_backbone_runs_without_autograd() -> None:
+    modes = []
+    clf = attach(Named("fc", lambda x: modes.append(torch.is_grad_enabled()) or x), 2, head=Recorder())
+    clf.backbone.requires_grad_(True)
+    clf(torch.randn(2, 3, 5, 5))
+    clf(torch.randn(2, 3, 5, 5))
+    assert modes == [False, False]
+
+
+def test_only_the_first_batch_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    clf, _ = make()
+    clf.features(torch.randn(3, 12))
+    monkeypatch.setattr(clf.backbone[4], "register_forward_hook", None)
+    clf.features(torch.randn(3, 12))
+
+
+def test_first_call_in_inference_mode_or_autocast() -> None:
+    for mode in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        clf, _ = make()
+        with mode:
+            assert clf.features(torch.randn(3, 12)).shape == (3, 5)
+
+
+def test_copies_pickles_and_checkpoints() -> None:
+    clf, _ = make()
+    images = torch.randn(3, 12)
+    for other in (copy.deepcopy(clf), pickle.loads(pickle.dumps(clf))):
+        assert torch.equal(other.features(images), clf.features(images))
+        other.train()
+        assert not any(module.training for module in other.backbone.modules())
+    fresh, _ = make()
+    nn.init.zeros_(fresh.backbone[1].weight)
+    fresh.load_state_dict(clf.state_dict())
+    assert torch.equal(fresh.features(images), clf.features(images))
+
+
+def test_runs_on_a_device_that_is_not_there() -> None:
+    with FakeTensorMode(), torch.device("cuda"):
+        clf = attach(small_network(), 2, head=Recorder())
+        x = clf.features(torch.randn(3, 12))
+        assert x.shape == (3, 5)
+        assert x.device.type == "cuda"
+
+
+def test_compiled_features_are_the_same() -> None:
+    clf, _ = make()
+    images = torch.randn(3, 12)
+    compiled = torch.compile(clf, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(images), clf(images))
+
+
+# --------------------------------------------------------------------------------------------------- the default head
+
+
+def separable(n: int = 60) -> tuple[AttachedClassifier, Tensor, Tensor]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 1000))
+    y = torch.arange(n) % 3
+    images = 0.1 * torch.randn(n, 3, 2, 2) + 3 * nn.functional.one_hot(y, 3)[:, :, None, None]
+    return attach(network, 3), images, y
+
+
+def test_default_head_learns() -> None:
+    clf, images, y = separable()
+    assert (clf.head.in_features, clf.head.num_classes) == (16, 3)
+    assert clf.add(images, y) is clf
+    scores = clf(images)
+    assert scores.shape == (60, 3)
+    assert scores.isfinite().all()
+    assert torch.equal(clf.predict(images), y)
+    assert not any(p.requires_grad for p in clf.parameters())
+
+
+def test_default_head_corrections_are_exact() -> None:
+    clf, images, y = separable()
+    a, b, c = images.split(20)
+    ya, yb, yc = y.split(20)
+    before = clf.add(a, ya).head.digest()
+    assert clf.add(b, yb).head.digest() != before
+    assert clf.remove(b, yb).head.digest() == before
+    assert clf.update(add=(b, yb)).update(add=(c, yc), remove=(b, yb)).remove(c, yc).head.digest() == before
+    wrong = (yb + 1) % 3
+    right = clf.add(b, yb).head.digest()
+    assert clf.relabel(b, yb, wrong).head.digest() != right
+    assert clf.relabel(b, wrong, yb).head.digest() == right
+    assert clf.replace(b, yb, c, yc).remove(c, yc).head.digest() == before
+
+
+def test_default_head_options_and_device() -> None:
+    clf = attach(small_network(), 4, rho=0.25)
+    assert clf.head.rho == 0.25
+    assert clf.head.num_classes == 4
+    model = small_network()
+    before = state(model)
+    with pytest.raises(ValueError, match="rho"):
+        attach(model, 4, rho=-1.0)
+    assert_same_state(model, before)
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = small_network()
+        clf = attach(model, 2)  # outside the context: the device is the model's
+        clf.add(torch.randn(6, 12, device="cuda"), torch.zeros(6, dtype=torch.long, device="cuda"))
+        assert clf(torch.randn(3, 12, device="cuda")).device.type == "cuda"
+
+
+def test_default_head_keeps_what_was_added_in_inference_mode() -> None:
+    clf, images, y = separable()
+    with torch.inference_mode():
+        clf.add(images[:30], y[:30])
+    clf.add(images[30:], y[30:])
+    assert torch.equal(clf.predict(images), y)

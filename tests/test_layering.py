@@ -1,0 +1,171 @@
+"""Imports go down only: every module of the package stands in a layer and imports from below it."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "torchlssvm"
+ROOT = Path(__file__).resolve().parents[1] / PACKAGE
+
+# From the bottom up. A trailing slash marks a sub-package; "__init__" is torchlssvm/__init__.py, the public names.
+# A module imports from the rows below its own; from its own row only within its package, where the single files of a
+# row count as one package (store.py may use events.py; heads/ may not use machines/).
+LAYERS = [
+    ["errors"],
+    ["functional/"],
+    ["statistics/", "certificate", "kernels"],
+    ["heads/", "machines/", "features/"],
+    ["distributed", "export"],
+    ["store", "events", "audit"],
+    ["__init__"],
+    ["lightning/", "sklearn"],
+    ["cli", "demo", "__main__", "testing/"],
+]
+LEVEL = {name.rstrip("/"): level for level, row in enumerate(LAYERS) for name in row}
+SUBPACKAGES = {name.rstrip("/") for row in LAYERS for name in row if name.endswith("/")}
+# The highest row that may be imported, where that is not simply "below one's own": nothing uses testing, hence the top
+# row, and testing itself checks the machines, not what is built on them.
+CEILING = {"testing": LEVEL["heads"]}
+
+
+def module_name(path: Path) -> str:
+    parts = (PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def component(module: str) -> str:
+    """The entry of the table that a module falls under: torchlssvm.heads.linear -> heads."""
+    return [*module.split("."), "__init__"][1]
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, at any depth, but for what stands under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            child = ast.Module(body=child.orelse, type_ignores=[])
+        yield child
+        yield from runtime_nodes(child)
+
+
+def imported_modules(source: str, module: str, is_init: bool) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import from the package itself; names imported from it may be modules or not."""
+    for node in runtime_nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                parents = parents[: len(parents) - node.level + is_init]
+                base = ".".join(parents + ([base] if base else []))
+            # `from torchlssvm import x` is the module x if the table has one, else a public name of __init__.
+            names = [f"{base}.{a.name}" if base == PACKAGE and a.name in LEVEL else base for a in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            arg = node.args[0]
+            names = [arg.value] if isinstance(arg, ast.Constant) and isinstance(arg.value, str) else []
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == PACKAGE)
+
+
+def violations(source: str, module: str, is_init: bool = False) -> list[str]:
+    """What is wrong with one module's imports; empty when nothing is."""
+    here = component(module)
+    if here not in LEVEL:
+        return [f"{module} is in no layer: give {here!r} a place in LAYERS of tests/test_layering.py"]
+    found = []
+    for line, target in imported_modules(source, module, is_init):
+        there = component(target)
+        if there not in LEVEL:
+            found.append(f"{module}:{line} imports {target}, which is in no layer")
+            continue
+        same_package = here == there or not {here, there} & SUBPACKAGES
+        below = LEVEL[there] < LEVEL[here] or (LEVEL[there] == LEVEL[here] and same_package)
+        if not below or (here != there and LEVEL[there] > CEILING.get(here, len(LAYERS))):
+            found.append(f"{module}:{line} imports {target}, which is not below {here!r}")
+    return found
+
+
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_go_down_only(path: Path) -> None:
+    assert violations(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__") == []
+
+
+def test_the_table_marks_the_subpackages() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} <= SUBPACKAGES
+
+
+def test_no_cycles_between_components() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in MODULES:
+        here = component(module_name(path))
+        imports = imported_modules(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__")
+        graph.setdefault(here, set()).update(component(target) for _, target in imports if component(target) != here)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("components import each other: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("functional.update", "from torchlssvm.heads import LSSVMHead"),
+        ("functional.update", "from ..heads.linear import LSSVMHead"),
+        ("functional.update", "from .. import heads"),
+        ("functional.update", "import torchlssvm.statistics as s"),
+        ("functional.update", "from torchlssvm import LSSVMHead"),
+        ("statistics", "def f():\n    from .heads import LSSVMHead"),
+        ("statistics", "try:\n    from .store import SampleStore\nexcept ImportError:\n    pass"),
+        ("statistics", "import importlib\nimportlib.import_module('torchlssvm.store')"),
+        ("heads.linear", "from ..machines import KernelLSSVM"),
+        ("heads.linear", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..store import SampleStore"),
+        ("store", "from torchlssvm.testing import check"),
+        ("sklearn", "from .lightning import FitHead"),
+        ("lightning.callbacks", "from ..cli import main"),
+        ("statistics.batch", "from ..kernels import RBF"),
+        ("cli", "from .testing import check"),
+        ("testing", "from .store import SampleStore"),
+        ("testing", "from torchlssvm import LSSVMHead"),
+        ("heads.linear", "from ..nowhere import x"),
+        ("nowhere", "import torch"),
+    ],
+)
+def test_a_bad_import_is_found(module: str, source: str) -> None:
+    assert len(violations(source, f"{PACKAGE}.{module}")) == 1
+
+
+@pytest.mark.parametrize("target", ["lightning", "sklearn", "cli", "testing"])
+def test_the_root_stays_below_the_glue(target: str) -> None:
+    assert violations(f"def __getattr__(name):\n    from .{target} import x", PACKAGE, is_init=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("functional.update", "import torch\nfrom torchlssvm.errors import RemovalError\nfrom .solve import solve"),
+        ("statistics", "from .functional.accumulate import gram\nfrom . import errors"),
+        ("heads.linear", "if TYPE_CHECKING:\n    from ..store import SampleStore\nfrom ..statistics import Statistics"),
+        ("heads.attach", "from . import linear\nfrom .linear import LSSVMHead"),
+        ("store", "from .events import Add"),
+        ("lightning.module", "import lightning\nfrom torchlssvm import LSSVMHead\nfrom ..store import SampleStore"),
+        ("sklearn", "import sklearn.base\nfrom .heads import LSSVMHead"),
+        ("testing", "from .heads import LSSVMHead\nfrom .machines import KernelLSSVM"),
+        ("testing.checks", "from . import harness\nfrom ..statistics import Statistics"),
+        ("__main__", "from .cli import main"),
+    ],
+)
+def test_a_good_import_is_not(module: str, source: str) -> None:
+    assert violations(source, f"{PACKAGE}.{module}") == []
+
+
+def test_packages_resolve_relative_imports_from_themselves() -> None:
+    source = "from .linear import LSSVMHead\nfrom ..errors import RemovalError"
+    assert violations(source, f"{PACKAGE}.heads", is_init=True) == []
+    assert violations("from .store import SampleStore", PACKAGE, is_init=True) == []

@@ -1,0 +1,120 @@
+"""What a fresh clone promises: the extras, the small core, one test command, nothing tied to one machine."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def distribution(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement).group().lower()
+
+
+def test_core_needs_torch_and_numpy_only(project: dict[str, Any]) -> None:
+    assert sorted(map(distribution, project["dependencies"])) == ["numpy", "torch"]
+
+
+def test_extras(project: dict[str, Any]) -> None:
+    extras = {name: set(map(distribution, needs)) for name, needs in project["optional-dependencies"].items()}
+    assert {"vision", "lightning", "sklearn", "plot", "export", "dev"} <= set(extras)
+    assert {"lightning", "torchmetrics"} <= extras["lightning"]
+    assert {"onnx", "onnxruntime", "safetensors"} <= extras["export"]
+    assert {"torchlssvm", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "pre-commit"} <= extras["dev"]
+
+
+def test_no_torch_pin(project: dict[str, Any]) -> None:
+    # A torch pinned by itself breaks the torchvision that goes with another one.
+    for needs in [project["dependencies"], *project["optional-dependencies"].values()]:
+        assert not [need for need in needs if "==" in need or "<" in need or "@" in need]
+
+
+def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
+    import torchlssvm
+
+    assert getattr(torchlssvm, "__version__", project["version"]) == project["version"]
+
+
+def test_package_is_typed() -> None:
+    assert (ROOT / "torchlssvm" / "py.typed").is_file()
+
+
+def readme_test_command() -> str:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    start, end = "python3 -m venv .venv && .venv/bin/pip install", ".venv/bin/pytest"
+    commands = {line.strip() for line in lines if line.strip().startswith(start) and line.strip().endswith(end)}
+    assert len(commands) == 1, f"the README gives one line that sets up and tests, found {sorted(commands)}"
+    return commands.pop()
+
+
+@pytest.mark.parametrize("path", [".ci/run", "CONTRIBUTING.md"])
+def test_the_readme_command_is_the_one_that_is_run(path: str) -> None:
+    assert readme_test_command() in (ROOT / path).read_text(encoding="utf-8")
+
+
+def script(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("broken", ["python3", "pip", "pytest", "ruff", "mypy", None])
+def test_ci_stops_at_the_first_failure(tmp_path: Path, broken: str | None) -> None:
+    ci = ROOT / ".ci" / "run"
+    assert os.access(ci, os.X_OK)
+    script(tmp_path / "clone" / ".ci" / "run", "")
+    shutil.copy(ci, tmp_path / "clone" / ".ci" / "run")
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    order = ["python3", "pip", "pytest", "ruff", "mypy"]
+    for tool in order:
+        folder = tmp_path / "path" if tool == "python3" else tmp_path / "clone" / ".venv" / "bin"
+        script(folder / tool, f'echo {tool} "$TORCHLSSVM_DATA"\nexit {3 if tool == broken else 0}')
+    env = {key: value for key, value in os.environ.items() if key != "TORCHLSSVM_DATA"}
+    env["PATH"] = f"{tmp_path / 'path'}{os.pathsep}{env['PATH']}"
+    run = subprocess.run([tmp_path / "clone" / ".ci" / "run"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.returncode == (0 if broken is None else 3), run.stderr
+    ran = order if broken is None else order[: order.index(broken) + 1]
+    lines = list(dict.fromkeys(run.stdout.splitlines()))  # ruff runs twice
+    assert lines == [f"{tool} {tmp_path / 'shared' / 'data'}" for tool in ran]
+
+
+def repository_texts() -> dict[str, str]:
+    """The text of every file that is tracked, or would be with `git add .`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    texts = {}
+    for name in filter(None, listed):
+        content = (ROOT / name).read_bytes() if (ROOT / name).is_file() else b""
+        if b"\0" not in content:
+            texts[name] = content.decode("utf-8", errors="replace")
+    return texts
+
+
+def test_nothing_is_tied_to_one_machine() -> None:
+    hosts = ["pypi" + ".org", "files." + "pythonhosted"]
+    folder = re.compile(r"(?<![\w.~$}/-])/(?:work|home|root|mnt|Users)/")
+    texts = repository_texts()
+    assert "pyproject.toml" in texts
+    assert not [(name, host) for name, text in texts.items() for host in hosts if host in text.lower()]
+    assert not [(name, found.group()) for name, text in texts.items() for found in folder.finditer(text)]

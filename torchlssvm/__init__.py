@@ -1,0 +1,28 @@
+"""Classifier heads that learn and unlearn exactly."""
+
+from torchlssvm.errors import (
+    GridError,
+    NotFittedError,
+    NumericalWarning,
+    RemovalError,
+    TorchLSSVMError,
+    VerificationError,
+)
+from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.statistics import FixedPoint, Statistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttachedClassifier",
+    "FixedPoint",
+    "GridError",
+    "LSSVMHead",
+    "NotFittedError",
+    "NumericalWarning",
+    "RemovalError",
+    "Statistics",
+    "TorchLSSVMError",
+    "VerificationError",
+    "attach",
+]

@@ -1,0 +1,61 @@
+"""The errors and the warning of the library, all importable from ``torchlssvm``.
+
+Each error also derives from the built-in one that fits it, so ``except ValueError`` keeps working where it should.
+"""
+
+__all__ = [
+    "GridError",
+    "NotFittedError",
+    "NumericalWarning",
+    "RemovalError",
+    "TorchLSSVMError",
+    "VerificationError",
+]
+
+
+class TorchLSSVMError(Exception):
+    """The base of every error that this library names.
+
+    Catch it to handle whatever the library refuses on its own account. Plain mistakes in a call (a wrong shape, an
+    unknown option, a label out of range) raise the built-in ``ValueError`` or ``RuntimeError`` instead.
+    """
+
+
+class NotFittedError(TorchLSSVMError, RuntimeError):
+    """A prediction, or anything else derived from data, was asked of a machine that holds no samples.
+
+    Raised before the first ``add``, and again when everything that was added has been removed.
+    """
+
+
+class RemovalError(TorchLSSVMError, ValueError):
+    """What is to be removed is provably not there; the state is left as it was before the removal.
+
+    Raised at once when a count or a diagonal entry would fall below zero, or when an id or a subject is unknown; and at
+    the next read when the remaining statistics are not positive definite, with the pending removals rolled back.
+    """
+
+
+class GridError(TorchLSSVMError, ValueError):
+    """A value does not fit the fixed grid on which the statistics are summed exactly.
+
+    Raised when a feature or a target lies beyond the grid's limit, or when a sum could leave the range of 64-bit
+    integers. The message names the value and the limit; choose a ``FixedPoint`` with a larger ``limit`` (or fewer
+    ``bits``), scale the features, or give up bit-exactness with ``grid=None``.
+    """
+
+
+class VerificationError(TorchLSSVMError):
+    """A certificate does not hold: its signature, digest or contents disagree with what it is checked against.
+
+    Raised by ``verify`` with the reason; a certificate without a signature counts as a failure too, unless
+    ``allow_unsigned=True``.
+    """
+
+
+class NumericalWarning(UserWarning):
+    """A result was computed, but not in the way or to the accuracy that was asked for.
+
+    Issued when a factorization needed help, an update was replaced by a solve from the statistics, or a drift was found
+    larger than it should be. The message says what happened and what was done about it.
+    """

@@ -1,0 +1,139 @@
+"""Input checks: everything that needs no data first, then every data-dependent question in one read from the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torchlssvm.errors import RemovalError
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def is_fake(*tensors: Tensor | None) -> bool:
+    """Whether any tensor carries no data (FakeTensorMode, meta device): data-dependent checks are then passed over."""
+    return any(isinstance(t, FakeTensor) or (t is not None and t.is_meta) for t in tensors)
+
+
+def to_host(*tensors: Tensor) -> list[list[float]] | None:
+    """The values of small tensors as Python floats, in one device synchronization; None when there is no data to read."""
+    if is_fake(*tensors):
+        return None
+    if all(t.device.type == "cpu" for t in tensors):
+        return [t.reshape(-1).tolist() for t in tensors]
+    flat = torch.cat([t.reshape(-1).to(torch.float64) for t in tensors]).tolist()
+    out, start = [], 0
+    for t in tensors:
+        out.append(flat[start : start + t.numel()])
+        start += t.numel()
+    return out
+
+
+def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
+    """A detached tensor on ``device``; a tensor that lives elsewhere is an error, anything else is copied there."""
+    if isinstance(value, Tensor):
+        if value.device != device:
+            raise RuntimeError(
+                f"{name} is on {value.device} but the machine is on {device}: move one of them, e.g. {name}.to({str(device)!r})"
+            )
+        return value.detach()
+    try:
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
+
+
+def features(x: Any, J: int, device: torch.device) -> Tensor:
+    """x as a float (B, J) tensor."""
+    x = as_tensor(x, "x", device)
+    if x.ndim != 2 or x.shape[1] != J:
+        hint = "; a single sample is x[None]" if x.ndim == 1 else ""
+        raise ValueError(f"x must have shape (B, {J}), got {tuple(x.shape)}{hint}")
+    if x.dtype in INTEGERS or x.dtype == torch.bool:
+        x = x.to(torch.float64)
+    if x.dtype not in FLOATS:
+        raise ValueError(f"x must be a real floating point tensor, got dtype {x.dtype}")
+    return x
+
+
+def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
+    """y as int64 labels (B,), kind "labels", or as float targets (B, K), kind "values"."""
+    y = as_tensor(y, "y", x.device)
+    if y.ndim == 0 or y.shape[0] != x.shape[0]:
+        raise ValueError(f"x and y differ in length: x has shape {tuple(x.shape)}, y has shape {tuple(y.shape)}")
+    if y.numel() == 0 and y.ndim == 1 and K > 1:
+        return y.to(torch.int64), "labels"
+    if y.ndim == 1 and (y.dtype in INTEGERS or (y.dtype == torch.bool and K == 2)) and K > 1:
+        return y.to(torch.int64), "labels"
+    if y.ndim == 1 and K == 1:
+        y = y[:, None]
+    if y.ndim == 2 and y.shape[1] == K and (y.dtype in FLOATS or y.dtype in INTEGERS or y.dtype == torch.bool):
+        return (y if y.dtype in FLOATS else y.to(torch.float64)), "values"
+    if y.ndim == 1 and y.dtype in FLOATS and not is_fake(y):
+        odd = next((v for v in y.tolist() if v != math.floor(v)), y[0].item())
+        raise ValueError(
+            f"labels must be integers, got dtype {y.dtype} with the value {odd!r}; "
+            f"use y.long() for labels, or float targets of shape (B, {K})"
+        )
+    raise ValueError(
+        f"y must be integer labels of shape (B,) or float targets of shape (B, {K}); "
+        f"got shape {tuple(y.shape)}, dtype {y.dtype} for x of shape {tuple(x.shape)}"
+    )
+
+
+def weights(weight: Any, x: Tensor) -> Tensor | None:
+    """Sample weights as float64 (B,)."""
+    if weight is None:
+        return None
+    weight = as_tensor(weight, "weight", x.device)
+    if weight.shape != x.shape[:1]:
+        raise ValueError(f"weight must have shape ({x.shape[0]},) like x's rows, got {tuple(weight.shape)}")
+    if weight.is_complex():
+        raise ValueError(f"weight must be real, got dtype {weight.dtype}")
+    return weight.to(torch.float64)
+
+
+def row_largest(x: Tensor) -> Tensor:
+    """The largest magnitude of each row (B,), NaN where the row holds one. One pass, no temporary of x's size."""
+    if x.shape[1] == 0:
+        return torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
+    return torch.maximum(x.amax(1), -x.amin(1))
+
+
+def raise_not_finite(name: str, values: Tensor) -> None:
+    """ValueError with the number of NaN or inf entries and the first index."""
+    bad = ~torch.isfinite(values)
+    first = tuple(bad.nonzero()[0].tolist())
+    raise ValueError(
+        f"{name} holds {int(bad.sum())} NaN or inf value(s), the first at index {first if len(first) > 1 else first[0]}: "
+        "clean or drop those samples"
+    )
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number > 0."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+    return float(value)
+
+
+def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
+    """An option's value, or ValueError listing what is allowed."""
+    if not any(value is a or (isinstance(a, str) and isinstance(value, str) and value == a) for a in allowed):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+    return value
+
+
+def removal_error(what: str) -> RemovalError:
+    """The error for removing what was provably never added."""
+    return RemovalError(
+        f"{what}: the samples to remove are not among those held. What is removed must be, bit for bit, what was added "
+        "(same features, label and weight). Nothing was changed."
+    )

@@ -1,0 +1,37 @@
+"""When to update and when to solve again: the one place that decides.
+
+Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
+statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
+well, J^3. So the break-even lies near L = J/4 for w alone and J/8 when the inverse is kept; ``recipes/benchmarks/
+crossover.py`` measures it.
+"""
+
+from __future__ import annotations
+
+import math
+
+SMALL = 48
+"""Below this many features a factorization is cheaper than the bookkeeping of an update."""
+
+HYGIENE = 8
+"""After this many times J columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
+
+LEAST_PIVOT = 1e-2
+"""Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
+
+
+def pending_limit(J: int, inverse: bool) -> int:
+    """The number of changed columns up to which Theorem 1 is cheaper than a solve from statistics."""
+    if J < SMALL:
+        return 0
+    return J // 8 if inverse else J // 4
+
+
+def batch_size(J: int) -> int:
+    """The batch size at which Theorem 1 costs least per sample when there are no statistics to solve from.
+
+    A batch of L columns costs about t0 + s J^2 + (4 J^2 L + 4 J L^2) / f seconds: a fixed overhead, three passes over the
+    inverse, and the products. Per sample this is least at L = sqrt((t0 + s J^2) f / (4 J)). Only the rough size matters:
+    the curve is flat (see ``recipes/mnist_parity.py``). t0 = 0.3 ms, s = 24 bytes at 10 GB/s, f = 60 GFlop/s.
+    """
+    return max(16, min(1024, round(math.sqrt((3e-4 + 2.4e-9 * J * J) * 60e9 / (4 * J)))))

@@ -1,0 +1,84 @@
+"""Packed Gram matrices: sums of q q^T, lower half only, at the speed of a matrix product.
+
+The lower triangle of M = sum q q^T (J x J) is kept as *strips*: strip i holds rows a..b of M and the columns 0..b, so it
+is a contiguous (b - a, b) matrix and is updated by one product of shape (b - a, R) x (R, b). Eight strips do 9/16 of the
+work of the whole product. Below the last strip, in the same columns, stand the rows of V = sum z q^T for a few side
+columns z (one-hot labels, a constant, targets), so that they ride along in the last product.
+
+Exactness: with integer q, a float64 product-sum is exact while the sum of the rows' largest squares stays below 2^53.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+EXACT = 2**53
+"""Integers up to here are exact in float64."""
+
+
+@lru_cache(maxsize=256)
+def strips(J: int) -> tuple[tuple[int, int, int], ...]:
+    """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
+    height = max(64, -(-J // 64) * 8)  # eight strips, a multiple of eight rows each
+    out, offset = [], 0
+    for a in range(0, J, height):
+        b = min(a + height, J)
+        out.append((a, b, offset))
+        offset += (b - a) * b
+    return tuple(out)
+
+
+def packed_size(J: int, R: int) -> int:
+    """Length of the packed vector: the strips of M (J x J), then V (R x J)."""
+    a, b, offset = strips(J)[-1]
+    return offset + (b - a) * b + R * J
+
+
+def strip_views(packed: Tensor, J: int) -> list[tuple[int, int, Tensor]]:
+    """The strips as (a, b, matrix (b - a, b)) views of the packed vector."""
+    return [(a, b, packed.narrow(-1, o, (b - a) * b).view(b - a, b)) for a, b, o in strips(J)]
+
+
+def side_view(packed: Tensor, J: int, R: int) -> Tensor:
+    """V (R, J), a view of the packed vector."""
+    return packed.narrow(-1, packed_size(J, 0), R * J).view(R, J)
+
+
+def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
+    """packed += alpha * sum over rows of [q; z] q^T.
+
+    packed: float64; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows times their
+    multiplicities, when these are not all one.
+    """
+    right = rows if scaled is None else scaled
+    R = rows.shape[1] - J
+    for a, b, offset in strips(J):
+        last = R if b == J else 0  # the side rows ride in the last strip's product
+        view = packed.narrow(0, offset, (b + last - a) * b).view(b + last - a, b)
+        view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
+
+
+def diagonal(packed: Tensor, J: int) -> Tensor:
+    """The diagonal of M (J,), a copy."""
+    return torch.cat([view[:, a:b].diagonal() for a, b, view in strip_views(packed, J)])
+
+
+def unpack(packed: Tensor, J: int) -> Tensor:
+    """The whole symmetric M (J, J)."""
+    full = torch.zeros(J, J, dtype=packed.dtype, device=packed.device)
+    for a, b, view in strip_views(packed, J):
+        full[a:b, :b] = view
+    return full.tril_() + full.tril(-1).mT
+
+
+def lower_bytes(packed: Tensor, J: int, R: int) -> bytes:
+    """The canonical bytes: the lower triangle of M row by row, then V row by row, as little-endian int64."""
+    rows = [
+        view.masked_select(torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a))
+        for a, b, view in strip_views(packed, J)
+    ]
+    flat = torch.cat([*rows, side_view(packed, J, R).reshape(-1)])
+    return flat.cpu().numpy().astype("<i8", copy=False).tobytes()

@@ -1,0 +1,89 @@
+"""Theorem 1 of Lee et al., joint adding and removing, in its symmetric form.
+
+With A = rho I + sum phi phi^T, changed columns Phi (J, L) and signed multiplicities d (L,), positive for what is added and
+negative for what is removed, the new matrix is A + Phi diag(d) Phi^T and
+
+    T      = diag(1/d) + Phi^T A^-1 Phi                       (L, L)
+    w_new  = w - A^-1 Phi T^-1 (Phi^T w - y)
+    A_new^-1 = A^-1 - A^-1 Phi T^-1 Phi^T A^-1.
+
+This is equations (5) and (6) of the paper with P = I - C = rho A^-1: there S = rho I + Phi_c'^T P Phi_c = rho T diag(d).
+S is not symmetric; T is, and by Haynsworth's inertia additivity the new matrix is positive definite if and only if T has
+as many positive and negative eigenvalues as diag(d). We factor T by blocks, what is added first:
+
+    T = [[T_aa, T_ar], [T_ra, T_rr]],  T_aa = La La^T,  H = La^-1 T_ar,  H^T H - T_rr = Lr Lr^T.
+
+T_aa is positive definite always. The second Cholesky factorization exists exactly when T has the right inertia, so it is
+the test for a removal that cannot be. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T B_a - X_r), for any X (L, m),
+
+    X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y):
+
+two symmetric terms, one per sign, which is what keeps A_new^-1 symmetric to the last bit that matters.
+
+A free (unpenalized) intercept is a coordinate of its own: with features centred on the mean mu of the n samples held,
+the matrix is diag(A, n), so the only change is T + (1/n) 1 1^T.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Change(NamedTuple):
+    """T factored by blocks: La (a, a), H (a, r), Lr (r, r).
+
+    ``info`` is zero when the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
+    to 1/|d|, about one minus the leverage of what is removed: rounding errors grow by its inverse.
+    """
+
+    La: Tensor
+    H: Tensor
+    Lr: Tensor
+    info: Tensor
+    pivot: Tensor
+
+
+def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
+    """Factor T = diag(1/d) + G.
+
+    G: (L, L) = Phi^T A^-1 Phi, plus 1/n for a free intercept; d: (L,), the first ``adds`` entries positive, the others
+    negative.
+    """
+    T = G + torch.diag(d.reciprocal())
+    La, info_a = torch.linalg.cholesky_ex(T[:adds, :adds])
+    H = torch.linalg.solve_triangular(La, T[:adds, adds:], upper=False)
+    Lr, info_r = torch.linalg.cholesky_ex(H.mT @ H - T[adds:, adds:])
+    pivots = Lr.diagonal().square() * -d[adds:]
+    pivot = torch.cat([pivots, torch.ones_like(d[:1])]).amin()
+    return Change(La, H, Lr, info_a.abs() + info_r.abs(), pivot)
+
+
+def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
+    """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
+    adds = change.La.shape[0]
+    Ba = torch.linalg.solve_triangular(change.La, X[:adds], upper=False)
+    if adds == X.shape[0]:
+        return Ba, X[adds:]
+    Br = torch.linalg.solve_triangular(change.Lr, change.H.mT @ Ba - X[adds:], upper=False)
+    return Ba, Br
+
+
+def solve_change(change: Change, R: Tensor) -> Tensor:
+    """T^-1 R. R: (L, m), adds first."""
+    Ba, Br = halves(change, R)
+    Zr = torch.linalg.solve_triangular(change.Lr.mT, Br, upper=True) if Br.shape[0] else Br
+    Za = torch.linalg.solve_triangular(change.La.mT, Ba - change.H @ Zr, upper=True)
+    return torch.cat([Za, Zr])
+
+
+def update_inverse_(inverse: Tensor, change: Change, U: Tensor, scale: float = 1.0) -> Tensor:
+    """inverse -= scale * U^T T^-1 U, in place and symmetric. inverse: (J, J); U: (L, J) = (A^-1 Phi)^T, adds first."""
+    Za, Zr = halves(change, U)
+    if Za.shape[0]:
+        inverse.addmm_(Za.mT, Za, alpha=-scale)
+    if Zr.shape[0]:
+        inverse.addmm_(Zr.mT, Zr, alpha=scale)
+    return inverse

@@ -1,0 +1,289 @@
+"""What a head's weights come from: one shared system, or one system per pair of classes.
+
+An engine turns statistics into weights, and decides when by Theorem 1 and when by a solve. It holds caches only: whatever
+it returns can be rebuilt from the statistics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import cost
+from torchlssvm.heads import normal
+from torchlssvm.heads.solution import Solution, TooInaccurate
+from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import Batch
+
+
+@dataclass
+class Options:
+    """The options of a head that its engine needs."""
+
+    rho: float
+    intercept: str
+    class_weight: str | Tensor | None
+
+    @property
+    def follows_counts(self) -> bool:
+        """Whether class weights change with every sample, so that all of the system does."""
+        return isinstance(self.class_weight, str)
+
+
+def code_labels(labels: Tensor, K: int) -> Tensor:
+    """Targets (B, K): +1 for the label, -1 for the others."""
+    return torch.full((len(labels), K), -1.0, dtype=torch.float64, device=labels.device).scatter_(1, labels[:, None], 1.0)
+
+
+def signed_weights(batch: Batch, sign: int, class_weight: Tensor | None) -> Tensor:
+    """d (B,): sign, multiplicity and class weight of each row."""
+    d = torch.full((len(batch),), float(sign), dtype=torch.float64, device=batch.x.device)
+    if batch.mult is not None:
+        d = d * batch.mult
+    if class_weight is not None and batch.labels is not None:
+        d = d * class_weight[batch.labels]
+    return d
+
+
+def scaled_rows(phi: Tensor, factor: float, options: Options) -> Tensor:
+    """[phi (, 1)] / sqrt(rho) for features in steps of ``factor``. phi: (B, J)."""
+    root = math.sqrt(options.rho)
+    rows = phi * (factor / root)
+    return torch.nn.functional.pad(rows, (0, 1), value=1.0 / root) if options.intercept == "penalized" else rows
+
+
+def real_weights(solution: Solution, options: Options, J: int) -> tuple[Tensor, Tensor]:
+    """w (J, K) and b (K,) with scores x @ w + b."""
+    w, beta, mu = solution.weights()
+    root = math.sqrt(options.rho)
+    if options.intercept == "penalized":
+        return w[:J] / root, w[J] / root
+    return w / root, beta - mu @ w if options.intercept == "free" else beta
+
+
+class SharedSystem:
+    """All outputs share one matrix A (one-vs-rest, float targets)."""
+
+    def __init__(self, stats: Statistics, options: Options):
+        """An engine on statistics that may be empty."""
+        self.stats, self.options = stats, options
+        self.stamp = 0  # counts the times the weights were computed another way
+        self.solution = self._fresh()
+        self.stale = not stats.empty
+
+    def _fresh(self) -> Solution:
+        D = self.stats.in_features + (self.options.intercept == "penalized")
+        solution = Solution(D, self.stats.num_classes, self.options.intercept == "free", self.stats.device)
+        solution.least_pivot = cost.LEAST_PIVOT  # below it there are statistics to solve from
+        return solution
+
+    def reset(self) -> None:
+        """Forget the cache: the next read solves from statistics."""
+        self.solution = self._fresh()
+        self.stale = not self.stats.empty
+
+    @property
+    def scale(self) -> normal.Scale:
+        """Units of features and targets, and rho."""
+        grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
+        return normal.Scale(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+
+    def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
+        """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
+        limit = cost.pending_limit(self.stats.in_features, inverse=False)
+        count = self.solution.pending + sum(len(b) for b, _ in changes)
+        if self.stale or count > limit or self.options.follows_counts or not self.solution.rebuildable():
+            self.solution.drop_pending()
+            self.stale = True
+            return
+        weight = self.options.class_weight if isinstance(self.options.class_weight, Tensor) else None
+        for i, (batch, sign) in enumerate(changes):
+            q = rows[i] if rows is not None else self._quantized(batch)
+            d, y = signed_weights(batch, sign, weight), self._targets(batch)
+            scaled = scaled_rows(q, self.scale.feature, self.options)
+            if batch.mult is not None:
+                keep = d != 0
+                scaled, y, d = scaled[keep], y[keep], d[keep]
+            self.solution.append(scaled, y, d, limit)
+
+    def _quantized(self, batch: Batch) -> Tensor:
+        grid = self.stats.grid
+        return batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
+
+    def _targets(self, batch: Batch) -> Tensor:
+        if batch.labels is not None:
+            return code_labels(batch.labels, self.stats.num_classes)
+        assert batch.targets is not None
+        return batch.targets * self.scale.target
+
+    def relabelled(self, old: Batch, new: Batch, q: Tensor) -> None:
+        """Labels moved, M did not: only the right-hand side changes."""
+        if self.stale or self.solution.empty or not self.solution.rebuildable():
+            self.solution.drop_pending()
+            self.stale = True
+            return
+        dy = self._targets(new) - self._targets(old)
+        if old.mult is not None:
+            dy = dy * old.mult[:, None]
+        self.solution.shift_targets(scaled_rows(q, self.scale.feature, self.options), dy)
+
+    def solve(self, unverified: bool) -> None:
+        """Solve from statistics."""
+        counts = self.stats.counts
+        weights = normal.class_weights(self.options.class_weight, counts)
+        base = normal.solve(self.stats, self.scale, self.options.intercept, weights, removed=unverified)
+        self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
+        self.stale = False
+        self.stamp += 1
+
+    def weights(self, unverified: bool = False) -> tuple[Tensor, Tensor]:
+        """w (J, K) and b (K,), up to date."""
+        if self.stats.empty and not self.solution.empty:
+            self.reset()
+        if self.stale:
+            self.solve(unverified)
+        try:
+            self.solution.weights()
+        except TooInaccurate:
+            self.solve(unverified)
+        return real_weights(self.solution, self.options, self.stats.in_features)
+
+    def inverse(self, unverified: bool = False) -> Tensor:
+        """P (D, D), up to date."""
+        self.weights(unverified)
+        J = self.stats.in_features
+        too_many = self.solution.pending > cost.pending_limit(J, inverse=True)
+        tired = self.solution.columns + self.solution.pending > cost.HYGIENE * J
+        if not self.stats.empty and (too_many or tired or not (self.solution.rebuildable() or self.solution.pending)):
+            self.solve(unverified)
+        self.stamp += self.solution.pending > 0
+        return self.solution.inverse()
+
+    def exact_weights(self) -> Tensor:
+        """w (J, K) solved from statistics, leaving the cache alone: what drift is measured against."""
+        other = SharedSystem(self.stats, self.options)
+        return other.weights()[0]
+
+    def settle(self) -> None:
+        """Drop raw samples from the cache, keep the weights."""
+        self.solution.settle()
+
+    def restore(self, state: dict[str, Tensor], P: Tensor) -> None:
+        """Take over saved weights and P."""
+        self.reset()
+        if not self.stats.empty:
+            n = float(state["n"])
+            self.solution.set_base(state["w"], state["beta"], state["mu"], n, P=P)
+            self.stale = False
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights in the solution's own coordinates."""
+        self.inverse()
+        s = self.solution
+        return {"w": s.w, "beta": s.beta, "mu": s.mu, "n": torch.tensor(s.n, dtype=torch.float64)}
+
+
+class Pairwise:
+    """One system per pair of classes (one-vs-one): class i is +1, class j > i is -1."""
+
+    stamp = 0  # weights are always computed the same way
+
+    def __init__(self, stats: Statistics, options: Options):
+        """An engine on per-class statistics."""
+        self.stats, self.options = stats, options
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.pairs = list(itertools.combinations(range(self.stats.num_classes), 2))
+        self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._P: dict[tuple[int, int], Tensor] = {}
+
+    def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
+        """Every pair with a touched class is solved anew at the next read."""
+        del rows
+        touched: set[int] = set()
+        for batch, _ in changes:
+            assert batch.labels is not None
+            fake = batch.labels.is_meta or not len(batch)
+            touched |= set(range(self.stats.num_classes)) if fake else set(torch.unique(batch.labels).tolist())
+        self.touch(touched)
+
+    def touch(self, labels: set[int]) -> None:
+        """Forget the pairs of these classes."""
+        for pair in [p for p in self._w if p[0] in labels or p[1] in labels]:
+            del self._w[pair]
+            self._P.pop(pair, None)
+
+    def _solve(self, pair: tuple[int, int], unverified: bool) -> None:
+        J, penalized = self.stats.in_features, self.options.intercept == "penalized"
+        counts = self.stats.counts[list(pair)]
+        grid = self.stats.grid
+        scale = normal.Scale(grid.resolution if grid else 1.0, 1.0, self.options.rho)
+        solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
+        if self.stats.kind is not None and bool((counts > 0).any()):
+            weights = None
+            if self.options.class_weight is not None:  # each pair is a problem of its own, with its own balance
+                part = self.options.class_weight
+                part = part[list(pair)] if isinstance(part, Tensor) else part
+                pair_weights = normal.class_weights(part, counts)
+                weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
+                weights[list(pair)] = pair_weights
+            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, unverified)
+            solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
+        w, b = real_weights(solution, self.options, J)
+        self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
+
+    def weights(self, unverified: bool = False) -> tuple[Tensor, Tensor]:
+        """w (J, pairs) and b (pairs,)."""
+        for pair in self.pairs:
+            if pair not in self._w:
+                self._solve(pair, unverified)
+        return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
+
+    def inverse(self, unverified: bool = False) -> Tensor:
+        """P (pairs, D, D)."""
+        self.weights(unverified)
+        return torch.stack([self._P[p] for p in self.pairs])
+
+    def exact_weights(self) -> Tensor:
+        """w solved from statistics."""
+        return Pairwise(self.stats, self.options).weights()[0]
+
+    def settle(self) -> None:
+        """Nothing raw is kept."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights per pair."""
+        w, b = self.weights()
+        return {"w": w, "b": b}
+
+    def restore(self, state: dict[str, Tensor], P: Tensor) -> None:
+        """Take over saved weights."""
+        self.reset()
+        if not self.stats.empty:
+            self._w = {p: (state["w"][:, i].contiguous(), state["b"][i]) for i, p in enumerate(self.pairs)}
+            self._P = {p: P[i] for i, p in enumerate(self.pairs)}
+
+
+def votes(pair_scores: Tensor, K: int) -> Tensor:
+    """Scores (B, K) from pair scores (B, pairs): the number of pairs won, ties broken by the sum of margins.
+
+    The margins' sum is squashed into (-1/3, 1/3), so it decides only between classes with equally many wins.
+    """
+    first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
+    won = torch.zeros(len(pair_scores), K, dtype=pair_scores.dtype, device=pair_scores.device)
+    share = (pair_scores.sign() + 1) / 2
+    won = won.index_add(1, first, share).index_add(1, second, 1 - share)
+    margin = torch.zeros_like(won).index_add(1, first, pair_scores).index_add(1, second, -pair_scores)
+    return won + margin / (3 * (margin.abs() + 1))
+
+
+def engine_for(stats: Statistics, options: Options, multiclass: str) -> Any:
+    """The engine for a way of handling several classes."""
+    return Pairwise(stats, options) if multiclass == "ovo" else SharedSystem(stats, options)

@@ -1,0 +1,139 @@
+"""The normal equations of a head, from its statistics: which sums go in, with which weights and targets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import NumericalWarning
+from torchlssvm.functional import checks
+from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, factor_, fill_system, workspace
+from torchlssvm.heads.solution import NotPositiveDefinite
+from torchlssvm.statistics import Statistics
+
+
+class Scale(NamedTuple):
+    """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
+
+    feature: float
+    target: float
+    rho: float
+
+
+class Base(NamedTuple):
+    """A solved system, in the coordinates of :mod:`torchlssvm.heads.solution`."""
+
+    w: Tensor
+    beta: Tensor
+    mu: Tensor
+    n: float
+    factor: Factor
+    scale: Tensor | float
+
+
+def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
+    """Weights (K,) by class. "balanced": n / (K n_k) over the classes present; "complement": (n - n_k) / n."""
+    if option is None or isinstance(option, Tensor):
+        return option
+    n = counts.sum().to(torch.float64)
+    if option == "complement":
+        # With one class alone every weight would be zero: nothing is rare then.
+        weights = (n - counts) / n
+        return torch.where(weights.sum() > 0, weights, torch.ones_like(weights))
+    present = (counts > 0).sum()
+    return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
+
+
+def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """Sums of targets times features (K, J), and of targets (K,), in steps; weighted by class, in integers if unweighted."""
+    V, side = stats.class_sums()
+    if side.ndim == 2:
+        return V[1:], side[0, 1:]
+    both = torch.cat([V, side[:, None]], 1)
+    if weights is not None:
+        both = both.to(torch.float64) * weights[:, None]
+    if labels is None:
+        sums = both - (both.sum(0) - both)  # target +1 for the class, -1 for all others
+    else:
+        sums = (both[labels[0]] - both[labels[1]])[None]
+    return sums[:, :-1], sums[:, -1]
+
+
+def solve(
+    stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
+    removed: bool = False,
+) -> Base:  # fmt: skip
+    """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
+
+    ``removed`` says that removals are unverified: a system that is not positive definite is then their fault.
+    """
+    J, root = stats.in_features, math.sqrt(scale.rho)
+    if labels is None and weights is None:
+        groups = [stats.sums()]
+    elif weights is None:
+        groups = [stats.sums(c) for c in labels or ()]
+    else:
+        host = checks.to_host(weights)
+        values = [1.0] * stats.num_classes if host is None else host[0]  # the weights scale whole matrices, as numbers
+        groups = [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
+    if labels is not None and len(groups) == 2 and weights is None:
+        a, b = groups
+        groups = [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+    penalized, centred = intercept == "penalized", intercept == "free"
+    D = J + penalized
+    work = workspace(D, groups[0].packed)
+    ridge = scale.rho / scale.feature**2
+    centre = fill_system(work, groups, J, ridge, centred)
+    Y, y = coded(stats, weights, labels)
+    if centre is not None:
+        rhs = _centred_targets(Y, y, centre, exact=weights is None)
+        mu, beta, n = centre.mean * (scale.feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
+    else:
+        rhs, n = Y.to(torch.float64), 1.0
+        mu, beta = torch.zeros(D, dtype=torch.float64, device=rhs.device), torch.zeros(len(y), dtype=torch.float64, device=rhs.device)
+    units: Tensor | float = math.sqrt(ridge)
+    if penalized:
+        one = [1.0 if g.weight is None else g.weight for g in groups]
+        work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
+        work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
+        rhs = torch.cat([rhs, y.to(torch.float64)[:, None]], 1)
+        units = torch.full((D,), units, dtype=torch.float64, device=rhs.device)
+        units[J] = root
+    factor = factorize(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
+    w = factor.solve(rhs.mT)
+    w = w * (units[:, None] if isinstance(units, Tensor) else units)
+    return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
+
+
+def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tensor:
+    """Sum (q - mean) t: the integer part of the mean is taken off in integers."""
+    shifted = Y - y[:, None] * (centre.c if exact else centre.c.to(torch.float64))
+    return shifted.to(torch.float64) - y.to(torch.float64)[:, None] * (centre.rest / centre.n)
+
+
+def _host(value: Tensor) -> float:
+    host = checks.to_host(value)
+    return 1.0 if host is None else host[0][0]
+
+
+def factorize(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
+    """Cholesky; where rounding defeats it, eigenvalues raised to the ridge and a warning; else NotPositiveDefinite."""
+    factor = factor_(work, D)
+    info = checks.to_host(factor.info)
+    if info is None or info[0][0] == 0:
+        return factor
+    top = work.diagonal()[:D].amax()
+    repaired, lowest = clamped_factor(work, D, torch.full_like(top, floor))
+    if removed and bool(lowest < -1e-11 * D * top):
+        raise NotPositiveDefinite
+    warnings.warn(
+        f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "
+        f"ridge {floor:.1e}, in grid units): eigenvalues were raised to the ridge. A larger rho is advised.",
+        NumericalWarning,
+        stacklevel=2,
+    )
+    return repaired

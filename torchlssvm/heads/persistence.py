@@ -1,0 +1,226 @@
+"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import VerificationError
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.statistics.batch import Choices
+
+if TYPE_CHECKING:
+    from torchlssvm.heads.linear import LSSVMHead
+
+FORMAT = "torchlssvm-head-1"
+BUFFERS = ("w", "b", "C")
+
+
+class LiveBuffers(dict[str, Any]):
+    """A module's buffers that are brought up to date when somebody looks: ``w``, ``b`` and ``C``.
+
+    They are written in place, so that references held elsewhere (DistributedDataParallel) stay valid. They are copies:
+    the head never computes from them, and somebody who overwrites one changes nothing.
+    """
+
+    def __init__(self, head: LSSVMHead, kept: dict[str, Any]):
+        super().__init__(kept)
+        self.head = head
+        self.seen: dict[str, tuple[int, int, int]] = {}
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Publish the current values."""
+        with torch.inference_mode(False), torch.no_grad():
+            for name in [n for n in names if n in BUFFERS]:
+                old = super().get(name)
+                if old is not None and self.seen.get(name) == (self.head._version, self.head._engine.stamp, old._version):
+                    continue
+                value = published(self.head, name)
+                if old is None or old.shape != value.shape or old.device != value.device:
+                    old = value.clone()
+                    self[name] = old
+                else:
+                    old.copy_(value)
+                self.seen[name] = (self.head._version, self.head._engine.stamp, old._version)
+
+    def __getitem__(self, name: str) -> Any:
+        self.refresh([name])
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As dict.get, up to date."""
+        return self[name] if name in self else default
+
+    def items(self) -> Any:
+        """As dict.items, up to date."""
+        self.refresh(self.keys())
+        return super().items()
+
+    def values(self) -> Any:
+        """As dict.values, up to date."""
+        self.refresh(self.keys())
+        return super().values()
+
+
+def published(head: LSSVMHead, name: str) -> Tensor:
+    """The value of a buffer."""
+    if name == "C":
+        P = head._current(inverse=True)[2]
+        return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
+    return head._current()[BUFFERS.index(name)]
+
+
+def make_live(head: LSSVMHead, kept: dict[str, Any] | None = None) -> None:
+    """Give the head its buffers."""
+    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFERS)))
+
+
+def pack(meta: dict[str, Any]) -> Tensor:
+    """JSON as bytes in a tensor: plain enough for any checkpoint format."""
+    return torch.frombuffer(bytearray(json.dumps(meta, sort_keys=True).encode()), dtype=torch.uint8).clone()
+
+
+def save(head: LSSVMHead) -> dict[str, Tensor]:
+    """What the buffers do not hold: P, the solution's own coordinates, the statistics, the options."""
+    with torch.inference_mode(False), torch.no_grad():
+        out = {"P": head.P.clone()}
+        weight = head.class_weight
+        meta: dict[str, Any] = {
+            "format": FORMAT,
+            "rho": head.rho,
+            "intercept": head.intercept,
+            "multiclass": head.multiclass,
+            "class_weight": weight if weight is None or isinstance(weight, str) else [float(v) for v in weight],
+            "statistics": head.statistics is not None,
+        }
+        if head.statistics is not None:
+            out |= {f"solution.{k}": v.clone() for k, v in head._engine.state().items()}
+            out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
+            meta["digest"] = head.digest() if head.statistics.exact else None
+        else:
+            engine, s = head._engine, head._engine.solution
+            out |= {"solution.w": s.w.clone(), "solution.beta": s.beta.clone(), "solution.mu": s.mu.clone(), "counts": engine.counts.clone()}
+            meta |= {"n": engine.n, "base": s.n, "kind": engine.choices.kind}
+            target = engine.choices.target_grid
+            meta["target"] = None if target is None else [target.limit.hex(), target.bits, target.headroom]
+        return out | {"options": pack(meta)}
+
+
+class Problems(NamedTuple):
+    """What kept a state from being loaded."""
+
+    missing: list[str]
+    unexpected: list[str]
+    errors: list[str]
+
+
+def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
+    """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
+
+    A damaged state (statistics that do not have the digest saved with them) is a VerificationError.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        needed = [*BUFFERS, "P", "options", "solution.w"]
+        needed += ["statistics.meta", "statistics.counts"] if head.statistics is not None else ["counts", "solution.beta", "solution.mu"]
+        optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
+        problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
+        if problems.missing:
+            return problems
+        try:
+            meta = json.loads(bytes(state["options"].cpu().numpy()).decode())
+            if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+                raise ValueError(f"not a head's options (format {FORMAT!r})")
+            for name in ("intercept", "multiclass"):
+                if meta[name] != getattr(head, name):
+                    raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
+            if meta["statistics"] != (head.statistics is not None):
+                raise ValueError(f"statistics={meta['statistics']} in the saved head, {not meta['statistics']} here")
+            P, w = (_moved(state[k], head.device) for k in ("P", "w"))
+            expected = tuple(_shapes(head)["P"])
+            if tuple(P.shape) != expected or tuple(w.shape) != _shapes(head)["w"]:
+                raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}")
+            solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
+            if head.statistics is not None:
+                fresh = head.statistics.zero()
+                fresh.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
+                if fresh.exact and fresh.digest() != meta["digest"]:
+                    raise VerificationError("the saved statistics do not have the digest saved with them: the state is damaged")
+                head.statistics.__dict__.update(fresh.__dict__)
+            head._options.rho = float(meta["rho"])
+            weight = meta["class_weight"]
+            head._options.class_weight = torch.tensor(weight, dtype=torch.float64, device=head.device) if isinstance(weight, list) else weight
+            head._unverified = False
+            if head.statistics is not None:
+                head._engine.restore(solution, P)
+            else:
+                _load_compact(head, meta, solution, P, state["counts"])
+            head._version += 1
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            problems.errors.append(f"LSSVMHead: {error}")
+        return problems
+
+
+def _load_compact(head: LSSVMHead, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor) -> None:
+    engine = head._engine
+    engine.reset()
+    target = meta["target"]
+    if meta["kind"] is not None:
+        grid = None if target is None else FixedPoint(float.fromhex(target[0]), target[1], target[2])
+        engine.choices = Choices(meta["kind"], head._grid, grid)
+        engine.counts, engine.n = _moved(counts, head.device), float(meta["n"])
+        engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
+
+
+def _shapes(head: LSSVMHead) -> dict[str, tuple[int, ...]]:
+    J, K = head.in_features, head.num_classes
+    D = J + (head.intercept == "penalized")
+    pairs = K * (K - 1) // 2
+    return {"P": (pairs, D, D), "w": (J, pairs)} if head.multiclass == "ovo" else {"P": (D, D), "w": (J, K)}
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device=device, copy=True)
+
+
+def freeze(head: LSSVMHead) -> dict[str, Any]:
+    """The head's attributes for pickling: pending rows are folded in, caches that can be rebuilt are left out."""
+    with torch.inference_mode(False), torch.no_grad():
+        head._current()
+        settle = getattr(head._engine, "settle", None)
+        if settle is not None:
+            settle()
+        state = head.__dict__.copy()
+        state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
+        return state
+
+
+def thaw(head: LSSVMHead, state: dict[str, Any]) -> None:
+    """Undo :func:`freeze`."""
+    buffers = state.pop("_buffers")
+    head.__dict__.update(state)
+    make_live(head, buffers)
+
+
+def move(head: LSSVMHead, device: torch.device) -> None:
+    """Everything to another device, by way of what is saved."""
+    if device == head.device:
+        return
+    saved = {k: v.to(device) for k, v in head.state_dict().items()}
+    weight = head._options.class_weight
+    if isinstance(weight, Tensor):
+        head._options.class_weight = weight.to(device)
+    if head.statistics is not None:
+        empty = head.statistics.zero()
+        empty.device = device
+        empty._reset()
+        head.statistics.__dict__.update(empty.__dict__)
+    else:
+        head._engine.device = device
+    head._engine.reset()
+    make_live(head)
+    if load(head, saved).errors:
+        raise RuntimeError(f"could not move the head to {device}")

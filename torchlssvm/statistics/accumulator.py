@@ -1,0 +1,299 @@
+"""Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
+
+Three levels, each folded into the next when it is full, and all exact in grid mode:
+
+    tail  - up to 1,024 rows, not yet summed; a single sample costs a row copy, and is summed with the others by one product
+    acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
+    sums  - int64 sums per group (float64 without a grid), the canonical state
+
+A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of each group's M, always up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchlssvm.functional import checks, gram
+
+CHUNK = 1024
+SMALL = 256
+"""Changes of at most this many rows wait in the tail; larger ones go straight to the product."""
+
+
+@dataclass
+class Rows:
+    """Signed rows on their way in: x (B, J), z (B, R), group codes (B,) or None for one group, multiplicities (B,) or None.
+
+    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity; ``sign`` is +1 or -1.
+    """
+
+    x: Tensor
+    z: Tensor
+    codes: Tensor | None
+    mult: Tensor | None
+    bounds: NDArray[np.float64]
+    sign: int
+
+    @property
+    def scale(self) -> Tensor | float:
+        """The signed multiplicities."""
+        return float(self.sign) if self.mult is None else self.mult * self.sign
+
+
+@dataclass
+class Guard:
+    """What is needed to go back: kept as a tail length until the sums themselves are about to change, then as copies."""
+
+    length: int
+    uniform: float | None
+    tail_bound: float
+    diag: Tensor
+    sums: dict[int, Tensor] | None = None
+    tail: Tensor | None = None
+    scale: Tensor | None = None
+    codes: Tensor | None = None
+
+
+class Accumulator:
+    """Sums of [q; z] q^T per group. ``quantize(x, out)`` writes the float64 rows to sum."""
+
+    def __init__(self, J: int, R: int, groups: int, exact: bool, device: torch.device, quantize: Callable[[Tensor, Tensor], object]):
+        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers."""
+        self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
+        self.dtype = torch.int64 if exact else torch.float64
+        self.sums: dict[int, Tensor] = {}
+        self.diag = torch.zeros(groups, J, dtype=self.dtype, device=device)
+        self.touched: set[int] = set()  # groups whose sums changed since somebody last cleared this
+        self._acc: Tensor | None = None
+        self._acc_group, self._acc_bound = 0, 0.0
+        self._buffer: Tensor | None = None
+        self._length, self._uniform, self._tail_bound = 0, None, 0.0
+        self._guard: Guard | None = None
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def fits_tail(self, changes: list[Rows]) -> bool:
+        """Whether the changes are few enough to wait in the tail; flushes it first when it has no room."""
+        rows, bound = sum(len(c.x) for c in changes), sum(float(c.bounds.sum()) for c in changes)
+        if rows > SMALL or bound > gram.EXACT:
+            return False
+        if self._length + rows > CHUNK or self._tail_bound + bound > gram.EXACT:
+            self.flush()
+        return True
+
+    def stage(self, changes: list[Rows]) -> tuple[list[Tensor], Tensor]:
+        """Write rows behind the tail without taking them in. Returns their features (views) and the diagonals they give."""
+        buffer = self._room()
+        start, views, diag = self._length, [], self.diag
+        for change in changes:
+            stop = start + len(change.x)
+            q = buffer[start:stop, : self.J]
+            self.quantize(change.x, q)
+            buffer[start:stop, self.J :] = change.z
+            self._scale[start:stop] = change.scale
+            squares = q * q
+            squares = squares.mul_(change.sign) if change.mult is None else squares.mul_(self._scale[start:stop, None])
+            if change.codes is None:
+                diag = diag + squares.sum(0).to(self.dtype)
+            else:
+                self._codes[start:stop] = change.codes
+                diag = diag.index_add(0, change.codes, squares.to(self.dtype))
+            views.append(q)
+            start = stop
+        return views, diag
+
+    def commit(self, changes: list[Rows], diag: Tensor) -> None:
+        """Take in what was staged."""
+        for change in changes:
+            sign = float(change.sign) if change.mult is None else None
+            self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
+            self._length += len(change.x)
+            self._tail_bound += float(change.bounds.sum())
+        self.diag = diag
+
+    def push(self, change: Rows) -> None:
+        """Sum many rows at once, in chunks that stay exact."""
+        self.flush()
+        if change.codes is None:
+            self._push_group(0, change, None)
+        else:
+            order = torch.argsort(change.codes, stable=True)
+            # One read of the group sizes: rows of a group are summed together, and the loop runs on the host.
+            sizes = [len(order)] if checks.is_fake(order) else torch.bincount(change.codes, minlength=self.groups).tolist()
+            start = 0
+            for group, size in enumerate(sizes):
+                if size:
+                    self._push_group(group, change, order[start : start + size])
+                start += size
+        for group in sorted(self.touched):
+            self.diag[group] = self._diagonal(group)
+
+    def _push_group(self, group: int, change: Rows, index: Tensor | None) -> None:
+        bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
+        x, z, mult = change.x, change.z, change.mult
+        tail = self._room()
+        for a, b in runs(bounds):
+            pick = slice(a, b) if index is None else index[a:b]
+            rows = tail[: b - a]
+            self.quantize(x[pick], rows[:, : self.J])
+            rows[:, self.J :] = z[pick]
+            scaled = None if mult is None else rows * mult[pick][:, None]
+            self._accumulate(group, rows, scaled, float(change.sign), float(bounds[a:b].sum()))
+
+    def _room(self) -> Tensor:
+        if self._buffer is None:
+            self._buffer = torch.empty(CHUNK, self.J + self.R, dtype=torch.float64, device=self.device)
+            self._scale = torch.empty(CHUNK, dtype=torch.float64, device=self.device)
+            self._codes = torch.empty(CHUNK, dtype=torch.int64, device=self.device)
+        return self._buffer
+
+    def move_side(self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]) -> Tensor:
+        """One group, one-hot side columns: move rows from class ``old`` to class ``new``; M stays. Returns the rows."""
+        q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
+        self.quantize(x, q)
+        moved = q if mult is None else q * mult[:, None]
+        for a, b in runs(bounds):
+            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R)
+            side.index_add_(0, new[a:b], moved[a:b])
+            side.index_add_(0, old[a:b], moved[a:b], alpha=-1)
+        return q
+
+    # -- between the levels --------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Sum the rows that wait in the tail."""
+        length, self._length = self._length, 0
+        if not length:
+            return
+        bound, self._tail_bound = self._tail_bound, 0.0
+        guard = self._guard
+        if guard is not None and guard.tail is None:
+            # rows of the tail that were there before the guard are part of what it protects
+            n = guard.length
+            guard.tail, guard.scale, guard.codes = self._room()[:n].clone(), self._scale[:n].clone(), self._codes[:n].clone()
+        rows = self._room()[:length]
+        if self.groups == 1:
+            self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
+            return
+        codes = self._codes[:length]
+        present = [0] if checks.is_fake(codes) else torch.unique(codes).tolist()  # one read for up to 1,024 rows
+        for group in present:
+            pick = torch.arange(length, device=self.device) if checks.is_fake(codes) else (codes == group).nonzero()[:, 0]
+            self._accumulate(group, *self._signed(rows[pick], pick), bound)
+
+    def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
+        if self._uniform is not None:
+            return rows, None, self._uniform
+        return rows, rows * self._scale[pick][:, None], 1.0
+
+    def _open(self, group: int, bound: float) -> Tensor:
+        """The float64 sums of a group with room for ``bound``."""
+        self.protect()
+        if self._acc is None:
+            size = gram.packed_size(self.J, self.R)
+            self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
+        if group != self._acc_group or self._acc_bound + bound > gram.EXACT:
+            self.fold()
+        self._acc_group = group
+        self._acc_bound += bound
+        self.touched.add(group)
+        return self._acc
+
+    def _accumulate(self, group: int, rows: Tensor, scaled: Tensor | None, alpha: float, bound: float) -> None:
+        gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
+
+    def fold(self) -> None:
+        """Move the float64 sums into the canonical ones. Changes no value."""
+        if self._acc is None or self._acc_bound == 0.0:
+            return
+        part = self._acc.to(self.dtype)
+        if self._acc_group in self.sums:
+            self.sums[self._acc_group] += part
+        else:
+            self.sums[self._acc_group] = part.clone() if part is self._acc else part
+        self._acc.zero_()
+        self._acc_bound = 0.0
+
+    def settle(self) -> None:
+        """Bring every row into the canonical sums."""
+        self.flush()
+        self.fold()
+
+    def total(self, group: int) -> Tensor:
+        """The canonical packed sums of a group (zeros if it has none)."""
+        self.settle()
+        if group in self.sums:
+            return self.sums[group]
+        return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
+
+    def _diagonal(self, group: int) -> Tensor:
+        diag = torch.zeros(self.J, dtype=self.dtype, device=self.device)
+        if group in self.sums:
+            diag = diag + gram.diagonal(self.sums[group], self.J)
+        if self._acc is not None and self._acc_group == group:
+            diag = diag + gram.diagonal(self._acc, self.J).to(self.dtype)
+        return diag
+
+    def refresh_diagonals(self) -> None:
+        """Recompute the diagonals from the sums, after these were set from outside."""
+        self.settle()
+        self.diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
+        self.touched.update(range(self.groups))
+
+    # -- going back ----------------------------------------------------------------------------------------------------
+
+    def guard(self) -> None:
+        """Remember this state until :meth:`release`; nothing is copied until the sums are about to change."""
+        if self._guard is None:
+            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone())
+
+    @property
+    def guarded(self) -> bool:
+        """Whether there is a state to go back to."""
+        return self._guard is not None
+
+    def protect(self) -> None:
+        """Copy what the guard stands for: the sums are about to change."""
+        if self._guard is not None and self._guard.sums is None:
+            self.fold()
+            self._guard.sums = {k: v.clone() for k, v in self.sums.items()}
+
+    def release(self) -> None:
+        """Accept everything since :meth:`guard`."""
+        self._guard = None
+
+    def restore(self) -> None:
+        """Return to the state at :meth:`guard`."""
+        guard = self._guard
+        if guard is None:
+            return
+        self._guard = None
+        if guard.sums is not None:
+            self.sums, self._acc_bound = guard.sums, 0.0
+            self.touched.update(range(self.groups))
+            if self._acc is not None:
+                self._acc.zero_()
+        if guard.tail is not None and guard.scale is not None and guard.codes is not None:
+            n = guard.length
+            self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes
+        self._length, self._uniform, self._tail_bound, self.diag = guard.length, guard.uniform, guard.tail_bound, guard.diag
+
+
+def runs(bounds: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Split rows into runs of at most 1,024 whose products sum exactly. bounds: (B,)."""
+    out: list[tuple[int, int]] = []
+    stack = [(a, min(a + CHUNK, len(bounds))) for a in range(0, len(bounds), CHUNK)][::-1]
+    while stack:
+        a, b = stack.pop()
+        if b - a > 1 and float(bounds[a:b].sum()) > gram.EXACT:
+            middle = (a + b) // 2
+            stack += [(middle, b), (a, middle)]
+        else:
+            out.append((a, b))
+    return out

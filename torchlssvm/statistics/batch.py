@@ -1,0 +1,173 @@
+"""A checked batch of samples, ready to be summed with either sign."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.functional.gram import EXACT
+from torchlssvm.functional.grid import FixedPoint
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the first batch decides: labels or values, and the grids."""
+
+    kind: str | None = None
+    grid: FixedPoint | None = None
+    target_grid: FixedPoint | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
+
+    On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and
+    ``gross`` that of all; ``size`` is the total weight.
+    """
+
+    x: Tensor
+    labels: Tensor | None
+    targets: Tensor | None
+    mult: Tensor | None
+    folds: Tensor | None
+    bounds: NDArray[np.float64]
+    size: float
+    gross: float
+    choices: Choices
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.x)
+
+
+def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
+    """The fold of each id: a stable hash, the same on every machine and in every run."""
+    return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
+
+
+def inspect(x: Tensor, y: Tensor, kind: str, mult: Tensor | None) -> list[NDArray[np.float64]] | None:
+    """Row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device."""
+    if checks.is_fake(x, y, mult):
+        return None
+    parts = [checks.row_largest(x)]
+    parts.append(torch.stack(torch.aminmax(y)) if kind == "labels" else checks.row_largest(y))
+    if mult is not None:
+        parts.append(mult)
+    host = torch.cat([p.to(torch.float64) for p in parts]).cpu().numpy()
+    return np.split(host, np.cumsum([len(p) for p in parts])[:-1])
+
+
+def check_batch(
+    x: Any, y: Any, weight: Any, ids: Any, *, J: int, K: int, folds: int, device: torch.device, exact: bool, choices: Choices, wanted: Choices
+) -> Batch:
+    """Check a batch against DESIGN's table of bad input and decide what is still open; raises with nothing changed.
+
+    ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
+    data, if ``exact``; without it samples are summed as float64.
+    """
+    x = checks.features(x, J, device)
+    y, kind = checks.targets(y, x, K)
+    mult = checks.weights(weight, x)
+    if choices.kind is not None and kind != choices.kind and len(x):
+        raise ValueError(f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix")
+    fold_index = _folds(ids, folds, len(x), device)
+    if len(x) == 0:
+        return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
+    host = inspect(x, y, kind, mult)
+    largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
+    if host is not None:
+        _check_values(x, y, kind, mult, host, K, exact)
+    size = float(len(x)) if mult is None or host is None else float(host[2].sum())
+    if choices.kind is None:
+        choices = Choices(kind)
+        if exact:
+            grid = wanted.grid or FixedPoint.auto(largest_x)
+            target_grid = None if kind == "labels" else wanted.target_grid or FixedPoint.auto(largest_y)
+            choices = Choices(kind, grid, target_grid)
+    if not exact:
+        labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
+        gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
+        return Batch(x, labels, targets, mult, fold_index, np.ones(len(x)), size, gross, choices)
+    assert choices.grid is not None
+    choices.grid.check(largest_x, "x")
+    steps = np.ones(len(x))
+    if host is not None:
+        steps = np.floor(host[0] / choices.grid.resolution + 1)
+    targets = None
+    if choices.target_grid is not None:
+        choices.target_grid.check(largest_y, "y")
+        targets = choices.target_grid.quantize(y)
+        if host is not None:
+            steps = np.maximum(steps, np.floor(host[1] / choices.target_grid.resolution + 1))
+    bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
+    labels = y if kind == "labels" else None
+    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices))
+
+
+def _folds(ids: Any, folds: int, length: int, device: torch.device) -> Tensor | None:
+    if ids is None:
+        if folds and length:
+            raise ValueError(f"folds={folds} needs ids: the fold of a sample is a hash of its id")
+        return None
+    ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if len(ids) != length:
+        raise ValueError(f"x and ids differ in length: {length} rows, {len(ids)} ids")
+    return torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64) if folds else None
+
+
+def _check_values(
+    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, host: list[NDArray[np.float64]], K: int, exact: bool
+) -> None:
+    if not np.isfinite(host[0]).all():
+        checks.raise_not_finite("x", x)
+    if kind == "labels":
+        low, high = int(host[1][0]), int(host[1][1])
+        if low < 0 or high >= K:
+            raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
+    elif not np.isfinite(host[1]).all():
+        checks.raise_not_finite("y", y)
+    if mult is None:
+        return
+    weight = host[2]
+    if not np.isfinite(weight).all():
+        checks.raise_not_finite("weight", mult)
+    for bad, problem in ((weight < 0, "negative"), (weight != np.floor(weight), "fractional")):
+        if bad.any() and (exact or problem == "negative"):
+            first = int(bad.argmax())
+            hint = "" if problem == "negative" else ": on a grid a weight is an integer multiplicity; use grid=None for real weights"
+            raise ValueError(
+                f"weight holds {int(bad.sum())} {problem} value(s), the first {float(weight[first])!r} at index {first}{hint}"
+            )
+
+
+def _split_heavy(batch: Batch) -> Batch:
+    """Split rows whose multiplicity alone would leave the exact range of float64 into several lighter ones."""
+    if batch.mult is None or not (batch.bounds > EXACT).any():
+        return batch
+    weight = batch.mult.cpu().numpy()
+    parts = np.maximum(np.ceil(batch.bounds / (EXACT / 2)), 1)
+    if parts.sum() > 2**22:
+        raise ValueError(f"weight is too large for exact sums: the largest is {weight.max()!r}")
+    count = parts.astype(np.int64)
+    index = np.repeat(np.arange(len(batch)), count)
+    place = np.arange(len(index)) - (np.cumsum(count) - count)[index]
+    share = weight[index] // parts[index] + (place < weight[index] % parts[index])
+    pick = torch.from_numpy(index).to(batch.x.device)
+    return replace(
+        batch,
+        x=batch.x[pick],
+        labels=None if batch.labels is None else batch.labels[pick],
+        targets=None if batch.targets is None else batch.targets[pick],
+        folds=None if batch.folds is None else batch.folds[pick],
+        mult=torch.from_numpy(share).to(batch.x.device),
+        bounds=(batch.bounds / np.maximum(weight, 1))[index] * share,
+    )
