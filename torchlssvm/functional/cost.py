@@ -20,11 +20,12 @@ LEAST_PIVOT = 1e-2
 """Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
 
 
-def pending_limit(J: int, inverse: bool) -> int:
-    """The number of changed columns up to which Theorem 1 is cheaper than a solve from statistics."""
-    if J < SMALL:
-        return 0
-    return J // 8 if inverse else J // 4
+def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
+    """Whether to solve from statistics rather than to apply Theorem 1.
+
+    changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
+    """
+    return J < SMALL or changed > (J // 8 if inverse else J // 4) or since > HYGIENE * J
 
 
 def batch_size(J: int) -> int:

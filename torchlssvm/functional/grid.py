@@ -84,13 +84,18 @@ class FixedPoint:
                 "or rescale; a head's grid is fixed once it has data."
             )
 
-    def quantize(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The integers round(x / resolution) as float64. x: (..., J); out: (..., J) float64."""
+    def quantize(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        """The integers round(x / resolution) as float64.
+
+        x: (B, J); out: (B, J) float64; scratch: (>= B, J) float32, saves a temporary.
+        """
         if out is None:
             out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
         resolution = self.resolution
         if self.binary and x.dtype != torch.float64 and 2.0**-100 < resolution < 2.0**100:
             # Exact in float32: a product with a power of two, then rounding to an integer, changes no bit of the result.
+            if scratch is not None and x.dtype == torch.float32:
+                return out.copy_(torch.mul(x, 1.0 / resolution, out=scratch[: len(x)]).round_())
             return out.copy_(x.float().mul(1.0 / resolution).round_())
         return out.copy_(x).div_(resolution).round_()
 

@@ -9,7 +9,8 @@ c = round(m / n), in integers:
 
     M' = M - c m^T - m c^T + n c c^T = M - c m^T - s c^T,   s = m - n c,
 
-exactly, and only the small rest M' - s s^T / n is left to floating point.
+exactly, and only the small rest M' - s s^T / n is left to floating point. While no sum exceeds 2^50 float64 does the same
+integer arithmetic, to the bit, in half the time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.gram import strip_views
+from torchlssvm.functional.gram import strip_views, strips
 
 PAD_EVERY = 64
 PAD = 8
@@ -55,18 +56,17 @@ class Factor(NamedTuple):
 
 
 def factor_(work: Tensor, J: int) -> Factor:
-    """Cholesky of the padded system in ``work`` (n, n), lower triangle filled. ``work`` is not changed."""
+    """Cholesky of the padded system in ``work`` (n, n), lower triangle filled, in place: ``work`` becomes the factor."""
     # work.mT is column-major with its upper triangle filled: LAPACK takes it as it is, and the factor comes back row-major.
-    U, info = torch.linalg.cholesky_ex(work.mT, upper=True)
-    return Factor(U.mT, J, info)
+    info = torch.empty((), dtype=torch.int32, device=work.device)
+    torch.linalg.cholesky_ex(work.mT, upper=True, out=(work.mT, info))
+    return Factor(work, J, info)
 
 
-def workspace(J: int, like: Tensor) -> Tensor:
-    """A zero (n, n) float64 matrix for a system of J unknowns, unit rows in the padding."""
+def workspace(J: int, device: torch.device) -> Tensor:
+    """An (n, n) float64 matrix for a system of J unknowns, to be filled by :func:`fill_system`."""
     n = J + PAD if J >= PAD_EVERY and J % PAD_EVERY == 0 else J
-    work = torch.zeros(n, n, dtype=torch.float64, device=like.device)
-    work.diagonal()[J:].fill_(1.0)
-    return work
+    return torch.empty(n, n, dtype=torch.float64, device=device)
 
 
 class Centre(NamedTuple):
@@ -82,10 +82,10 @@ class Centre(NamedTuple):
         return self.c.to(torch.float64) + self.rest / self.n
 
 
-def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred: bool) -> Centre | None:
+def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred: bool, small: bool) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
 
-    work: (n, n) float64; ridge: in grid units.
+    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64).
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum()
@@ -95,23 +95,31 @@ def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred:
         c = (total / n).round().to(groups[0].m.dtype)  # any nearby integers would do, if the same for all groups
         # s = sum of weight * (m - n c): small, exact in integers for each group
         rest = torch.stack([w * (g.m - g.n * c).to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
+    dtype = torch.float64 if small else groups[0].packed.dtype
+    scratch = torch.empty(max((b - a) * b for a, b, _ in strips(J)), dtype=dtype, device=work.device)
     for i, (weight, group) in enumerate(zip(weights, groups, strict=True)):
+        if c is not None:
+            shift = [t.to(dtype) for t in (c, group.m, group.m - group.n * c)]
         for a, b, strip in strip_views(group.packed, J):
-            if c is not None:
-                s = group.m - group.n * c
-                strip = torch.addcmul(strip, c[a:b, None], group.m[None, :b], value=-1)
-                strip.addcmul_(s[a:b, None], c[None, :b], value=-1)
             target = work[a:b, :b]
-            if i == 0 and weight == 1.0:
-                target.copy_(strip)
-            elif i == 0:
-                target.copy_(strip).mul_(weight)
-            else:
-                target.add_(strip.to(torch.float64), alpha=weight)
-    if rest is not None:
-        for a, b, _ in strip_views(groups[0].packed, J):
-            work[a:b, :b].addcmul_((rest[a:b] / n)[:, None], rest[None, :b], value=-1)
+            first = i == 0 and weight == 1.0
+            if c is not None:
+                part = target if first and small else scratch[: (b - a) * b].view(b - a, b)
+                part.copy_(strip).addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
+                strip = part.addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
+            if strip is not target:
+                if i == 0:
+                    target.copy_(strip)
+                    if weight != 1.0:
+                        target.mul_(weight)
+                else:
+                    target.add_(strip.to(torch.float64), alpha=weight)
+            if rest is not None and i == len(groups) - 1:
+                target.addcmul_((rest[a:b] / n)[:, None], rest[None, :b], value=-1)
     work.diagonal()[:J].add_(ridge)
+    if work.shape[0] > J:
+        work[J:].zero_()
+        work.diagonal()[J:].fill_(1.0)
     return None if c is None or rest is None else Centre(c, rest, n)
 
 

@@ -18,7 +18,9 @@ the test for a removal that cannot be. With B_a = La^-1 X_a and B_r = Lr^-1 (H^T
 
     X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y):
 
-two symmetric terms, one per sign, which is what keeps A_new^-1 symmetric to the last bit that matters.
+two symmetric terms, one per sign. So with Z = B(Phi^T A^-1) and r = Phi^T w - y,
+
+    A_new^-1 = A^-1 - Z_a^T Z_a + Z_r^T Z_r,      w_new = w - Z_a^T B_a(r) + Z_r^T B_r(r).
 
 A free (unpenalized) intercept is a coordinate of its own: with features centred on the mean mu of the n samples held,
 the matrix is diag(A, n), so the only change is T + (1/n) 1 1^T.
@@ -67,23 +69,7 @@ def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
     Ba = torch.linalg.solve_triangular(change.La, X[:adds], upper=False)
     if adds == X.shape[0]:
         return Ba, X[adds:]
+    if adds == 0:
+        return Ba, torch.linalg.solve_triangular(change.Lr, -X, upper=False)
     Br = torch.linalg.solve_triangular(change.Lr, change.H.mT @ Ba - X[adds:], upper=False)
     return Ba, Br
-
-
-def solve_change(change: Change, R: Tensor) -> Tensor:
-    """T^-1 R. R: (L, m), adds first."""
-    Ba, Br = halves(change, R)
-    Zr = torch.linalg.solve_triangular(change.Lr.mT, Br, upper=True) if Br.shape[0] else Br
-    Za = torch.linalg.solve_triangular(change.La.mT, Ba - change.H @ Zr, upper=True)
-    return torch.cat([Za, Zr])
-
-
-def update_inverse_(inverse: Tensor, change: Change, U: Tensor, scale: float = 1.0) -> Tensor:
-    """inverse -= scale * U^T T^-1 U, in place and symmetric. inverse: (J, J); U: (L, J) = (A^-1 Phi)^T, adds first."""
-    Za, Zr = halves(change, U)
-    if Za.shape[0]:
-        inverse.addmm_(Za.mT, Za, alpha=-scale)
-    if Zr.shape[0]:
-        inverse.addmm_(Zr.mT, Zr, alpha=scale)
-    return inverse

@@ -13,6 +13,9 @@ from torchlssvm.heads.engines import Options, code_labels, real_weights, scaled_
 from torchlssvm.heads.solution import NotPositiveDefinite, Solution
 from torchlssvm.statistics.batch import Batch, Choices
 
+DEFER = 64
+"""Terms of P that wait to be folded in together: single samples then cost one pass over P, not three."""
+
 
 class Compact:
     """w and P carried from call to call. Features are used as given, or snapped to an explicit grid."""
@@ -101,11 +104,13 @@ class Compact:
             return self._train(rows, y, d)
         backup = None
         if removes and len(rows) > size:
-            backup = (s.w, s.beta, s.mu, s.n, None if s.P is None else s.P.clone())
+            backup = (s.w, s.beta, s.mu, s.n, s.inverse().clone())
         try:
             for a in range(0, len(rows), size):
-                s.append(rows[a : a + size], y[a : a + size], d[a : a + size], size)
-                s.advance()
+                s.append(rows[a : a + size], y[a : a + size], d[a : a + size])
+                s.take_in()
+                if s.deferred > DEFER:
+                    s.inverse()
         except NotPositiveDefinite:
             s.drop_pending()
             if backup is not None:
@@ -155,6 +160,10 @@ class Compact:
         """w (J, K) and b (K,)."""
         del unverified  # nothing ever is
         return real_weights(self.solution, self.options, self.J)
+
+    def settle(self) -> None:
+        """Fold everything into P."""
+        self.solution.inverse()
 
     def inverse(self, unverified: bool = False) -> Tensor:
         """P (D, D)."""

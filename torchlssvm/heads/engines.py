@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import cost
+from torchlssvm.functional.system import workspace
 from torchlssvm.heads import normal
 from torchlssvm.heads.solution import Solution, TooInaccurate
 from torchlssvm.statistics import Statistics
@@ -59,7 +60,7 @@ def scaled_rows(phi: Tensor, factor: float, options: Options) -> Tensor:
 
 def real_weights(solution: Solution, options: Options, J: int) -> tuple[Tensor, Tensor]:
     """w (J, K) and b (K,) with scores x @ w + b."""
-    w, beta, mu = solution.weights()
+    w, beta, mu = solution.w, solution.beta, solution.mu
     root = math.sqrt(options.rho)
     if options.intercept == "penalized":
         return w[:J] / root, w[J] / root
@@ -72,19 +73,21 @@ class SharedSystem:
     def __init__(self, stats: Statistics, options: Options):
         """An engine on statistics that may be empty."""
         self.stats, self.options = stats, options
+        self._work: Tensor | None = None
         self.stamp = 0  # counts the times the weights were computed another way
         self.solution = self._fresh()
         self.stale = not stats.empty
 
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
-        solution = Solution(D, self.stats.num_classes, self.options.intercept == "free", self.stats.device)
-        solution.least_pivot = cost.LEAST_PIVOT  # below it there are statistics to solve from
-        return solution
+        centred = self.options.intercept == "free"
+        return Solution(D, self.stats.num_classes, centred, self.stats.device, cost.LEAST_PIVOT)
 
     def reset(self) -> None:
         """Forget the cache: the next read solves from statistics."""
         self.solution = self._fresh()
+        if self._work is not None and (self._work.device != self.stats.device or self._work.shape[0] < self.solution.D):
+            self._work = None
         self.stale = not self.stats.empty
 
     @property
@@ -95,10 +98,10 @@ class SharedSystem:
 
     def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
-        limit = cost.pending_limit(self.stats.in_features, inverse=False)
-        count = self.solution.pending + sum(len(b) for b, _ in changes)
-        if self.stale or count > limit or self.options.follows_counts or not self.solution.rebuildable():
-            self.solution.drop_pending()
+        s, new = self.solution, sum(len(b) for b, _ in changes)
+        dear = cost.solve_is_cheaper(self.stats.in_features, s.deferred + s.pending + new, s.columns + s.pending + new, s.holds_inverse)
+        if self.stale or dear or self.options.follows_counts or not s.updatable:
+            s.drop_pending()
             self.stale = True
             return
         weight = self.options.class_weight if isinstance(self.options.class_weight, Tensor) else None
@@ -109,7 +112,7 @@ class SharedSystem:
             if batch.mult is not None:
                 keep = d != 0
                 scaled, y, d = scaled[keep], y[keep], d[keep]
-            self.solution.append(scaled, y, d, limit)
+            self.solution.append(scaled, y, d)
 
     def _quantized(self, batch: Batch) -> Tensor:
         grid = self.stats.grid
@@ -123,7 +126,7 @@ class SharedSystem:
 
     def relabelled(self, old: Batch, new: Batch, q: Tensor) -> None:
         """Labels moved, M did not: only the right-hand side changes."""
-        if self.stale or self.solution.empty or not self.solution.rebuildable():
+        if self.stale or self.solution.empty or not self.solution.updatable:
             self.solution.drop_pending()
             self.stale = True
             return
@@ -132,11 +135,17 @@ class SharedSystem:
             dy = dy * old.mult[:, None]
         self.solution.shift_targets(scaled_rows(q, self.scale.feature, self.options), dy)
 
+    def _workspace(self) -> Tensor:
+        """Memory for the system, used again by every solve: the factor of the solve before is no longer needed."""
+        if self._work is None:
+            self._work = workspace(self.solution.D, self.stats.device)
+        return self._work
+
     def solve(self, unverified: bool) -> None:
         """Solve from statistics."""
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
-        base = normal.solve(self.stats, self.scale, self.options.intercept, weights, removed=unverified)
+        base = normal.solve(self.stats, self.scale, self.options.intercept, weights, removed=unverified, work=self._workspace())
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
         self.stamp += 1
@@ -148,7 +157,7 @@ class SharedSystem:
         if self.stale:
             self.solve(unverified)
         try:
-            self.solution.weights()
+            self.solution.take_in()
         except TooInaccurate:
             self.solve(unverified)
         return real_weights(self.solution, self.options, self.stats.in_features)
@@ -156,12 +165,8 @@ class SharedSystem:
     def inverse(self, unverified: bool = False) -> Tensor:
         """P (D, D), up to date."""
         self.weights(unverified)
-        J = self.stats.in_features
-        too_many = self.solution.pending > cost.pending_limit(J, inverse=True)
-        tired = self.solution.columns + self.solution.pending > cost.HYGIENE * J
-        if not self.stats.empty and (too_many or tired or not (self.solution.rebuildable() or self.solution.pending)):
+        if not self.stats.empty and not self.solution.updatable:
             self.solve(unverified)
-        self.stamp += self.solution.pending > 0
         return self.solution.inverse()
 
     def exact_weights(self) -> Tensor:
@@ -169,9 +174,17 @@ class SharedSystem:
         other = SharedSystem(self.stats, self.options)
         return other.weights()[0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: without the workspace, and so without the factor in it."""
+        if self.solution.uses_factor:
+            self.solution.forget_inverse()
+        return self.__dict__ | {"_work": None}
+
     def settle(self) -> None:
         """Drop raw samples from the cache, keep the weights."""
-        self.solution.settle()
+        self.solution.take_in()
+        if self.solution.deferred:
+            self.solution.forget_inverse()
 
     def restore(self, state: dict[str, Tensor], P: Tensor) -> None:
         """Take over saved weights and P."""

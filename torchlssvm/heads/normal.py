@@ -65,11 +65,12 @@ def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | N
 
 def solve(
     stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
-    removed: bool = False,
+    removed: bool = False, work: Tensor | None = None,
 ) -> Base:  # fmt: skip
     """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
 
-    ``removed`` says that removals are unverified: a system that is not positive definite is then their fault.
+    ``removed`` says that removals are unverified: a system that is not positive definite is then their fault. ``work`` is a
+    :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor.
     """
     J, root = stats.in_features, math.sqrt(scale.rho)
     if labels is None and weights is None:
@@ -85,9 +86,20 @@ def solve(
         groups = [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
     penalized, centred = intercept == "penalized", intercept == "free"
     D = J + penalized
-    work = workspace(D, groups[0].packed)
+    if work is None:
+        work = workspace(D, stats.device)
     ridge = scale.rho / scale.feature**2
-    centre = fill_system(work, groups, J, ridge, centred)
+    small = not stats.exact or stats.largest_square() < 2**50
+
+    def fill() -> Centre | None:
+        centre = fill_system(work, groups, J, ridge, centred, small)
+        if penalized:
+            one = [1.0 if g.weight is None else g.weight for g in groups]
+            work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
+            work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
+        return centre
+
+    centre = fill()
     Y, y = coded(stats, weights, labels)
     if centre is not None:
         rhs = _centred_targets(Y, y, centre, exact=weights is None)
@@ -97,13 +109,14 @@ def solve(
         mu, beta = torch.zeros(D, dtype=torch.float64, device=rhs.device), torch.zeros(len(y), dtype=torch.float64, device=rhs.device)
     units: Tensor | float = math.sqrt(ridge)
     if penalized:
-        one = [1.0 if g.weight is None else g.weight for g in groups]
-        work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
-        work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
         rhs = torch.cat([rhs, y.to(torch.float64)[:, None]], 1)
         units = torch.full((D,), units, dtype=torch.float64, device=rhs.device)
         units[J] = root
-    factor = factorize(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
+    factor = factor_(work, D)
+    info = checks.to_host(factor.info)
+    if info is not None and info[0][0] != 0:
+        fill()
+        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
     w = factor.solve(rhs.mT)
     w = w * (units[:, None] if isinstance(units, Tensor) else units)
     return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
@@ -120,14 +133,10 @@ def _host(value: Tensor) -> float:
     return 1.0 if host is None else host[0][0]
 
 
-def factorize(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
-    """Cholesky; where rounding defeats it, eigenvalues raised to the ridge and a warning; else NotPositiveDefinite."""
-    factor = factor_(work, D)
-    info = checks.to_host(factor.info)
-    if info is None or info[0][0] == 0:
-        return factor
+def repaired(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
+    """Where rounding defeats Cholesky: eigenvalues raised to the ridge, and a warning; NotPositiveDefinite if it is not that."""
     top = work.diagonal()[:D].amax()
-    repaired, lowest = clamped_factor(work, D, torch.full_like(top, floor))
+    factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
     if removed and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
     warnings.warn(
@@ -136,4 +145,4 @@ def factorize(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
         NumericalWarning,
         stacklevel=2,
     )
-    return repaired
+    return factor

@@ -190,9 +190,7 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
     """The head's attributes for pickling: pending rows are folded in, caches that can be rebuilt are left out."""
     with torch.inference_mode(False), torch.no_grad():
         head._current()
-        settle = getattr(head._engine, "settle", None)
-        if settle is not None:
-            settle()
+        head._engine.settle()
         state = head.__dict__.copy()
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state

@@ -2,11 +2,11 @@
 
 Coordinates: a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
 weights are w sqrt(rho). A free intercept is a coordinate of its own, orthogonal to the others when rows are centred on the
-mean of what the base holds; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
+mean of what is held; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functional.theorem1`.
 
-The *base* is a solved state: a Cholesky factor from statistics, or P itself, or nothing at all (B = I, no samples). On top
-of it lie *pending* signed rows, not yet part of it. Reading the weights applies Theorem 1 to the pending rows, at a cost of
-2 J^2 per row, once; reading P moves the base forward. On an empty base Theorem 1 is the dual form, w = V^T (V V^T + I)^-1 y.
+P is kept as a *base* (a Cholesky factor from statistics, or P itself, or nothing: B = I) minus deferred terms Z^T S Z, one
+row of Z and one sign of S per changed sample. Bringing w up to date by Theorem 1 then costs 2 J^2 per sample and leaves the
+base alone; only reading P itself folds the terms in. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations
@@ -27,19 +27,13 @@ class TooInaccurate(Exception):
 
 
 class Solution:
-    """State: ``w`` (D, K), ``beta`` (K,), ``mu`` (D,), ``n`` of the base; pending rows V (L, D), targets (L, K), signs d (L,)."""
+    """w (D, K), beta (K,), mu (D,) and n of the samples taken in; P, implicitly; and pending rows, not yet taken in."""
 
-    def __init__(self, D: int, K: int, centred: bool, device: torch.device):
-        """The solution without any sample."""
-        self.D, self.K, self.centred, self.device = D, K, centred, device
-        self.least_pivot = 0.0
-        self.columns = 0  # updates of P since it was last computed from scratch
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything: B = I."""
-        zeros = {"dtype": torch.float64, "device": self.device}
-        self.set_base(torch.zeros(self.D, self.K, **zeros), torch.zeros(self.K, **zeros), torch.zeros(self.D, **zeros), 0.0)
+    def __init__(self, D: int, K: int, centred: bool, device: torch.device, least_pivot: float = 0.0):
+        """The solution without any sample. Updates that would fall below ``least_pivot`` are refused as TooInaccurate."""
+        self.D, self.K, self.centred, self.device, self.least_pivot = D, K, centred, device, least_pivot
+        zeros = {"dtype": torch.float64, "device": device}
+        self.set_base(torch.zeros(D, K, **zeros), torch.zeros(K, **zeros), torch.zeros(D, **zeros), 0.0)
 
     def set_base(
         self, w: Tensor, beta: Tensor, mu: Tensor, n: float, factor: Factor | None = None, scale: Tensor | float = 1.0,
@@ -47,141 +41,154 @@ class Solution:
     ) -> None:  # fmt: skip
         """A solved state. ``factor`` is of a matrix A' with A'^-1 = scale^-1 P scale^-1; n is 0 for the empty state."""
         self.w, self.beta, self.mu, self.n = w, beta, mu, n
-        self.factor, self.scale, self.P = factor, scale, P
-        self._clear()
-
-    def _clear(self) -> None:
-        self.pending = self._done = 0
-        self._V: Tensor | None = None
-        self._read: tuple[Tensor, Tensor, Tensor] | None = None
+        self._factor, self._scale, self._P = factor, scale, P
+        self._Z: Tensor | None = None
+        self._plus = self._minus = 0  # rows of Z from both ends: samples added, samples removed
+        self.columns = 0  # changes since P was last computed from scratch
+        self.drop_pending()
 
     def drop_pending(self) -> None:
         """Forget the pending rows: a solve from statistics is due."""
-        self._clear()
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.pending = 0
 
     @property
     def empty(self) -> bool:
-        """Whether the base holds no sample."""
+        """Whether no sample has been taken in."""
         return self.n == 0
 
-    def rebuildable(self) -> bool:
-        """Whether updates can be made from this base: it knows its inverse in some form."""
-        return self.empty or self.factor is not None or self.P is not None
+    @property
+    def updatable(self) -> bool:
+        """Whether P is known in some form, so that changes can be taken in."""
+        return self.empty or self._factor is not None or self._P is not None or self._Z is not None
 
-    def settle(self) -> None:
-        """Drop the pending rows but keep the weights they give: what is left holds no sample."""
-        if self.pending:
-            self.set_base(*self.weights(), self.n)
-            self.n = float("nan")  # neither empty nor rebuildable: the next change solves anew
+    @property
+    def deferred(self) -> int:
+        """The number of changed samples whose terms are not folded into the base."""
+        return self._plus + self._minus
 
-    # -- pending rows --------------------------------------------------------------------------------------------------
+    @property
+    def holds_inverse(self) -> bool:
+        """Whether the base is P itself."""
+        return self._P is not None
 
-    def append(self, rows: Tensor, y: Tensor, d: Tensor, capacity: int) -> None:
-        """Add pending rows (B, D) with targets (B, K) and signed weights d (B,); ``capacity`` is the most there will be."""
-        if self._V is None or self._V.shape[0] < self.pending + len(rows):
-            room = max(capacity, self.pending + len(rows))
-            grow = [torch.empty(room, size, dtype=torch.float64, device=self.device) for size in (self.D, self.D, self.K)]
-            d_new = torch.empty(room, dtype=torch.float64, device=self.device)
-            G_new = torch.empty(room, room, dtype=torch.float64, device=self.device)
-            if self._V is not None:
-                n = self.pending
-                for new, old in zip(grow, (self._V, self._U, self._y), strict=True):
-                    new[:n] = old[:n]
-                d_new[:n], G_new[:n, :n] = self._d[:n], self._G[:n, :n]
-            (self._V, self._U, self._y), self._d, self._G = grow, d_new, G_new
-        a, b = self.pending, self.pending + len(rows)
-        self._V[a:b], self._y[a:b], self._d[a:b] = rows, y, d
-        if self.centred and not self.empty:
-            self._V[a:b] -= self.mu
-        self.pending, self._read = b, None
+    @property
+    def uses_factor(self) -> bool:
+        """Whether the base is a Cholesky factor."""
+        return self._factor is not None
+
+    def forget_inverse(self) -> None:
+        """Keep the weights only: the next change needs a solve."""
+        self.set_base(self.w, self.beta, self.mu, self.n)
+
+    def append(self, rows: Tensor, y: Tensor, d: Tensor) -> None:
+        """Put rows (B, D) with targets (B, K) and signed weights d (B,) on the pending list; none of them is aliased later."""
+        self._pending.append((rows, y, d))
+        self.pending += rows.shape[0]
+
+    # -- P -------------------------------------------------------------------------------------------------------------
 
     def apply_inverse(self, V: Tensor) -> Tensor:
         """P v for rows V (B, D), as rows."""
-        if self.P is not None:
-            return V @ self.P
-        if self.factor is not None:
-            return self.factor.solve((V * self.scale).mT).mT * self.scale
-        return V
+        U = V
+        if self._P is not None:
+            U = V @ self._P
+        elif self._factor is not None:
+            U = self._factor.solve((V * self._scale).mT).mT * self._scale
+        for Z, sign in self._terms():
+            U = torch.addmm(U, V @ Z.mT, Z, alpha=-sign)
+        return U
 
-    def _change(self) -> tuple[theorem1.Change, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """T factored and, by Theorem 1: U (L, D), w (D, K), beta (K,), the mean these are centred on, and the signs' sum."""
-        L = self.pending
-        assert self._V is not None
-        V, d, y = self._V[:L], self._d[:L], self._y[:L]
-        mu, beta, total = self.mu, self.beta, d.sum()
-        if self.empty:
-            if self.centred:
+    def _terms(self) -> list[tuple[Tensor, float]]:
+        """The deferred terms: P = base - Za^T Za + Zr^T Zr."""
+        if self._Z is None:
+            return []
+        terms = [(self._Z[: self._plus], 1.0), (self._Z[self._Z.shape[0] - self._minus :], -1.0)]
+        return [(Z, sign) for Z, sign in terms if Z.shape[0]]
+
+    def _defer(self, Za: Tensor, Zr: Tensor) -> None:
+        """Keep the terms of a change, additions from the front of Z and removals from its end."""
+        need = self._plus + self._minus + Za.shape[0] + Zr.shape[0]
+        if self._Z is None or self._Z.shape[0] < need:
+            grown = torch.empty(max(64, 2 * need), self.D, dtype=torch.float64, device=self.device)
+            for Z, sign in self._terms():
+                (grown[: self._plus] if sign > 0 else grown[grown.shape[0] - self._minus :]).copy_(Z)
+            self._Z = grown
+        self._Z[self._plus : self._plus + Za.shape[0]] = Za
+        self._plus += Za.shape[0]
+        end = self._Z.shape[0] - self._minus
+        self._Z[end - Zr.shape[0] : end] = Zr
+        self._minus += Zr.shape[0]
+
+    def inverse(self) -> Tensor:
+        """P (D, D) of the samples taken in, with the deferred terms folded in; the working array, not a copy."""
+        if self._P is None and self._factor is not None:
+            P, s = self._factor.inverse(), self._scale
+            self._P = P.mul_(s * s) if isinstance(s, float) else P.mul_(s).mul_(s[:, None])
+            self._factor = None
+        elif self._P is None:
+            self._P = torch.eye(self.D, dtype=torch.float64, device=self.device)
+        for Z, sign in self._terms():
+            self._P.addmm_(Z.mT, Z, alpha=-sign)
+        self._Z, self._plus, self._minus = None, 0, 0
+        return self._P
+
+    # -- Theorem 1 -----------------------------------------------------------------------------------------------------
+
+    def take_in(self) -> None:
+        """Take the pending rows in, jointly. Raises, with nothing changed, if they cannot be or would cost digits."""
+        if not self.pending:
+            return
+        V, y, d = self._pending[0] if len(self._pending) == 1 else (torch.cat(c) for c in zip(*self._pending, strict=True))
+        removes = checks.to_host(d < 0)
+        signs = [0.0] * self.pending if removes is None else removes[0]
+        adds = self.pending - int(sum(signs))
+        if any(signs[:adds]):  # additions first
+            order = torch.argsort((d < 0).to(torch.int8), stable=True)
+            V, y, d = V[order], y[order], d[order]
+        mu, beta = self.mu, self.beta
+        n, total = self._counts(d)
+        if self.centred:
+            if self.empty:
                 mu, beta = d @ V / total, d @ y / total
-                V = V - mu
-            U, G, r = V, V @ V.mT, beta - y
-        else:
-            a = self._done
-            if a < L:
-                self._U[a:L] = self.apply_inverse(V[a:])
-                self._G[a:L, :L] = V[a:] @ self._U[:L].mT
-                self._G[:a, a:L] = self._G[a:L, :a].mT
-                self._done = L
-            U, G, r = self._U[:L], self._G[:L, :L], V @ self.w + (beta - y)
-            if self.centred:
-                G = G + 1.0 / self.n
-        removes = d < 0
-        adds = L if checks.is_fake(d) else L - int(removes.sum())  # a host read: the blocks' sizes are shapes
-        if 0 < adds < L:
-            order = torch.argsort(removes.to(torch.int8), stable=True)
-            U, G, r, d = U[order], G[order][:, order], r[order], d[order]
+            V = V - mu
+        U = self.apply_inverse(V)
+        G = V @ U.mT
+        if self.centred and not self.empty:
+            G += 1.0 / n
         change = theorem1.factor_change(G, d, adds)
         host = checks.to_host(change.info, change.pivot)
         if host is not None and host[0][0] != 0:
             raise NotPositiveDefinite
         if host is not None and host[1][0] < self.least_pivot:
-            raise TooInaccurate(host[1][0])
-        z = theorem1.solve_change(change, r)
+            raise TooInaccurate
+        Za, Zr = theorem1.halves(change, U)
+        ra, rr = theorem1.halves(change, V @ self.w + (beta - y))
+        w = torch.addmm(torch.addmm(self.w, Za.mT, ra, alpha=-1), Zr.mT, rr)
         if self.centred and not self.empty:
-            beta = beta - z.sum(0) / self.n
-        return change, U, self.w - U.mT @ z, beta, mu, total
+            oa, o_r = theorem1.halves(change, torch.ones_like(d)[:, None])
+            step = d @ V / total  # how far the mean moves
+            beta = beta - (oa.mT @ ra - o_r.mT @ rr)[0] / n + step @ w
+            mu = mu + step
+        self._defer(Za, Zr)
+        self.w, self.beta, self.mu, self.n = w, beta, mu, total
+        self.columns += self.pending
+        self.drop_pending()
 
-    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """w (D, K) and beta (K,), pending rows included, and the mean (D,) that rows are centred on for them."""
-        if not self.pending:
-            return self.w, self.beta, self.mu
-        if self._read is None:
-            self._read = self._change()[2:5]
-        return self._read
-
-    def inverse(self) -> Tensor:
-        """P (D, D), pending rows included; the base moves forward to them."""
-        if self.pending:
-            self.advance()
-        if self.P is None:
-            if self.factor is not None:
-                P, s = self.factor.inverse(), self.scale
-                self.P = P.mul_(s * s) if isinstance(s, float) else P.mul_(s).mul_(s[:, None])
-                self.columns = 0
-            else:
-                self.P = torch.eye(self.D, dtype=torch.float64, device=self.device)
-        return self.P
-
-    def advance(self) -> None:
-        """Fold the pending rows into the base: P by Theorem 1, in place."""
-        change, U, w, beta, mu, signs = self._change()
-        L, V, d = self.pending, self._V, self._d
-        assert V is not None
-        n = 1.0
-        if self.centred:
-            n = self.n + (1.0 if checks.is_fake(signs) else float(signs))
-            if not self.empty:
-                step = d[:L] @ V[:L] / n  # how far the mean moves
-                mu, beta = mu + step, beta + step @ w
-        self.pending = 0
-        P = theorem1.update_inverse_(self.inverse(), change, U)
-        self.set_base(w, beta, mu, n, P=P)
-        self.columns += L
+    def _counts(self, d: Tensor) -> tuple[float, float]:
+        """n before and after; without a mean to keep, only whether there is anything."""
+        if not self.centred:
+            return 1.0, 1.0
+        host = checks.to_host(d)
+        return self.n, self.n + (1.0 if host is None else sum(host[0]))
 
     def shift_targets(self, rows: Tensor, dy: Tensor) -> None:
         """Targets of samples held change by dy (B, K): the right-hand side moves, P does not. rows: (B, D)."""
         V = rows - self.mu if self.centred else rows
-        step = self.apply_inverse(V).mT @ dy if len(V) <= self.K else self.apply_inverse((V.mT @ dy).mT).mT
+        if V.shape[0] <= self.K:
+            step = self.apply_inverse(V).mT @ dy
+        else:
+            step = self.apply_inverse((V.mT @ dy).mT).mT
         self.w = self.w + step
         if self.centred:
             self.beta = self.beta + dy.sum(0) / self.n
-        self._read = None

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,7 +123,8 @@ class Statistics:
         return self._sums
 
     @staticmethod
-    def _copy(x: Tensor, out: Tensor) -> Tensor:
+    def _copy(x: Tensor, out: Tensor, scratch: Tensor | None) -> Tensor:
+        del scratch
         return out.copy_(x)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -204,6 +206,11 @@ class Statistics:
         if label is None:
             return Sums(weight, self.packed(None, folds), V.sum(0), side.sum())
         return Sums(weight, self.packed(label, folds), V[label], side[label])
+
+    def largest_square(self) -> float:
+        """The largest diagonal entry of M: for sums of actual samples a bound on every entry."""
+        host = None if self._sums is None else checks.to_host(self._sums.diag.sum(0).amax())
+        return float(LIMIT) if host is None else host[0][0]
 
     @property
     def M(self) -> Tensor:
@@ -310,7 +317,7 @@ class Statistics:
             except Exception:
                 if undo is None:
                     for r in rows:  # integers: the opposite change undoes it exactly
-                        sums.push(Rows(r.x, r.z, r.codes, r.mult, r.bounds, -r.sign))
+                        sums.push(replace(r, sign=-r.sign))
                 else:
                     sums.settle()
                     sums.sums = undo
@@ -355,13 +362,15 @@ class Statistics:
 
     def _rows(self, b: Batch, sign: int) -> Rows:
         K = self.num_classes
+        gross = b.gross if self.exact else float(len(b))
         if b.labels is None:
-            return Rows(b.x, self._values(b), b.folds, b.mult, b.bounds, sign)
+            return Rows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
         if self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
-            return Rows(b.x, torch.ones(len(b), 1, dtype=torch.float64, device=self.device), codes, b.mult, b.bounds, sign)
+            ones = torch.ones(len(b), 1, dtype=torch.float64, device=self.device)
+            return Rows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
         z = torch.nn.functional.one_hot(b.labels, K).to(torch.float64)
-        return Rows(b.x, z, b.folds, b.mult, b.bounds, sign)
+        return Rows(b.x, z, b.folds, b.mult, b.bounds, gross, sign)
 
     def _reserve(self, bound: float) -> None:
         """Refuse before int64 can overflow."""

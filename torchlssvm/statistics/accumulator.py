@@ -30,7 +30,8 @@ SMALL = 256
 class Rows:
     """Signed rows on their way in: x (B, J), z (B, R), group codes (B,) or None for one group, multiplicities (B,) or None.
 
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity; ``sign`` is +1 or -1.
+    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
+    +1 or -1.
     """
 
     x: Tensor
@@ -38,6 +39,7 @@ class Rows:
     codes: Tensor | None
     mult: Tensor | None
     bounds: NDArray[np.float64]
+    gross: float
     sign: int
 
     @property
@@ -61,9 +63,9 @@ class Guard:
 
 
 class Accumulator:
-    """Sums of [q; z] q^T per group. ``quantize(x, out)`` writes the float64 rows to sum."""
+    """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum."""
 
-    def __init__(self, J: int, R: int, groups: int, exact: bool, device: torch.device, quantize: Callable[[Tensor, Tensor], object]):
+    def __init__(self, J: int, R: int, groups: int, exact: bool, device: torch.device, quantize: Callable[[Tensor, Tensor, Tensor | None], object]):
         """Start at zero. J features, R side columns; ``exact`` says whether rows are integers."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
@@ -73,6 +75,7 @@ class Accumulator:
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
+        self._scratch: Tensor | None = None
         self._length, self._uniform, self._tail_bound = 0, None, 0.0
         self._guard: Guard | None = None
 
@@ -80,7 +83,7 @@ class Accumulator:
 
     def fits_tail(self, changes: list[Rows]) -> bool:
         """Whether the changes are few enough to wait in the tail; flushes it first when it has no room."""
-        rows, bound = sum(len(c.x) for c in changes), sum(float(c.bounds.sum()) for c in changes)
+        rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         if rows > SMALL or bound > gram.EXACT:
             return False
         if self._length + rows > CHUNK or self._tail_bound + bound > gram.EXACT:
@@ -92,9 +95,9 @@ class Accumulator:
         buffer = self._room()
         start, views, diag = self._length, [], self.diag
         for change in changes:
-            stop = start + len(change.x)
+            stop = start + change.x.shape[0]
             q = buffer[start:stop, : self.J]
-            self.quantize(change.x, q)
+            self.quantize(change.x, q, None)
             buffer[start:stop, self.J :] = change.z
             self._scale[start:stop] = change.scale
             squares = q * q
@@ -113,8 +116,8 @@ class Accumulator:
         for change in changes:
             sign = float(change.sign) if change.mult is None else None
             self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
-            self._length += len(change.x)
-            self._tail_bound += float(change.bounds.sum())
+            self._length += change.x.shape[0]
+            self._tail_bound += change.gross
         self.diag = diag
 
     def push(self, change: Rows) -> None:
@@ -138,10 +141,12 @@ class Accumulator:
         bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
         x, z, mult = change.x, change.z, change.mult
         tail = self._room()
+        if self._scratch is None:
+            self._scratch = torch.empty(CHUNK, self.J, dtype=torch.float32, device=self.device)
         for a, b in runs(bounds):
             pick = slice(a, b) if index is None else index[a:b]
             rows = tail[: b - a]
-            self.quantize(x[pick], rows[:, : self.J])
+            self.quantize(x[pick], rows[:, : self.J], self._scratch)
             rows[:, self.J :] = z[pick]
             scaled = None if mult is None else rows * mult[pick][:, None]
             self._accumulate(group, rows, scaled, float(change.sign), float(bounds[a:b].sum()))
@@ -156,7 +161,7 @@ class Accumulator:
     def move_side(self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]) -> Tensor:
         """One group, one-hot side columns: move rows from class ``old`` to class ``new``; M stays. Returns the rows."""
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
-        self.quantize(x, q)
+        self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         for a, b in runs(bounds):
             side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R)

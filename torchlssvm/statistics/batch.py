@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Batch:
 
     def __len__(self) -> int:
         """The number of rows."""
-        return len(self.x)
+        return int(self.x.shape[0])
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
@@ -63,7 +64,8 @@ def inspect(x: Tensor, y: Tensor, kind: str, mult: Tensor | None) -> list[NDArra
     if mult is not None:
         parts.append(mult)
     host = torch.cat([p.to(torch.float64) for p in parts]).cpu().numpy()
-    return np.split(host, np.cumsum([len(p) for p in parts])[:-1])
+    stops = list(itertools.accumulate(p.shape[0] for p in parts))
+    return [host[a:b] for a, b in zip([0, *stops], stops, strict=False)]
 
 
 def check_batch(
@@ -77,16 +79,16 @@ def check_batch(
     x = checks.features(x, J, device)
     y, kind = checks.targets(y, x, K)
     mult = checks.weights(weight, x)
-    if choices.kind is not None and kind != choices.kind and len(x):
+    if choices.kind is not None and kind != choices.kind and x.shape[0]:
         raise ValueError(f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix")
-    fold_index = _folds(ids, folds, len(x), device)
-    if len(x) == 0:
+    fold_index = _folds(ids, folds, x.shape[0], device)
+    if x.shape[0] == 0:
         return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
     host = inspect(x, y, kind, mult)
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
         _check_values(x, y, kind, mult, host, K, exact)
-    size = float(len(x)) if mult is None or host is None else float(host[2].sum())
+    size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
     if choices.kind is None:
         choices = Choices(kind)
         if exact:
@@ -96,10 +98,10 @@ def check_batch(
     if not exact:
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return Batch(x, labels, targets, mult, fold_index, np.ones(len(x)), size, gross, choices)
+        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices)
     assert choices.grid is not None
     choices.grid.check(largest_x, "x")
-    steps = np.ones(len(x))
+    steps = np.ones(x.shape[0])
     if host is not None:
         steps = np.floor(host[0] / choices.grid.resolution + 1)
     targets = None

@@ -1,0 +1,180 @@
+"""Speed of the linear head, as ratios to bare float64 products of the same shapes, measured side by side in one run.
+
+    python recipes/benchmarks/linear_head.py                  # every table, about four minutes on two cores
+    python recipes/benchmarks/linear_head.py --only bulk      # bulk | single | block | solve | crossover
+    python recipes/benchmarks/linear_head.py --threads 1
+
+Each line alternates the two things it compares and gives the ratio of their medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from torchlssvm import LSSVMHead, Statistics
+from torchlssvm.functional import cost
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """The time of one call."""
+    start = time.perf_counter()
+    job()
+    return time.perf_counter() - start
+
+
+def compare(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each job, taken in turns."""
+    for job in jobs.values():
+        job()
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            times[name].append(seconds(job))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def data(n: int, J: int, K: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features as a ReLU network gives them, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, J, generator=generator).relu_(), torch.randint(K, (n,), generator=generator)
+
+
+def gemm_rate(J: int) -> Callable[[], object]:
+    """A square float64 product, 2 J^3 flops."""
+    a = torch.randn(J, J, dtype=torch.float64)
+    return lambda: a @ a
+
+
+def bulk(rounds: int) -> None:
+    """Adding 8,192 rows: checks, quantizing and integer sums, against the bare product q^T q."""
+    print("\nBulk adding, 8,192 rows, 10 classes: time / time of q.T @ q           (asked: <= 0.75)")
+    for J in (512, 1024, 2048):
+        x, y = data(8192, J)
+        stats = Statistics(J, 10).add(x, y)
+        assert stats.grid is not None
+        q = stats.grid.quantize(x)
+        t = compare({"gemm": lambda q=q: q.mT @ q, "add": lambda s=stats, x=x, y=y: s.add(x, y)}, rounds)
+        print(f"  J={J:5d}   q.T @ q {t['gemm'] * 1e3:7.1f} ms   add {t['add'] * 1e3:7.1f} ms   ratio {t['add'] / t['gemm']:.2f}")
+
+
+def single(rounds: int) -> None:
+    """One sample removed and w read, against the three passes over P of an eager update."""
+    print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (asked at J=2048: <= 1.25)")
+    for J in (1024, 2048):
+        x, y = data(4 * J, J)
+        head = LSSVMHead(J, 10).add(x, y)
+        P, v = torch.randn(J, J, dtype=torch.float64), torch.randn(J, 1, dtype=torch.float64)
+
+        def eager(P: torch.Tensor = P, v: torch.Tensor = v) -> None:
+            u = P @ v
+            P.addcmul_(u, u.mT, value=-1e-9)
+
+        def removal(i: int, head: LSSVMHead = head, x: torch.Tensor = x, y: torch.Tensor = y) -> None:
+            head.remove(x[i : i + 1], y[i : i + 1])
+            head.w  # noqa: B018
+
+        ratios = []
+        _ = head.w
+        for start in range(0, 200 * min(rounds, 3), 200):  # blocks of 20 in turns; solves fall where they fall
+            ours = passes = 0.0
+            for block in range(start, start + 200, 20):
+                ours += sum(seconds(lambda i=i: removal(i)) for i in range(block, block + 20))
+                passes += sum(seconds(eager) for _ in range(20))
+            ratios.append((ours / passes, ours / 200, passes / 200))
+        ratio, ours, passes = sorted(ratios)[len(ratios) // 2]
+        print(f"  J={J:5d}   three passes {passes * 1e3:6.2f} ms   remove + w {ours * 1e3:6.2f} ms   ratio {ratio:.2f}")
+
+
+def block(rounds: int) -> None:
+    """64 samples at once: share of the product's rate over the 4 J^2 L flops of Theorem 1."""
+    print("\n64 samples, share of the rate of a square product over 4 J^2 L flops   (asked, J >= 1024: P >= 0.75, w only > 1)")
+    for J in (512, 1024, 2048):
+        x, y = data(4 * J, J)
+        gemm = gemm_rate(J)
+        line = []
+        for form in (True, False):
+            for what in ("P", "w"):
+                head = LSSVMHead(J, 10, statistics=form).add(x, y)
+                read: Callable[[], object] = (lambda h=head: h.P) if what == "P" else (lambda h=head: h.w)
+                read()
+                times, rates, start = [], [], 0
+                for _ in range(rounds):
+                    rates.append(seconds(gemm) / (2 * J**3))
+                    for i in range(3):  # stays below the number of columns at which a solve is due
+                        if form and what == "w" and i == 0 or i == 0:
+                            head = _fresh(head, x, y, form, read, start)
+                            read = (lambda h=head: h.P) if what == "P" else (lambda h=head: h.w)
+                        rows = slice(start, start + 64)
+                        times.append(seconds(lambda h=head, r=rows, f=read: (h.remove(x[r], y[r]), f())))
+                        start = (start + 64) % (3 * J)
+                share = statistics.median(rates) * 4 * J * J * 64 / statistics.median(times)
+                line.append(f"{'statistics' if form else 'compact'} {what}: {share:.2f}")
+        print(f"  J={J:5d}   " + "   ".join(line))
+
+
+def _fresh(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, form: bool, read: Callable[[], object], start: int) -> LSSVMHead:
+    """The same head with everything in it again, solved."""
+    del head, read, start
+    new = LSSVMHead(x.shape[1], 10, statistics=form).add(x, y)
+    _ = new.w, new.P
+    return new
+
+
+def solve(rounds: int) -> None:
+    """w from statistics, against J^3 / 3 flops at the rate of a square product."""
+    print("\nSolving w from statistics: time / time of J^3/3 flops at the product's rate   (asked, J >= 1024: <= 2.2)")
+    for J in (512, 784, 1024, 2048):
+        x, y = data(2 * J, J)
+        head = LSSVMHead(J, 10).add(x, y)
+        head.digest()  # everything is summed: what is timed is the solve
+        t = compare({"gemm": gemm_rate(J), "solve": head.refresh}, 3 * rounds)
+        base = t["gemm"] / 6
+        print(f"  J={J:5d}   J^3/3 {base * 1e3:6.2f} ms   solve {t['solve'] * 1e3:6.2f} ms   ratio {t['solve'] / base:.2f}")
+
+
+def crossover(rounds: int) -> None:
+    """L changed columns taken in by Theorem 1, against one solve: the rule says to solve past J/4."""
+    print("\nTheorem 1 on L columns / one solve from statistics (w only); the rule solves past L = J/4")
+    for J in (512, 1024, 2048):
+        x, y = data(3 * J, J)
+        cells = []
+        for share in (16, 8, 4, 2):
+            L = J // share
+            rule = "solve" if cost.solve_is_cheaper(J, L + 1, L + 1, inverse=False) else "update"
+            update, again = [], []
+            for _ in range(rounds):
+                head = LSSVMHead(J, 10).add(x, y)
+                head.digest()
+                again.append(seconds(head.refresh))
+                solution = head._engine.solution
+                rows = x[:L].double() / head.rho**0.5
+                target = torch.full((L, 10), -1.0, dtype=torch.float64).scatter_(1, y[:L, None], 1.0)
+                solution.append(rows, target, torch.full((L,), -1.0, dtype=torch.float64))
+                update.append(seconds(solution.take_in))
+            ratio = statistics.median(update) / statistics.median(again)
+            cells.append(f"J/{share}: {ratio:.2f} ({rule})")
+        print(f"  J={J:5d}   " + "   ".join(cells))
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = {"bulk": bulk, "single": single, "block": block, "solve": solve, "crossover": crossover}
+    parser.add_argument("--only", choices=tables)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} thread(s), {options.rounds} rounds")
+    for name, table in tables.items():
+        if options.only in (None, name):
+            table(options.rounds)
+
+
+if __name__ == "__main__":
+    main()
