@@ -154,7 +154,7 @@ def crossover(rounds: int) -> None:
                 solution = head._engine.solution
                 rows = x[:L].double() / head.rho**0.5
                 target = torch.full((L, 10), -1.0, dtype=torch.float64).scatter_(1, y[:L, None], 1.0)
-                solution.append(rows, target, torch.full((L,), -1.0, dtype=torch.float64))
+                solution.append(rows, target, torch.full((L,), -1.0, dtype=torch.float64), -1, -float(L))
                 update.append(seconds(solution.take_in))
             ratio = statistics.median(update) / statistics.median(again)
             cells.append(f"J/{share}: {ratio:.2f} ({rule})")

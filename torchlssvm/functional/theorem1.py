@@ -54,6 +54,12 @@ def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
     G: (L, L) = Phi^T A^-1 Phi, plus 1/n for a free intercept; d: (L,), the first ``adds`` entries positive, the others
     negative.
     """
+    if d.shape[0] == 1:  # Corollaries 1 and 2: T is a number, and must have the sign of d
+        s = (G + d.reciprocal()) * d.sign()
+        root, none, empty = s.sqrt(), (s <= 0).to(torch.int32)[0, 0], G[:0, :0]
+        if adds:
+            return Change(root, G[:, :0], empty, none, torch.ones_like(d[0]))
+        return Change(empty, G[:0], root, none, (s[0, 0] * -d[0]))
     T = G + torch.diag(d.reciprocal())
     La, info_a = torch.linalg.cholesky_ex(T[:adds, :adds])
     H = torch.linalg.solve_triangular(La, T[:adds, adds:], upper=False)
@@ -66,6 +72,8 @@ def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
 def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
     """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
     adds = change.La.shape[0]
+    if X.shape[0] == 1:
+        return (X / change.La, X[1:]) if adds else (X[:0], X / -change.Lr)
     Ba = torch.linalg.solve_triangular(change.La, X[:adds], upper=False)
     if adds == X.shape[0]:
         return Ba, X[adds:]

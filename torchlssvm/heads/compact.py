@@ -9,12 +9,15 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
-from torchlssvm.heads.engines import Options, code_labels, real_weights, scaled_rows, signed_weights
+from torchlssvm.heads.engines import Options, code_labels, real_weights, scaled_rows, weighted
 from torchlssvm.heads.solution import NotPositiveDefinite, Solution
 from torchlssvm.statistics.batch import Batch, Choices
 
 DEFER = 64
 """Terms of P that wait to be folded in together: single samples then cost one pass over P, not three."""
+
+Part = tuple[Tensor, Tensor, Tensor, int]
+"""Rows (B, D), targets (B, K), signed weights (B,) and their sign."""
 
 
 class Compact:
@@ -48,12 +51,7 @@ class Compact:
         else:
             assert batch.targets is not None
             y = batch.targets * (target.resolution if target else 1.0)
-        weight = self.options.class_weight if isinstance(self.options.class_weight, Tensor) else None
-        rows, d = scaled_rows(phi, 1.0, self.options), signed_weights(batch, sign, weight)
-        if batch.mult is not None:
-            keep = d != 0
-            rows, y, d = rows[keep], y[keep], d[keep]
-        return rows, y, d
+        return weighted(batch, sign, scaled_rows(phi, 1.0, self.options), y, self.options)
 
     def _counts_after(self, changes: list[tuple[Batch, int]]) -> Tensor:
         counts = self.counts
@@ -78,45 +76,49 @@ class Compact:
             host = checks.to_host(counts)
             if host is not None and min(host[0]) < -1e-9:
                 raise checks.removal_error(f"a count would fall to {min(host[0]):g}")
-        parts = [self._rows(b, s) for b, s in sorted(changes, key=lambda c: -c[1])]
-        rows, y, d = (torch.cat(column) for column in zip(*parts, strict=True))
+        parts = [(*self._rows(b, s), s) for b, s in sorted(changes, key=lambda c: -c[1])]
         n = self.n + sum(b.size * s for b, s in changes)
         if removes and abs(n) < 1e-9:
-            self._check_all_removed(rows, y, d)
+            self._check_last(parts)
             self.reset()
             return
-        self._update(rows, y, d, removes)
+        self._update(parts, removes)
         self.counts, self.choices, self.n = counts, changes[0][0].choices, n
 
-    def _check_all_removed(self, rows: Tensor, y: Tensor, d: Tensor) -> None:
-        """Removing the last samples: P must come back to I."""
+    def _check_last(self, parts: list[Part]) -> None:
+        """Removing the last samples: each must have a leverage below one."""
         s = self.solution
-        V = rows - s.mu if s.centred else rows
-        inner = V * d.abs().sqrt()[:, None]
-        host = checks.to_host((inner @ s.inverse() @ inner.mT).diagonal().amax() if len(V) else torch.zeros(1))
-        del y
-        if host is not None and host[0][0] > 1 + 1e-6:
-            raise checks.removal_error("the last samples held are others")
+        for rows, _, d, sign in parts:
+            V = (rows - s.mu if s.centred else rows) * d.abs().sqrt()[:, None]
+            host = checks.to_host((s.apply_inverse(V) * V).sum(1).amax()) if sign < 0 and rows.shape[0] else None
+            if host is not None and host[0][0] > 1 + 1e-6 and len(parts) == 1:
+                raise checks.removal_error("the last samples held are others")
 
-    def _update(self, rows: Tensor, y: Tensor, d: Tensor, removes: bool) -> None:
+    def _update(self, parts: list[Part], removes: bool) -> None:
+        """One joint step if the rows are few, else batches of the best size, additions first."""
         size, s = cost.batch_size(self.J), self.solution
-        if s.empty and not removes and len(rows) > size:
-            return self._train(rows, y, d)
-        backup = None
-        if removes and len(rows) > size:
-            backup = (s.w, s.beta, s.mu, s.n, s.inverse().clone())
+        count = sum(part[0].shape[0] for part in parts)
+        if s.empty and not removes and count > size:
+            return self._train(*parts[0][:3])
+        backup = (s.w, s.beta, s.mu, s.n, s.inverse().clone()) if removes and count > size else None
         try:
-            for a in range(0, len(rows), size):
-                s.append(rows[a : a + size], y[a : a + size], d[a : a + size])
-                s.take_in()
-                if s.deferred > DEFER:
-                    s.inverse()
+            for rows, y, d, sign in parts:
+                for a in range(0, rows.shape[0], size):
+                    s.append(rows[a : a + size], y[a : a + size], d[a : a + size], sign)
+                    if count > size:
+                        self._take_in()
+            self._take_in()
         except NotPositiveDefinite:
             s.drop_pending()
             if backup is not None:
                 s.set_base(*backup[:4], P=backup[4])
             raise checks.removal_error("without these samples the system would not be positive definite") from None
         return None
+
+    def _take_in(self) -> None:
+        self.solution.take_in()
+        if self.solution.deferred >= DEFER:
+            self.solution.inverse()
 
     def _train(self, rows: Tensor, y: Tensor, d: Tensor) -> None:
         """The initial training: solve once instead of updating from nothing."""

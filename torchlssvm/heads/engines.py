@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import cost
+from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import workspace
 from torchlssvm.heads import normal
 from torchlssvm.heads.solution import Solution, TooInaccurate
@@ -41,14 +41,17 @@ def code_labels(labels: Tensor, K: int) -> Tensor:
     return torch.full((len(labels), K), -1.0, dtype=torch.float64, device=labels.device).scatter_(1, labels[:, None], 1.0)
 
 
-def signed_weights(batch: Batch, sign: int, class_weight: Tensor | None) -> Tensor:
-    """d (B,): sign, multiplicity and class weight of each row."""
-    d = torch.full((len(batch),), float(sign), dtype=torch.float64, device=batch.x.device)
+def weighted(batch: Batch, sign: int, rows: Tensor, y: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
+    d = torch.full((rows.shape[0],), float(sign), dtype=torch.float64, device=rows.device)
+    if isinstance(options.class_weight, Tensor) and batch.labels is not None:
+        d = d * options.class_weight[batch.labels]
     if batch.mult is not None:
         d = d * batch.mult
-    if class_weight is not None and batch.labels is not None:
-        d = d * class_weight[batch.labels]
-    return d
+        if not checks.is_fake(d):
+            keep = d != 0
+            rows, y, d = rows[keep], y[keep], d[keep]
+    return rows, y, d
 
 
 def scaled_rows(phi: Tensor, factor: float, options: Options) -> Tensor:
@@ -104,15 +107,11 @@ class SharedSystem:
             s.drop_pending()
             self.stale = True
             return
-        weight = self.options.class_weight if isinstance(self.options.class_weight, Tensor) else None
         for i, (batch, sign) in enumerate(changes):
             q = rows[i] if rows is not None else self._quantized(batch)
-            d, y = signed_weights(batch, sign, weight), self._targets(batch)
-            scaled = scaled_rows(q, self.scale.feature, self.options)
-            if batch.mult is not None:
-                keep = d != 0
-                scaled, y, d = scaled[keep], y[keep], d[keep]
-            self.solution.append(scaled, y, d)
+            rows_ = scaled_rows(q, self.scale.feature, self.options)
+            plain = not isinstance(self.options.class_weight, Tensor)
+            s.append(*weighted(batch, sign, rows_, self._targets(batch), self.options), sign, sign * batch.size if plain else None)
 
     def _quantized(self, batch: Batch) -> Tensor:
         grid = self.stats.grid

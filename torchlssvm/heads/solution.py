@@ -49,7 +49,7 @@ class Solution:
 
     def drop_pending(self) -> None:
         """Forget the pending rows: a solve from statistics is due."""
-        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor, int, float]] = []
         self.pending = 0
 
     @property
@@ -81,9 +81,14 @@ class Solution:
         """Keep the weights only: the next change needs a solve."""
         self.set_base(self.w, self.beta, self.mu, self.n)
 
-    def append(self, rows: Tensor, y: Tensor, d: Tensor) -> None:
-        """Put rows (B, D) with targets (B, K) and signed weights d (B,) on the pending list; none of them is aliased later."""
-        self._pending.append((rows, y, d))
+    def append(self, rows: Tensor, y: Tensor, d: Tensor, sign: int, total: float | None = None) -> None:
+        """Put rows (B, D) with targets (B, K) and weights d (B,), all of one sign, on the pending list. total: the sum of d."""
+        if rows.shape[0] == 0:
+            return
+        if total is None:
+            host = checks.to_host(d.sum())
+            total = 1.0 if host is None else host[0][0]
+        self._pending.append((rows, y, d, sign, total))
         self.pending += rows.shape[0]
 
     # -- P -------------------------------------------------------------------------------------------------------------
@@ -139,15 +144,11 @@ class Solution:
         """Take the pending rows in, jointly. Raises, with nothing changed, if they cannot be or would cost digits."""
         if not self.pending:
             return
-        V, y, d = self._pending[0] if len(self._pending) == 1 else (torch.cat(c) for c in zip(*self._pending, strict=True))
-        removes = checks.to_host(d < 0)
-        signs = [0.0] * self.pending if removes is None else removes[0]
-        adds = self.pending - int(sum(signs))
-        if any(signs[:adds]):  # additions first
-            order = torch.argsort((d < 0).to(torch.int8), stable=True)
-            V, y, d = V[order], y[order], d[order]
-        mu, beta = self.mu, self.beta
-        n, total = self._counts(d)
+        parts = sorted(self._pending, key=lambda part: -part[3])  # additions first
+        V, y, d = parts[0][:3] if len(parts) == 1 else (torch.cat(column) for column in list(zip(*parts, strict=True))[:3])
+        adds = sum(part[0].shape[0] for part in parts if part[3] > 0)
+        mu, beta, n = self.mu, self.beta, self.n
+        total = n + sum(part[4] for part in parts) if self.centred else 1.0
         if self.centred:
             if self.empty:
                 mu, beta = d @ V / total, d @ y / total
@@ -174,13 +175,6 @@ class Solution:
         self.w, self.beta, self.mu, self.n = w, beta, mu, total
         self.columns += self.pending
         self.drop_pending()
-
-    def _counts(self, d: Tensor) -> tuple[float, float]:
-        """n before and after; without a mean to keep, only whether there is anything."""
-        if not self.centred:
-            return 1.0, 1.0
-        host = checks.to_host(d)
-        return self.n, self.n + (1.0 if host is None else sum(host[0]))
 
     def shift_targets(self, rows: Tensor, dy: Tensor) -> None:
         """Targets of samples held change by dy (B, K): the right-hand side moves, P does not. rows: (B, D)."""
