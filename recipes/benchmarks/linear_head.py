@@ -59,7 +59,9 @@ def bulk(rounds: int) -> None:
         assert stats.grid is not None
         q = stats.grid.quantize(x)
         t = compare({"gemm": lambda q=q: q.mT @ q, "add": lambda s=stats, x=x, y=y: s.add(x, y)}, rounds)
-        print(f"  J={J:5d}   q.T @ q {t['gemm'] * 1e3:7.1f} ms   add {t['add'] * 1e3:7.1f} ms   ratio {t['add'] / t['gemm']:.2f}")
+        print(
+            f"  J={J:5d}   q.T @ q {t['gemm'] * 1e3:7.1f} ms   add {t['add'] * 1e3:7.1f} ms   ratio {t['add'] / t['gemm']:.2f}"
+        )
 
 
 def single(rounds: int) -> None:
@@ -92,7 +94,9 @@ def single(rounds: int) -> None:
 
 def block(rounds: int) -> None:
     """64 samples at once: share of the product's rate over the 4 J^2 L flops of Theorem 1."""
-    print("\n64 samples, share of the rate of a square product over 4 J^2 L flops   (asked, J >= 1024: P >= 0.75, w only > 1)")
+    print(
+        "\n64 samples, share of the rate of a square product over 4 J^2 L flops   (asked, J >= 1024: P >= 0.75, w only > 1)"
+    )
     for J in (512, 1024, 2048):
         x, y = data(4 * J, J)
         gemm = gemm_rate(J)
@@ -117,7 +121,9 @@ def block(rounds: int) -> None:
         print(f"  J={J:5d}   " + "   ".join(line))
 
 
-def _fresh(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, form: bool, read: Callable[[], object], start: int) -> LSSVMHead:
+def _fresh(
+    head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, form: bool, read: Callable[[], object], start: int
+) -> LSSVMHead:
     """The same head with everything in it again, solved."""
     del head, read, start
     new = LSSVMHead(x.shape[1], 10, statistics=form).add(x, y)
@@ -134,7 +140,9 @@ def solve(rounds: int) -> None:
         head.digest()  # everything is summed: what is timed is the solve
         t = compare({"gemm": gemm_rate(J), "solve": head.refresh}, 3 * rounds)
         base = t["gemm"] / 6
-        print(f"  J={J:5d}   J^3/3 {base * 1e3:6.2f} ms   solve {t['solve'] * 1e3:6.2f} ms   ratio {t['solve'] / base:.2f}")
+        print(
+            f"  J={J:5d}   J^3/3 {base * 1e3:6.2f} ms   solve {t['solve'] * 1e3:6.2f} ms   ratio {t['solve'] / base:.2f}"
+        )
 
 
 def crossover(rounds: int) -> None:

@@ -32,7 +32,9 @@ class Compact:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.solution = Solution(self.J + (self.options.intercept == "penalized"), self.K, self.options.intercept == "free", self.device)
+        self.solution = Solution(
+            self.J + (self.options.intercept == "penalized"), self.K, self.options.intercept == "free", self.device
+        )
         self.counts = torch.zeros(self.K, dtype=torch.float64, device=self.device)
         self.choices = Choices()
         self.n = 0.0

@@ -38,7 +38,9 @@ class Options:
 
 def code_labels(labels: Tensor, K: int) -> Tensor:
     """Targets (B, K): +1 for the label, -1 for the others."""
-    return torch.full((len(labels), K), -1.0, dtype=torch.float64, device=labels.device).scatter_(1, labels[:, None], 1.0)
+    return torch.full((len(labels), K), -1.0, dtype=torch.float64, device=labels.device).scatter_(
+        1, labels[:, None], 1.0
+    )
 
 
 def weighted(batch: Batch, sign: int, rows: Tensor, y: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +104,9 @@ class SharedSystem:
     def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
         s, new = self.solution, sum(len(b) for b, _ in changes)
-        dear = cost.solve_is_cheaper(self.stats.in_features, s.deferred + s.pending + new, s.columns + s.pending + new, s.holds_inverse)
+        dear = cost.solve_is_cheaper(
+            self.stats.in_features, s.deferred + s.pending + new, s.columns + s.pending + new, s.holds_inverse
+        )
         if self.stale or dear or self.options.follows_counts or not s.updatable:
             s.drop_pending()
             self.stale = True
@@ -111,7 +115,11 @@ class SharedSystem:
             q = rows[i] if rows is not None else self._quantized(batch)
             rows_ = scaled_rows(q, self.scale.feature, self.options)
             plain = not isinstance(self.options.class_weight, Tensor)
-            s.append(*weighted(batch, sign, rows_, self._targets(batch), self.options), sign, sign * batch.size if plain else None)
+            s.append(
+                *weighted(batch, sign, rows_, self._targets(batch), self.options),
+                sign,
+                sign * batch.size if plain else None,
+            )
 
     def _quantized(self, batch: Batch) -> Tensor:
         grid = self.stats.grid
@@ -144,7 +152,9 @@ class SharedSystem:
         """Solve from statistics."""
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
-        base = normal.solve(self.stats, self.scale, self.options.intercept, weights, removed=unverified, work=self._workspace())
+        base = normal.solve(
+            self.stats, self.scale, self.options.intercept, weights, removed=unverified, work=self._workspace()
+        )
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
         self.stamp += 1
@@ -222,8 +232,8 @@ class Pairwise:
         touched: set[int] = set()
         for batch, _ in changes:
             assert batch.labels is not None
-            fake = batch.labels.is_meta or not len(batch)
-            touched |= set(range(self.stats.num_classes)) if fake else set(torch.unique(batch.labels).tolist())
+            known = not checks.is_fake(batch.labels)
+            touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
         self.touch(touched)
 
     def touch(self, labels: set[int]) -> None:
@@ -238,7 +248,8 @@ class Pairwise:
         grid = self.stats.grid
         scale = normal.Scale(grid.resolution if grid else 1.0, 1.0, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
-        if self.stats.kind is not None and bool((counts > 0).any()):
+        present = checks.to_host(counts)
+        if self.stats.kind is not None and (present is None or any(present[0])):
             weights = None
             if self.options.class_weight is not None:  # each pair is a problem of its own, with its own balance
                 part = self.options.class_weight

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +11,13 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import persistence
 from torchlssvm.heads.compact import Compact
 from torchlssvm.heads.engines import Options, Pairwise, engine_for, votes
 from torchlssvm.heads.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def exactly(method: Method) -> Method:
-    """Run outside autograd, and outside inference mode: a tensor made there could not be updated later."""
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return method(*args, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
 
 
 class LSSVMHead(nn.Module):
@@ -94,7 +81,9 @@ class LSSVMHead(nn.Module):
         weight = _class_weight(class_weight, num_classes, device)
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes and statistics:
-            raise ValueError("per_class=False does not go with class_weight or multiclass='ovo', which need sums per class")
+            raise ValueError(
+                "per_class=False does not go with class_weight or multiclass='ovo', which need sums per class"
+            )
         self._options = Options(checks.positive(rho, "rho"), intercept, weight)
         self._multiclass = multiclass
         # The arguments are checked by Statistics, in either form.
@@ -142,12 +131,12 @@ class LSSVMHead(nn.Module):
 
     @property
     def intercept(self) -> str:
-        """"free", "penalized" or "none"."""
+        """ "free", "penalized" or "none"."""
         return self._options.intercept
 
     @property
     def multiclass(self) -> str:
-        """"ovr" or "ovo"."""
+        """ "ovr" or "ovo"."""
         return self._multiclass
 
     @property
@@ -387,7 +376,9 @@ class LSSVMHead(nn.Module):
         self._unverified = False
         self._restart()
         error = checks.removal_error(reason)
-        error.args = (f"{error.args[0]} (The state is that before the first removal since the weights were last read.)",)
+        error.args = (
+            f"{error.args[0]} (The state is that before the first removal since the weights were last read.)",
+        )
         raise error from None
 
     def _merge(self, other: LSSVMHead, sign: int) -> LSSVMHead:

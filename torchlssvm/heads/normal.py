@@ -96,7 +96,9 @@ def solve(
         if penalized:
             one = [1.0 if g.weight is None else g.weight for g in groups]
             work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
-            work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
+            work[J, J] = (
+                torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
+            )
         return centre
 
     centre = fill()
@@ -106,7 +108,10 @@ def solve(
         mu, beta, n = centre.mean * (scale.feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
     else:
         rhs, n = Y.to(torch.float64), 1.0
-        mu, beta = torch.zeros(D, dtype=torch.float64, device=rhs.device), torch.zeros(len(y), dtype=torch.float64, device=rhs.device)
+        mu, beta = (
+            torch.zeros(D, dtype=torch.float64, device=rhs.device),
+            torch.zeros(len(y), dtype=torch.float64, device=rhs.device),
+        )
     units: Tensor | float = math.sqrt(ridge)
     if penalized:
         rhs = torch.cat([rhs, y.to(torch.float64)[:, None]], 1)

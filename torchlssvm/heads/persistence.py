@@ -37,7 +37,11 @@ class LiveBuffers(dict[str, Any]):
         with torch.inference_mode(False), torch.no_grad():
             for name in [n for n in names if n in BUFFERS]:
                 old = super().get(name)
-                if old is not None and self.seen.get(name) == (self.head._version, self.head._engine.stamp, old._version):
+                if old is not None and self.seen.get(name) == (
+                    self.head._version,
+                    self.head._engine.stamp,
+                    old._version,
+                ):
                     continue
                 value = published(self.head, name)
                 if old is None or old.shape != value.shape or old.device != value.device:
@@ -103,7 +107,12 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
             meta["digest"] = head.digest() if head.statistics.exact else None
         else:
             engine, s = head._engine, head._engine.solution
-            out |= {"solution.w": s.w.clone(), "solution.beta": s.beta.clone(), "solution.mu": s.mu.clone(), "counts": engine.counts.clone()}
+            out |= {
+                "solution.w": s.w.clone(),
+                "solution.beta": s.beta.clone(),
+                "solution.mu": s.mu.clone(),
+                "counts": engine.counts.clone(),
+            }
             meta |= {"n": engine.n, "base": s.n, "kind": engine.choices.kind}
             target = engine.choices.target_grid
             meta["target"] = None if target is None else [target.limit.hex(), target.bits, target.headroom]
@@ -125,7 +134,11 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
     """
     with torch.inference_mode(False), torch.no_grad():
         needed = [*BUFFERS, "P", "options", "solution.w"]
-        needed += ["statistics.meta", "statistics.counts"] if head.statistics is not None else ["counts", "solution.beta", "solution.mu"]
+        needed += (
+            ["statistics.meta", "statistics.counts"]
+            if head.statistics is not None
+            else ["counts", "solution.beta", "solution.mu"]
+        )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
         if problems.missing:
@@ -142,17 +155,23 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
             P, w = (_moved(state[k], head.device) for k in ("P", "w"))
             expected = tuple(_shapes(head)["P"])
             if tuple(P.shape) != expected or tuple(w.shape) != _shapes(head)["w"]:
-                raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}")
+                raise ValueError(
+                    f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}"
+                )
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
             if head.statistics is not None:
                 fresh = head.statistics.zero()
                 fresh.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
                 if fresh.exact and fresh.digest() != meta["digest"]:
-                    raise VerificationError("the saved statistics do not have the digest saved with them: the state is damaged")
+                    raise VerificationError(
+                        "the saved statistics do not have the digest saved with them: the state is damaged"
+                    )
                 head.statistics.__dict__.update(fresh.__dict__)
             head._options.rho = float(meta["rho"])
             weight = meta["class_weight"]
-            head._options.class_weight = torch.tensor(weight, dtype=torch.float64, device=head.device) if isinstance(weight, list) else weight
+            head._options.class_weight = (
+                torch.tensor(weight, dtype=torch.float64, device=head.device) if isinstance(weight, list) else weight
+            )
             head._unverified = False
             if head.statistics is not None:
                 head._engine.restore(solution, P)
@@ -164,7 +183,9 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
         return problems
 
 
-def _load_compact(head: LSSVMHead, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor) -> None:
+def _load_compact(
+    head: LSSVMHead, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor
+) -> None:
     engine = head._engine
     engine.reset()
     target = meta["target"]

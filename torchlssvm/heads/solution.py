@@ -145,7 +145,9 @@ class Solution:
         if not self.pending:
             return
         parts = sorted(self._pending, key=lambda part: -part[3])  # additions first
-        V, y, d = parts[0][:3] if len(parts) == 1 else (torch.cat(column) for column in list(zip(*parts, strict=True))[:3])
+        V, y, d = (
+            parts[0][:3] if len(parts) == 1 else (torch.cat(column) for column in list(zip(*parts, strict=True))[:3])
+        )
         adds = sum(part[0].shape[0] for part in parts if part[3] > 0)
         mu, beta, n = self.mu, self.beta, self.n
         total = n + sum(part[4] for part in parts) if self.centred else 1.0

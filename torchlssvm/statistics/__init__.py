@@ -35,6 +35,7 @@ from torch import Tensor
 from torchlssvm.errors import GridError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator, Rows, runs
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
@@ -80,13 +81,22 @@ class Statistics:
         device: torch.device | str | None = None,
     ):
         """Start at zero."""
-        for name, value, least in (("in_features", in_features, 1), ("num_classes", num_classes, 1), ("folds", folds, 0)):
+        for name, value, least in (
+            ("in_features", in_features, 1),
+            ("num_classes", num_classes, 1),
+            ("folds", folds, 0),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
         for name, option in (("grid", grid), ("target_grid", target_grid)):
             if not isinstance(option, FixedPoint):
                 checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
-        self.in_features, self.num_classes, self.per_class, self.folds = in_features, num_classes, bool(per_class), folds
+        self.in_features, self.num_classes, self.per_class, self.folds = (
+            in_features,
+            num_classes,
+            bool(per_class),
+            folds,
+        )
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
         self._wanted = Choices(
@@ -119,7 +129,9 @@ class Statistics:
             elif self.per_class:
                 groups, R = F * K, 1
             grid = choices.grid
-            self._sums = Accumulator(J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize)
+            self._sums = Accumulator(
+                J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize
+            )
         return self._sums
 
     @staticmethod
@@ -131,7 +143,7 @@ class Statistics:
 
     @property
     def kind(self) -> str | None:
-        """"labels", "values", or None while empty."""
+        """ "labels", "values", or None while empty."""
         return self._choices.kind
 
     @property
@@ -254,16 +266,16 @@ class Statistics:
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
 
+    @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Statistics:
         """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
-        with torch.inference_mode(False), torch.no_grad():
-            self.change([(self.check(x, y, weight, ids), 1)])
+        self.change([(self.check(x, y, weight, ids), 1)])
         return self
 
+    @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Statistics:
         """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
-        with torch.inference_mode(False), torch.no_grad():
-            self.change([(self.check(x, y, weight, ids), -1)])
+        self.change([(self.check(x, y, weight, ids), -1)])
         return self
 
     def change(self, changes: list[tuple[Batch, int]], held: bool = False) -> list[Tensor] | None:
@@ -285,7 +297,11 @@ class Statistics:
             counts = side if side.ndim == 2 else side[:, 0, 0]
             host = checks.to_host(counts)
             if host is not None and min(host[0]) < -self._slack():
-                which = f"the count of class {host[0].index(min(host[0])) % self.num_classes}" if side.ndim == 2 else "the count"
+                which = (
+                    f"the count of class {host[0].index(min(host[0])) % self.num_classes}"
+                    if side.ndim == 2
+                    else "the count"
+                )
                 raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
         sums = self._decide(first.choices)
         rows = [self._rows(b, s) for b, s in changes]
@@ -344,7 +360,11 @@ class Statistics:
                 one = torch.ones(len(b), dtype=dtype, device=self.device) if b.mult is None else b.mult.to(dtype)
                 side = side.index_add(0, b.labels if b.folds is None else b.folds * K + b.labels, one, alpha=s)
             return side.view(F, K)
-        side = self._side.clone() if self._side.ndim == 3 else torch.zeros(F, K + 1, K + 1, dtype=dtype, device=self.device)
+        side = (
+            self._side.clone()
+            if self._side.ndim == 3
+            else torch.zeros(F, K + 1, K + 1, dtype=dtype, device=self.device)
+        )
         for b, s in changes:
             z = self._values(b)
             scaled = z if b.mult is None else z * b.mult[:, None]
@@ -397,7 +417,9 @@ class Statistics:
         side = self._side_after([(old, -1), (new, 1)], self._choices)
         host = checks.to_host(self._side_after([(old, -1)], self._choices))
         if host is not None and min(host[0]) < 0:
-            raise checks.removal_error(f"the count of class {host[0].index(min(host[0])) % self.num_classes} would fall below zero")
+            raise checks.removal_error(
+                f"the count of class {host[0].index(min(host[0])) % self.num_classes} would fall below zero"
+            )
         rows = self._sums.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
         self._side = side
         self._gross += 2 * old.gross
@@ -449,10 +471,14 @@ class Statistics:
             if mine != theirs:
                 raise ValueError(f"cannot combine statistics: {name} is {mine!r} here and {theirs!r} there")
         if self.kind and other.kind and self._choices != other._choices:
-            raise ValueError(f"cannot combine statistics on different grids: {self._choices} here and {other._choices} there")
+            raise ValueError(
+                f"cannot combine statistics on different grids: {self._choices} here and {other._choices} there"
+            )
         for mine, theirs in ((self, other), (other, self)):
             if mine._wanted.grid and theirs.kind and theirs.grid != mine._wanted.grid:
-                raise ValueError(f"cannot combine statistics: the grid is {mine.grid} in one and {theirs.grid} in the other")
+                raise ValueError(
+                    f"cannot combine statistics: the grid is {mine.grid} in one and {theirs.grid} in the other"
+                )
 
     def merge(self, other: Statistics, sign: int = 1, held: bool = False) -> None:
         """self += sign * other; with ``held``, RemovalError if counts or diagonals would fall below zero."""
@@ -465,7 +491,9 @@ class Statistics:
         self._reserve(other._gross)
         if self._sums is not None:
             self._sums.settle()
-        side = (self._side if self._side.ndim == other._side.ndim else torch.zeros_like(other._side)) + sign * other._side
+        side = (
+            self._side if self._side.ndim == other._side.ndim else torch.zeros_like(other._side)
+        ) + sign * other._side
         diag = sign * other._sums.diag + (0 if self._sums is None else self._sums.diag)
         if held and sign < 0:
             counts = checks.to_host(side if side.ndim == 2 else side[:, 0, 0])
@@ -496,11 +524,11 @@ class Statistics:
         out._reset()
         return out
 
+    @exactly
     def _combined(self, other: Statistics, first: int, second: int) -> Statistics:
         out = self.zero()
-        with torch.inference_mode(False), torch.no_grad():
-            out.merge(self, first)
-            out.merge(other, second)
+        out.merge(self, first)
+        out.merge(other, second)
         out.canonicalize()
         return out
 
@@ -533,6 +561,7 @@ class Statistics:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @exactly
     def canonicalize(self) -> None:
         """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
         if self._sums is None:
@@ -563,13 +592,19 @@ class Statistics:
         }
         for prefix, grid in (("", self.grid), ("target_", self.target_grid)):
             if grid is not None:
-                meta |= {f"{prefix}limit": grid.limit.hex(), f"{prefix}bits": grid.bits, f"{prefix}headroom": grid.headroom}
+                meta |= {
+                    f"{prefix}limit": grid.limit.hex(),
+                    f"{prefix}bits": grid.bits,
+                    f"{prefix}headroom": grid.headroom,
+                }
         return json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()
 
     def digest(self) -> str:
         """SHA-256, as hex, of the canonical bytes: the same on every device and machine, for every order of the same samples."""
         if not self.exact:
-            raise ValueError("no digest without a grid: float64 sums depend on the order of the samples; use grid='auto'")
+            raise ValueError(
+                "no digest without a grid: float64 sums depend on the order of the samples; use grid='auto'"
+            )
         self.canonicalize()
         outer = hashlib.sha256(self.header())
         if self._sums is not None:
@@ -604,6 +639,7 @@ class Statistics:
                 out["sums"] = torch.stack([self._sums.sums[g] for g in groups])
         return out | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8).clone()}
 
+    @exactly
     def load(self, state: dict[str, Tensor]) -> None:
         """Replace the sums by saved ones; ValueError, with nothing changed, when they do not fit or are damaged."""
         try:
@@ -625,9 +661,14 @@ class Statistics:
                 sums = out._decide(Choices(meta["kind"], *grids))
                 size, groups = gram.packed_size(self.in_features, sums.R), meta["groups"]
                 saved = state["sums"] if groups else torch.zeros(0, size, dtype=sums.dtype)
-                for name, tensor, shape in (("sums", saved, (len(groups), size)), ("counts", state["counts"], out._side.shape)):
+                for name, tensor, shape in (
+                    ("sums", saved, (len(groups), size)),
+                    ("counts", state["counts"], out._side.shape),
+                ):
                     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != sums.dtype:
-                        raise ValueError(f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, not {tuple(shape)}")
+                        raise ValueError(
+                            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, not {tuple(shape)}"
+                        )
                 sums.sums = {int(g): v.to(self.device, copy=True) for g, v in zip(groups, saved, strict=True)}
                 if any(not 0 <= g < sums.groups for g in sums.sums):
                     raise ValueError(f"unknown groups {groups}")

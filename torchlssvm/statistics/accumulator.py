@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
+from torchlssvm.functional.modes import exactly
 
 CHUNK = 1024
 SMALL = 256
@@ -65,7 +66,15 @@ class Guard:
 class Accumulator:
     """Sums of [q; z] q^T per group. ``quantize(x, out, scratch)`` writes the float64 rows to sum."""
 
-    def __init__(self, J: int, R: int, groups: int, exact: bool, device: torch.device, quantize: Callable[[Tensor, Tensor, Tensor | None], object]):
+    def __init__(
+        self,
+        J: int,
+        R: int,
+        groups: int,
+        exact: bool,
+        device: torch.device,
+        quantize: Callable[[Tensor, Tensor, Tensor | None], object],
+    ):
         """Start at zero. J features, R side columns; ``exact`` says whether rows are integers."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
@@ -128,7 +137,9 @@ class Accumulator:
         else:
             order = torch.argsort(change.codes, stable=True)
             # One read of the group sizes: rows of a group are summed together, and the loop runs on the host.
-            sizes = [len(order)] if checks.is_fake(order) else torch.bincount(change.codes, minlength=self.groups).tolist()
+            sizes = (
+                [len(order)] if checks.is_fake(order) else torch.bincount(change.codes, minlength=self.groups).tolist()
+            )
             start = 0
             for group, size in enumerate(sizes):
                 if size:
@@ -158,7 +169,9 @@ class Accumulator:
             self._codes = torch.empty(CHUNK, dtype=torch.int64, device=self.device)
         return self._buffer
 
-    def move_side(self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]) -> Tensor:
+    def move_side(
+        self, x: Tensor, old: Tensor, new: Tensor, mult: Tensor | None, bounds: NDArray[np.float64]
+    ) -> Tensor:
         """One group, one-hot side columns: move rows from class ``old`` to class ``new``; M stays. Returns the rows."""
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
@@ -181,7 +194,11 @@ class Accumulator:
         if guard is not None and guard.tail is None:
             # rows of the tail that were there before the guard are part of what it protects
             n = guard.length
-            guard.tail, guard.scale, guard.codes = self._room()[:n].clone(), self._scale[:n].clone(), self._codes[:n].clone()
+            guard.tail, guard.scale, guard.codes = (
+                self._room()[:n].clone(),
+                self._scale[:n].clone(),
+                self._codes[:n].clone(),
+            )
         rows = self._room()[:length]
         if self.groups == 1:
             self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
@@ -189,7 +206,9 @@ class Accumulator:
         codes = self._codes[:length]
         present = [0] if checks.is_fake(codes) else torch.unique(codes).tolist()  # one read for up to 1,024 rows
         for group in present:
-            pick = torch.arange(length, device=self.device) if checks.is_fake(codes) else (codes == group).nonzero()[:, 0]
+            pick = (
+                torch.arange(length, device=self.device) if checks.is_fake(codes) else (codes == group).nonzero()[:, 0]
+            )
             self._accumulate(group, *self._signed(rows[pick], pick), bound)
 
     def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
@@ -225,6 +244,7 @@ class Accumulator:
         self._acc.zero_()
         self._acc_bound = 0.0
 
+    @exactly
     def settle(self) -> None:
         """Bring every row into the canonical sums."""
         self.flush()
@@ -287,7 +307,12 @@ class Accumulator:
         if guard.tail is not None and guard.scale is not None and guard.codes is not None:
             n = guard.length
             self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes
-        self._length, self._uniform, self._tail_bound, self.diag = guard.length, guard.uniform, guard.tail_bound, guard.diag
+        self._length, self._uniform, self._tail_bound, self.diag = (
+            guard.length,
+            guard.uniform,
+            guard.tail_bound,
+            guard.diag,
+        )
 
 
 def runs(bounds: NDArray[np.float64]) -> list[tuple[int, int]]:

@@ -69,7 +69,18 @@ def inspect(x: Tensor, y: Tensor, kind: str, mult: Tensor | None) -> list[NDArra
 
 
 def check_batch(
-    x: Any, y: Any, weight: Any, ids: Any, *, J: int, K: int, folds: int, device: torch.device, exact: bool, choices: Choices, wanted: Choices
+    x: Any,
+    y: Any,
+    weight: Any,
+    ids: Any,
+    *,
+    J: int,
+    K: int,
+    folds: int,
+    device: torch.device,
+    exact: bool,
+    choices: Choices,
+    wanted: Choices,
 ) -> Batch:
     """Check a batch against DESIGN's table of bad input and decide what is still open; raises with nothing changed.
 
@@ -80,7 +91,9 @@ def check_batch(
     y, kind = checks.targets(y, x, K)
     mult = checks.weights(weight, x)
     if choices.kind is not None and kind != choices.kind and x.shape[0]:
-        raise ValueError(f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix")
+        raise ValueError(
+            f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
+        )
     fold_index = _folds(ids, folds, x.shape[0], device)
     if x.shape[0] == 0:
         return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
@@ -145,7 +158,11 @@ def _check_values(
     for bad, problem in ((weight < 0, "negative"), (weight != np.floor(weight), "fractional")):
         if bad.any() and (exact or problem == "negative"):
             first = int(bad.argmax())
-            hint = "" if problem == "negative" else ": on a grid a weight is an integer multiplicity; use grid=None for real weights"
+            hint = (
+                ""
+                if problem == "negative"
+                else ": on a grid a weight is an integer multiplicity; use grid=None for real weights"
+            )
             raise ValueError(
                 f"weight holds {int(bad.sum())} {problem} value(s), the first {float(weight[first])!r} at index {first}{hint}"
             )

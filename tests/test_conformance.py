@@ -1,0 +1,62 @@
+"""Every form of the head passes the conformance suite, and the suite catches machines that do not."""
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.testing import CHECKS, Case, check_machine
+
+FORMS = {
+    "default": {"grid": FixedPoint(16.0)},
+    "penalized": {"grid": FixedPoint(16.0), "intercept": "penalized", "rho": 0.3},
+    "none": {"grid": FixedPoint(16.0), "intercept": "none"},
+    "float sums": {"grid": None},
+    "balanced": {"grid": FixedPoint(16.0), "class_weight": "balanced"},
+    "complement": {"grid": FixedPoint(16.0), "class_weight": "complement", "intercept": "penalized"},
+    "weights": {"grid": FixedPoint(16.0), "class_weight": torch.tensor([1.0, 2.0, 0.5])},
+    "per class": {"grid": FixedPoint(16.0), "per_class": True},
+    "one against one": {"grid": FixedPoint(16.0), "multiclass": "ovo"},
+    "compact": {"statistics": False},
+    "compact, gridded": {"statistics": False, "grid": FixedPoint(16.0), "intercept": "penalized"},
+    "compact, weights": {"statistics": False, "class_weight": torch.tensor([1.0, 2.0, 0.5]), "intercept": "none"},
+}
+
+
+def case(form: str, J: int) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, J, generator=generator) + 0.5
+    y = torch.arange(60) % 3
+    options = FORMS[form]
+    # The compact form has only P to go by: with fewer samples than features a removal costs digits.
+    tolerance = 1e-9 if options.get("statistics", True) else 1e-7
+    return Case(lambda **kw: LSSVMHead(J, 3, **(options | kw)), x, y, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("J", [8, 64])  # below and above the size where Theorem 1 is used; n < J for the second
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_head_conforms(check, form, J):
+    check(case(form, J))
+
+
+class Forgetful(LSSVMHead):
+    """Removes only the first sample of a batch."""
+
+    def remove(self, x, y, weight=None, ids=None):
+        return super().remove(x[:1], y[:1])
+
+
+class Vandal(LSSVMHead):
+    """Writes to its input."""
+
+    def add(self, x, y, weight=None, ids=None):
+        super().add(x, y)
+        x.zero_()
+        return self
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Vandal])
+def test_the_suite_can_fail(broken):
+    good = case("default", 8)
+    with pytest.raises((AssertionError, ValueError)):
+        check_machine(Case(lambda **kw: broken(8, 3, grid=FixedPoint(16.0), **kw), good.x, good.y))

@@ -1,0 +1,23 @@
+"""Running state updates outside of whatever autograd mode the caller is in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def exactly(function: Callable[P, R]) -> Callable[P, R]:
+    """Run without autograd, and outside inference mode: a tensor made in there could not be updated later."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,328 @@
+"""A conformance suite: what every machine with exact ``add`` and ``remove`` must do.
+
+A machine is an ``nn.Module`` with ``add(x, y)``, ``remove``, ``relabel``, ``forward`` and ``predict``. Heads remove by sample,
+``remove(x, y)``; kernel machines by the ids that ``add`` returned, ``remove(ids)``; :class:`Case` covers both. Run one check
+or all of them::
+
+    case = Case(lambda **kw: LSSVMHead(8, 3, grid=FixedPoint(8.0), **kw), x, y)
+    check_machine(case)
+
+or, with pytest, parametrize over :data:`CHECKS`. Every check compares with a machine built from the surviving samples, by
+digest where there is one and by scores to ``tolerance`` where there is none.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchlssvm.errors import NotFittedError, RemovalError
+
+
+@dataclass
+class Case:
+    """A machine to check: how to make one (``make(device=...)`` must work too), and samples x (n, J), labels y (n,)."""
+
+    make: Callable[..., Any]
+    x: Tensor
+    y: Tensor
+    by_ids: bool = False
+    tolerance: float = 1e-9
+
+    def fresh(self, index: Tensor | None = None) -> Loaded:
+        """A machine that has seen the samples with these indices."""
+        loaded = Loaded(self, self.make())
+        if index is not None:
+            loaded.add(index)
+        return loaded
+
+
+class Loaded:
+    """A machine together with the samples it holds, so that checks can speak of samples by their index."""
+
+    def __init__(self, case: Case, machine: Any):
+        self.case, self.machine = case, machine
+        self.labels = case.y.clone()
+        self.held: list[int] = []
+        self.ids: dict[int, int] = {}
+
+    def add(self, index: Tensor) -> None:
+        """Add samples."""
+        out = self.machine.add(self.case.x[index], self.labels[index])
+        if self.case.by_ids:
+            self.ids |= dict(zip(index.tolist(), out.tolist(), strict=True))
+        self.held += index.tolist()
+
+    def _which(self, index: Tensor) -> tuple[Tensor, ...]:
+        if self.case.by_ids:
+            return (torch.tensor([self.ids[i] for i in index.tolist()], dtype=torch.int64),)
+        return self.case.x[index], self.labels[index]
+
+    def remove(self, index: Tensor) -> None:
+        """Remove samples."""
+        self.machine.remove(*self._which(index))
+        self.held = [i for i in self.held if i not in set(index.tolist())]
+
+    def relabel(self, index: Tensor, labels: Tensor) -> None:
+        """Give samples other labels."""
+        self.machine.relabel(*self._which(index), labels)
+        self.labels[index] = labels
+
+    def state(self) -> Any:
+        """The digest, where there is one, and the scores of all samples."""
+        digest = self.machine.digest() if has_digest(self.machine) else None
+        return digest, (self.machine(self.case.x).clone() if self.held else None)
+
+    def truth(self) -> Loaded:
+        """A machine that was only ever given the samples held."""
+        other = Loaded(self.case, self.case.make())
+        other.labels = self.labels.clone()
+        other.add(torch.tensor(sorted(self.held), dtype=torch.int64))
+        return other
+
+
+def has_digest(machine: Any) -> bool:
+    """Whether the machine proves its state by a digest."""
+    if not hasattr(machine, "digest"):
+        return False
+    try:
+        machine.digest()
+    except ValueError:
+        return False
+    return True
+
+
+def assert_same(a: Loaded, b: Loaded, exact: bool = False) -> None:
+    """Equal digests (where there are any) and equal scores: to the tolerance, or to the bit."""
+    digest_a, scores_a = a.state()
+    digest_b, scores_b = b.state()
+    if digest_a != digest_b:
+        raise AssertionError(f"digests differ: {digest_a} and {digest_b}")
+    if scores_a is None or scores_b is None:
+        if scores_a is not scores_b:
+            raise AssertionError("one machine holds samples and the other none")
+        return
+    error = float((scores_a - scores_b).abs().max() / scores_b.abs().max().clamp(min=1.0))
+    if not error <= (0.0 if exact else a.case.tolerance):
+        raise AssertionError(f"scores differ by {error:.2e}, allowed {0.0 if exact else a.case.tolerance:.0e}")
+
+
+def _every(case: Case, generator_seed: int = 0) -> Tensor:
+    return torch.randperm(len(case.x), generator=torch.Generator().manual_seed(generator_seed))
+
+
+def check_add_then_remove_restores(case: Case) -> None:
+    """Adding samples and removing them again leads back."""
+    order = _every(case)
+    some, others = order[: len(order) // 2], order[len(order) // 2 :]
+    machine, before = case.fresh(some), case.fresh(some)
+    machine.add(others)
+    machine.state()
+    machine.remove(others)
+    assert_same(machine, before)
+
+
+def check_order_and_partition(case: Case) -> None:
+    """The same samples in another order and in other batches give the same machine."""
+    whole = case.fresh(torch.arange(len(case.x)))
+    for seed, size in ((1, 1), (2, 7), (3, len(case.x) // 2 + 1)):
+        parts = case.fresh()
+        for part in _every(case, seed).split(size):
+            parts.add(part)
+        assert_same(parts, whole)
+
+
+def check_removal_is_never_seen(case: Case) -> None:
+    """After removals, in batches of any size and any order, the machine is the one that never saw the samples."""
+    order = _every(case, 4)
+    machine = case.fresh(order)
+    for size, part in zip((1, 2, 5, 1, 9), order.split([1, 2, 5, 1, 9, len(order) - 18]), strict=False):
+        assert len(part) == size
+        machine.remove(part)
+        if size != 2:  # sometimes nobody looks in between
+            assert_same(machine, machine.truth())
+    assert_same(machine, machine.truth())
+
+
+def check_relabel(case: Case) -> None:
+    """Relabelling is removing with the old label and adding with the new one; and it can be undone."""
+    order = _every(case, 5)
+    machine, before = case.fresh(order), case.fresh(order)
+    some = order[:6]
+    old, classes = case.y[some].clone(), int(case.y.max()) + 1
+    machine.relabel(some, (old + 1) % classes)
+    assert_same(machine, machine.truth())
+    machine.relabel(some, old)
+    assert_same(machine, before)
+
+
+def check_everything_removed(case: Case) -> None:
+    """A machine emptied is as new: it refuses to predict, and learns again."""
+    order = _every(case, 6)
+    machine = case.fresh(order)
+    machine.remove(order[:5])
+    machine.remove(order[5:])
+    _expect(NotFittedError, lambda: machine.machine(case.x))
+    if has_digest(machine.machine) and machine.machine.digest() != case.make().digest():
+        raise AssertionError("the digest of an emptied machine is not that of a new one")
+    machine.add(order[:10])
+    assert_same(machine, case.fresh(order[:10]))
+
+
+def check_empty_batches(case: Case) -> None:
+    """Adding or removing nothing changes nothing."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    machine, other = case.fresh(_every(case)), case.fresh(_every(case))
+    machine.add(nothing)
+    machine.remove(nothing)
+    assert_same(machine, other, exact=True)
+    fresh = case.fresh()
+    fresh.add(nothing)
+    _expect(NotFittedError, lambda: fresh.machine(case.x))
+
+
+def check_failed_calls_change_nothing(case: Case) -> None:
+    """Bad input is refused with an error of the documented kind, and the state is as before."""
+    x, y = case.x[:3], case.y[:3]
+    for pending in (False, True):
+        machine, other = case.fresh(torch.arange(4, 20)), case.fresh(torch.arange(4, 20))
+        if pending:
+            for loaded in (machine, other):
+                loaded.remove(torch.tensor([5]))
+        broken = x.clone()
+        broken[1, 0] = float("nan")
+        m = machine.machine
+        _expect(ValueError, lambda m=m: m.add(x[:, :-1], y))
+        _expect(ValueError, lambda m=m: m.add(x[0], y))
+        _expect(ValueError, lambda m=m: m.add(x, y[:2]))
+        _expect(ValueError, lambda m=m, b=broken: m.add(b, y))
+        _expect(ValueError, lambda m=m: m.add(x, y - y - 1))
+        _expect(ValueError, lambda m=m: m.add(x, y + 0.5))
+        if case.by_ids:
+            unknown = torch.tensor([10**9])
+            _expect(RemovalError, lambda m=m, u=unknown: m.remove(u))
+            _expect(RemovalError, lambda m=m, u=unknown: m.relabel(u, y[:1]))
+        else:
+            _expect(ValueError, lambda m=m: m.remove(x[:, :-1], y))
+            many = torch.arange(len(case.x))
+            _expect(RemovalError, lambda m=m, i=many: m.remove(case.x[i], case.y[i]))
+        assert_same(machine, other, exact=True)
+
+
+def check_inputs_are_left_alone(case: Case) -> None:
+    """Inputs are not written to, and writing to them later changes nothing."""
+    x, y = case.x.clone(), case.y.clone()
+    machine = case.fresh(torch.arange(0))
+    ids = machine.machine.add(x, y)
+    if case.by_ids:
+        machine.ids = dict(enumerate(ids.tolist()))
+    machine.held = list(range(len(x)))
+    if not (torch.equal(x, case.x) and torch.equal(y, case.y)):
+        raise AssertionError("add wrote to its input")
+    x.fill_(99.0)
+    y.zero_()
+    assert_same(machine, case.fresh(torch.arange(len(x))))
+
+
+def check_copies_and_files(case: Case) -> None:
+    """Pickling, deepcopy and state_dict (loaded with weights_only) keep state and scores to the bit, and go on."""
+    order = _every(case, 7)
+    machine = case.fresh(order[:-6])
+    machine.remove(order[:3])
+    buffer = io.BytesIO()
+    torch.save(machine.machine.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = case.make()
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    for twin in (loaded, pickle.loads(pickle.dumps(machine.machine)), copy.deepcopy(machine.machine)):
+        other = Loaded(case, twin)
+        other.held, other.ids = list(machine.held), dict(machine.ids)
+        assert_same(other, machine, exact=True)
+        other.add(order[-6:])
+        other.remove(order[3:5])
+        assert_same(other, other.truth())
+
+
+def check_dtype_stays(case: Case) -> None:
+    """``.half()`` and friends leave the machine's own precision alone."""
+    machine, other = case.fresh(_every(case)), case.fresh(_every(case))
+    nn.ModuleList([machine.machine]).half()
+    assert_same(machine, other, exact=True)
+    machine.machine.to(torch.bfloat16)
+    assert_same(machine, other, exact=True)
+
+
+def check_inference_mode(case: Case) -> None:
+    """Changes made in inference mode can be built upon outside it."""
+    order = _every(case, 8)
+    machine = case.fresh()
+    with torch.inference_mode():
+        machine.add(order[:-4])
+        machine.state()
+        machine.remove(order[:2])
+    machine.add(order[-4:])
+    machine.remove(order[2:3])
+    assert_same(machine, machine.truth())
+
+
+def check_devices(case: Case) -> None:
+    """Every operation works on CUDA tensors; FakeTensorMode raises on any mixing of devices, with no GPU at hand."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        machine = case.make(device="cuda")
+        x = torch.empty(case.x.shape, dtype=case.x.dtype, device="cuda")
+        y = torch.empty(case.y.shape, dtype=case.y.dtype, device="cuda")
+        ids = machine.add(x, y)
+        scores = machine(x)
+        if scores.device.type != "cuda" or machine.predict(x).device.type != "cuda":
+            raise AssertionError(f"scores are on {scores.device}, not on cuda")
+        if case.by_ids:
+            machine.relabel(ids[:2], y[:2])
+            machine.remove(ids[:2])
+        else:
+            machine.relabel(x[:2], y[:2], y[2:4])
+            machine.remove(x[:2], y[:2])
+        machine(x)
+        stray = {k: v.device for k, v in machine.named_buffers() if v.device.type != "cuda"}
+        if stray:
+            raise AssertionError(f"buffers left behind: {stray}")
+
+
+CHECKS: list[Callable[[Case], None]] = [
+    check_add_then_remove_restores,
+    check_order_and_partition,
+    check_removal_is_never_seen,
+    check_relabel,
+    check_everything_removed,
+    check_empty_batches,
+    check_failed_calls_change_nothing,
+    check_inputs_are_left_alone,
+    check_copies_and_files,
+    check_dtype_stays,
+    check_inference_mode,
+    check_devices,
+]
+"""Every check, in an order that finds the plain mistakes first. The case needs at least 25 samples."""
+
+
+def check_machine(case: Case) -> None:
+    """Run every check."""
+    for check in CHECKS:
+        check(case)
+
+
+def _expect(kind: type[Exception], call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind:
+        return
+    except Exception as error:
+        raise AssertionError(f"expected {kind.__name__}, got {type(error).__name__}: {error}") from error
+    raise AssertionError(f"expected {kind.__name__}, got none")
