@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import torchlssvm
-from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, cli
+from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, cli, demo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -89,10 +91,8 @@ def test_out_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.fixture(scope="module")
-def story() -> Any:
+def story() -> demo.Story:
     pytest.importorskip("sklearn")
-    from torchlssvm import demo
-
     return demo.Story(demo.load(0))
 
 
@@ -125,56 +125,60 @@ def test_the_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_other_seeds_hold_too(seed: int) -> None:
     pytest.importorskip("sklearn")
-    from torchlssvm import demo
-
     other = demo.Story(demo.load(seed))
     assert other.passed
     assert other.precision > 0.8
 
 
-def test_features_are_exact_and_on_the_grid(story: Any) -> None:
+def test_features_are_exact_and_on_the_grid(story: demo.Story) -> None:
     """The digests are those of every machine: no rounding in the features, none on the grid."""
-    from torchlssvm import demo
-
     assert torch.equal(story.head.grid.snap(story.task.x), story.task.x.double())
     again = demo.load(0)
     assert torch.equal(again.x, story.task.x)
     assert torch.equal(again.given, story.task.given)
 
 
-def test_table_fits_and_ends_with_the_digests(story: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from dataclasses import replace
+def failed(story: demo.Story) -> demo.Story:
+    """The same story with every check failed, and slow."""
+    out = copy.copy(story)
+    out.steps = [replace(step, passed=False, milliseconds=98765.4) for step in story.steps]
+    out.digests_equal = False
+    return out
 
-    from torchlssvm import demo
 
+def test_table_fits_and_ends_with_the_digests(story: demo.Story) -> None:
     lines = demo.table(story, Path("x.png")).splitlines()
     assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if line[0:1].isdigit()][:5]
+    assert [row.split()[1] for row in rows] == ["learn", "find", "correct", "erase", "verify"]
     assert lines[-1].split() == [story.digest_after[:16]] * 2 + ["equal:", "True"]
-    assert all(any(line.startswith(f"{i} {name}") for line in lines) for i, name in enumerate(
-        ("learn", "find", "correct", "erase", "verify"), 1))  # fmt: skip
 
-    broken = object.__new__(demo.Story)
-    broken.__dict__ = story.__dict__ | {"steps": [replace(s, passed=False, milliseconds=9e4) for s in story.steps]}
-    lines = demo.table(broken, Path("x.png")).splitlines()
+
+def test_a_failed_check_shows_and_exits_1(
+    story: demo.Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(demo, "Story", lambda task: failed(story))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo"]) == 1
+    lines = capsys.readouterr().out.splitlines()
     assert sum("FAILED" in line for line in lines) == 5
     assert max(map(len, lines)) <= 100
+    assert lines[-1].endswith("equal: False")
+    assert (tmp_path / demo.PICTURE).is_file()
 
 
-def test_a_failed_check_exits_1(story: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from torchlssvm import demo
-
-    broken = object.__new__(demo.Story)
-    broken.__dict__ = story.__dict__ | {"digests_equal": False}
-    monkeypatch.setattr(demo, "Story", lambda task: broken)
-    monkeypatch.setattr(demo.Story, "passed", False, raising=False)
-    monkeypatch.setattr(type(broken), "passed", False)
-    assert cli.main(["demo", "--out", str(tmp_path)]) == 1
+def test_a_sample_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    remove = LSSVMHead.remove
+    monkeypatch.setattr(LSSVMHead, "remove", lambda head, x, y: remove(head, x[1:], y[1:]))
+    other = demo.Story(demo.load(0))
+    assert not other.digests_equal
+    assert not other.bit_identical
+    assert not other.passed
 
 
-def test_leave_one_out_is_that_of_retraining(story: Any) -> None:
-    from torchlssvm import demo
-
+def test_leave_one_out_is_that_of_retraining(story: demo.Story) -> None:
     x, y = story.task.x, story.task.given
     head = demo.new_head().add(x, y)
     scores = demo.leave_one_out(head, x, y)
@@ -187,8 +191,6 @@ def test_leave_one_out_is_that_of_retraining(story: Any) -> None:
 
 def test_leave_one_out_off_the_grid() -> None:
     """Features that the grid moves, another rho, few samples."""
-    from torchlssvm import demo
-
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 6, generator=random), torch.arange(30) % 3
     build = {"rho": 0.3, "grid": FixedPoint(8.0, bits=8)}
@@ -201,7 +203,5 @@ def test_leave_one_out_off_the_grid() -> None:
 
 
 def test_margins() -> None:
-    from torchlssvm import demo
-
     scores = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -1.0]])
     assert demo.margins(scores, torch.tensor([0, 2])).tolist() == [0.5, -3.0]

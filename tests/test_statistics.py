@@ -177,8 +177,9 @@ def test_group_laws(a, b, c, per_class, folds, values):
     assert A + B == B + A == build(a + b)
     assert (A + B) + C == A + (B + C)
     assert A + zero == A
-    assert A - A == zero
-    assert -(-A) == A
+    assert zero == A - A
+    inverse = -A
+    assert -inverse == A
     assert A - B == A + (-B)
     assert (A + B - B).digest() == A.digest()
     assert A.copy() == A

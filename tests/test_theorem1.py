@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dense import relative
 
 RHO, J, N = 0.7, 64, 200
-I = torch.eye(J, dtype=torch.float64)  # noqa: E741
+I = torch.eye(J, dtype=torch.float64)
 
 
 def trained(Phi, y):

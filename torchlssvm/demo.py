@@ -206,8 +206,8 @@ class Story:
         self.head.refresh()
         self.digest_never_saw = other.digest()
         self.digests_equal = self.digest_never_saw == self.digest_after
-        same_w, same_b = torch.equal(self.head.weight, other.weight), torch.equal(self.head.bias, other.bias)
-        self.bit_identical = same_w and same_b
+        pairs = (self.head.weight, other.weight), (self.head.bias, other.bias)
+        self.bit_identical = all(torch.equal(mine, theirs) for mine, theirs in pairs)
         passed = self.digests_equal and self.bit_identical
         what, check = f"head that never saw user {USER}", "digest, w bit-identical"
         self.steps.append(Step("verify", what, len(kept), self.accuracy(other), ms, check, passed))
@@ -234,7 +234,9 @@ def table(story: Story, picture: Path) -> str:
     for i, step in enumerate(story.steps, 1):
         accuracy = "" if step.accuracy is None else f"{step.accuracy:.1%}"
         check = step.check if step.passed else f"FAILED: {step.check}"
-        lines.append(line(f"{i} {step.name}", step.what, str(step.samples), accuracy, f"{step.milliseconds:.1f}", check))
+        lines.append(
+            line(f"{i} {step.name}", step.what, str(step.samples), accuracy, f"{step.milliseconds:.1f}", check)
+        )
     lines += [
         "-" * WIDTH,
         f"picture: {picture}",
@@ -315,9 +317,7 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     captions = (f"learn\n({NOISE:.0%} wrong labels)", "correct\n(labels found)", f"erase\n(user {USER})")
     times = [f"{caption}\n{story[name].milliseconds:.1f} ms" for caption, name in zip(captions, names, strict=True)]
     axes.set_xticks(range(3), times, fontsize=10)
-    axes.set_xlim(-0.4, 2.5)
-    axes.set_ylim(low - 0.25 * span, low + 1.2 * span)
-    axes.set_ylabel("test accuracy (%)")
+    axes.set(xlim=(-0.4, 2.5), ylim=(low - 0.25 * span, low + 1.2 * span), ylabel="test accuracy (%)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.text(0.03, 0.93, "Each step is one exact call", fontsize=13, weight="bold")
 
@@ -345,8 +345,7 @@ def draw_digit(axes: Axes, story: Story, rank: int) -> None:
     i, right = int(story.suspicious[rank]), bool(story.right[rank])
     colour, mark = (BLUE, "✓") if right else (ORANGE, "✗")
     axes.imshow(story.task.images[i].numpy(), cmap="gray_r", vmin=0, vmax=1)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set(color=colour, linewidth=2, linestyle="-" if right else (0, (2, 1.5)))
     given, proposed = int(story.task.given[i]), int(story.proposed[i])
     axes.set_title(f"{given} → {proposed} {mark}", fontsize=11, color=colour, weight="bold", pad=4)

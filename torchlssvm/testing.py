@@ -170,7 +170,7 @@ def check_everything_removed(case: Case) -> None:
     machine = case.fresh(order)
     machine.remove(order[:5])
     machine.remove(order[5:])
-    _expect(NotFittedError, lambda: machine.machine(case.x))
+    _expect(NotFittedError, machine.machine, case.x)
     if has_digest(machine.machine) and machine.machine.digest() != case.make().digest():
         raise AssertionError("the digest of an emptied machine is not that of a new one")
     machine.add(order[:10])
@@ -186,35 +186,32 @@ def check_empty_batches(case: Case) -> None:
     assert_same(machine, other, exact=True)
     fresh = case.fresh()
     fresh.add(nothing)
-    _expect(NotFittedError, lambda: fresh.machine(case.x))
+    _expect(NotFittedError, fresh.machine, case.x)
 
 
 def check_failed_calls_change_nothing(case: Case) -> None:
     """Bad input is refused with an error of the documented kind, and the state is as before."""
-    x, y = case.x[:3], case.y[:3]
     for pending in (False, True):
         machine, other = case.fresh(torch.arange(4, 20)), case.fresh(torch.arange(4, 20))
         if pending:
             for loaded in (machine, other):
                 loaded.remove(torch.tensor([5]))
-        broken = x.clone()
-        broken[1, 0] = float("nan")
-        m = machine.machine
-        _expect(ValueError, lambda m=m: m.add(x[:, :-1], y))
-        _expect(ValueError, lambda m=m: m.add(x[0], y))
-        _expect(ValueError, lambda m=m: m.add(x, y[:2]))
-        _expect(ValueError, lambda m=m, b=broken: m.add(b, y))
-        _expect(ValueError, lambda m=m: m.add(x, y - y - 1))
-        _expect(ValueError, lambda m=m: m.add(x, y + 0.5))
-        if case.by_ids:
-            unknown = torch.tensor([10**9])
-            _expect(RemovalError, lambda m=m, u=unknown: m.remove(u))
-            _expect(RemovalError, lambda m=m, u=unknown: m.relabel(u, y[:1]))
-        else:
-            _expect(ValueError, lambda m=m: m.remove(x[:, :-1], y))
-            many = torch.arange(len(case.x))
-            _expect(RemovalError, lambda m=m, i=many: m.remove(case.x[i], case.y[i]))
+        _expect_refusals(case, machine.machine)
         assert_same(machine, other, exact=True)
+
+
+def _expect_refusals(case: Case, machine: Any) -> None:
+    x, y = case.x[:3], case.y[:3]
+    broken = x.clone()
+    broken[1, 0] = float("nan")
+    for bad_x, bad_y in ((x[:, :-1], y), (x[0], y), (x, y[:2]), (broken, y), (x, y - y - 1), (x, y + 0.5)):
+        _expect(ValueError, machine.add, bad_x, bad_y)
+    if case.by_ids:
+        _expect(RemovalError, machine.remove, torch.tensor([10**9]))
+        _expect(RemovalError, machine.relabel, torch.tensor([10**9]), y[:1])
+    else:
+        _expect(ValueError, machine.remove, x[:, :-1], y)
+        _expect(RemovalError, machine.remove, case.x, case.y)  # more than it holds
 
 
 def check_inputs_are_left_alone(case: Case) -> None:
@@ -318,9 +315,9 @@ def check_machine(case: Case) -> None:
         check(case)
 
 
-def _expect(kind: type[Exception], call: Callable[[], Any]) -> None:
+def _expect(kind: type[Exception], call: Callable[..., Any], *args: Any) -> None:
     try:
-        call()
+        call(*args)
     except kind:
         return
     except Exception as error:

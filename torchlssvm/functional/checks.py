@@ -48,9 +48,9 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
         raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
 
 
-def features(x: Any, J: int, device: torch.device) -> Tensor:
+def features(given: Any, J: int, device: torch.device) -> Tensor:
     """x as a float (B, J) tensor."""
-    x = as_tensor(x, "x", device)
+    x = as_tensor(given, "x", device)
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""
         raise ValueError(f"x must have shape (B, {J}), got {tuple(x.shape)}{hint}")
@@ -86,11 +86,11 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
     )
 
 
-def weights(weight: Any, x: Tensor) -> Tensor | None:
+def weights(given: Any, x: Tensor) -> Tensor | None:
     """Sample weights as float64 (B,)."""
-    if weight is None:
+    if given is None:
         return None
-    weight = as_tensor(weight, "weight", x.device)
+    weight = as_tensor(given, "weight", x.device)
     if weight.shape != x.shape[:1]:
         raise ValueError(f"weight must have shape ({x.shape[0]},) like x's rows, got {tuple(weight.shape)}")
     if weight.is_complex():

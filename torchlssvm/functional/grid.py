@@ -55,12 +55,12 @@ class FixedPoint:
     @property
     def resolution(self) -> float:
         """The size of one step."""
-        return self.limit / 2**self.bits
+        return float(self.limit / 2**self.bits)
 
     @property
     def max_value(self) -> float:
         """The largest magnitude the grid takes."""
-        return self.limit * 2**self.headroom
+        return float(self.limit * 2**self.headroom)
 
     @property
     def binary(self) -> bool:

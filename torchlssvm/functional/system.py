@@ -47,7 +47,8 @@ class Factor(NamedTuple):
         """A^-1 B. B: (J, m)."""
         padded = torch.nn.functional.pad(B, (0, 0, 0, self.L.shape[0] - self.J)) if self.L.shape[0] > self.J else B
         half = torch.linalg.solve_triangular(self.L, padded, upper=False)
-        return torch.linalg.solve_triangular(self.L.mT, half, upper=True)[: self.J]
+        whole: Tensor = torch.linalg.solve_triangular(self.L.mT, half, upper=True)
+        return whole[: self.J]
 
     def inverse(self) -> Tensor:
         """A^-1 (J, J)."""

@@ -150,7 +150,7 @@ class Compact:
         self.counts = self._counts_after([(old, -1), (new, 1)])
 
     def set_rho(self, rho: float) -> None:
-        """Change rho exactly: with P = Q diag(p) Q^T the matrix A has the eigenvalues rho / p, and A + (rho' - rho) I follows."""
+        """Change rho exactly: with P = Q diag(p) Q^T, A has the eigenvalues rho / p, and A + (rho' - rho) I follows."""
         s, old = self.solution, self.options.rho
         if self.options.intercept == "penalized" or not self.empty:
             p, Q = torch.linalg.eigh(s.inverse())

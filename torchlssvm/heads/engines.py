@@ -252,11 +252,10 @@ class Pairwise:
         if self.stats.kind is not None and (present is None or any(present[0])):
             weights = None
             if self.options.class_weight is not None:  # each pair is a problem of its own, with its own balance
-                part = self.options.class_weight
-                part = part[list(pair)] if isinstance(part, Tensor) else part
-                pair_weights = normal.class_weights(part, counts)
+                option = self.options.class_weight
+                two = option[list(pair)] if isinstance(option, Tensor) else normal.class_weights(option, counts)
                 weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
-                weights[list(pair)] = pair_weights
+                weights[list(pair)] = two if two is not None else 1.0
             base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, unverified)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         w, b = real_weights(solution, self.options, J)

@@ -131,12 +131,12 @@ class LSSVMHead(nn.Module):
 
     @property
     def intercept(self) -> str:
-        """ "free", "penalized" or "none"."""
+        """How the constant is treated: "free", "penalized" or "none"."""
         return self._options.intercept
 
     @property
     def multiclass(self) -> str:
-        """ "ovr" or "ovo"."""
+        """One class against the rest, "ovr", or against each other one, "ovo"."""
         return self._multiclass
 
     @property
@@ -216,7 +216,8 @@ class LSSVMHead(nn.Module):
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
-        return self(x).argmax(1)
+        scores: Tensor = self(x)
+        return scores.argmax(1)
 
     def digest(self) -> str:
         """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
@@ -262,7 +263,9 @@ class LSSVMHead(nn.Module):
                 continue
             if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
                 raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
-            changes.append((self._check(*samples, like=changes[0][0] if changes else None), sign))
+            weight, ids = (*samples[2:], None, None)[:2]
+            like = changes[0][0] if changes else None
+            changes.append((self._check(samples[0], samples[1], weight, ids, like), sign))
         return self._apply_changes(changes)
 
     @exactly
@@ -442,7 +445,7 @@ class LSSVMHead(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + k: v for k, v in persistence.save(self).items()})
 
     def _load_from_state_dict(
@@ -467,14 +470,15 @@ class LSSVMHead(nn.Module):
         """Shape, options and count."""
         form = "" if self.statistics is not None else ", statistics=False"
         pairs = ", multiclass='ovo'" if isinstance(self._engine, Pairwise) else ""
-        return f"in_features={self.in_features}, num_classes={self.num_classes}, rho={self.rho:g}, n={self.n:g}, intercept={self.intercept!r}{pairs}{form}"
+        shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        return f"{shape}, n={self.n:g}, rho={self.rho:g}, intercept={self.intercept!r}{pairs}{form}"
 
 
 def _class_weight(value: Any, K: int, device: torch.device) -> str | Tensor | None:
     """None, "balanced", "complement" or positive weights (K,)."""
     if value is None or isinstance(value, str):
         checks.one_of(value, "class_weight (or a tensor)", (None, "balanced", "complement"))
-        return value  # type: ignore[no-any-return]
+        return value
     weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
     if weight.shape != (K,):
         raise ValueError(f"class_weight must have shape ({K},), got {tuple(weight.shape)}")

@@ -56,10 +56,8 @@ def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | N
     both = torch.cat([V, side[:, None]], 1)
     if weights is not None:
         both = both.to(torch.float64) * weights[:, None]
-    if labels is None:
-        sums = both - (both.sum(0) - both)  # target +1 for the class, -1 for all others
-    else:
-        sums = (both[labels[0]] - both[labels[1]])[None]
+    # target +1 for the class, -1 for all others, or for the other one of a pair
+    sums = both - (both.sum(0) - both) if labels is None else (both[labels[0]] - both[labels[1]])[None]
     return sums[:, :-1], sums[:, -1]
 
 
@@ -115,7 +113,7 @@ def solve(
     units: Tensor | float = math.sqrt(ridge)
     if penalized:
         rhs = torch.cat([rhs, y.to(torch.float64)[:, None]], 1)
-        units = torch.full((D,), units, dtype=torch.float64, device=rhs.device)
+        units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=rhs.device)
         units[J] = root
     factor = factor_(work, D)
     info = checks.to_host(factor.info)
@@ -139,7 +137,7 @@ def _host(value: Tensor) -> float:
 
 
 def repaired(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
-    """Where rounding defeats Cholesky: eigenvalues raised to the ridge, and a warning; NotPositiveDefinite if it is not that."""
+    """Where rounding defeats Cholesky: eigenvalues raised to the ridge, and a warning. Else NotPositiveDefinite."""
     top = work.diagonal()[:D].amax()
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
     if removed and bool(lowest < -1e-11 * D * top):

@@ -57,7 +57,8 @@ class LiveBuffers(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """As dict.get, up to date."""
-        return self[name] if name in self else default
+        self.refresh([name])
+        return super().get(name, default)
 
     def items(self) -> Any:
         """As dict.items, up to date."""

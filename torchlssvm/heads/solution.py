@@ -32,8 +32,8 @@ class Solution:
     def __init__(self, D: int, K: int, centred: bool, device: torch.device, least_pivot: float = 0.0):
         """The solution without any sample. Updates that would fall below ``least_pivot`` are refused as TooInaccurate."""
         self.D, self.K, self.centred, self.device, self.least_pivot = D, K, centred, device, least_pivot
-        zeros = {"dtype": torch.float64, "device": device}
-        self.set_base(torch.zeros(D, K, **zeros), torch.zeros(K, **zeros), torch.zeros(D, **zeros), 0.0)
+        w, beta, mu = (torch.zeros(size, dtype=torch.float64, device=device) for size in ((D, K), (K,), (D,)))
+        self.set_base(w, beta, mu, 0.0)
 
     def set_base(
         self, w: Tensor, beta: Tensor, mu: Tensor, n: float, factor: Factor | None = None, scale: Tensor | float = 1.0,
@@ -181,10 +181,7 @@ class Solution:
     def shift_targets(self, rows: Tensor, dy: Tensor) -> None:
         """Targets of samples held change by dy (B, K): the right-hand side moves, P does not. rows: (B, D)."""
         V = rows - self.mu if self.centred else rows
-        if V.shape[0] <= self.K:
-            step = self.apply_inverse(V).mT @ dy
-        else:
-            step = self.apply_inverse((V.mT @ dy).mT).mT
-        self.w = self.w + step
+        few = V.shape[0] <= self.K
+        self.w = self.w + (self.apply_inverse(V).mT @ dy if few else self.apply_inverse((V.mT @ dy).mT).mT)
         if self.centred:
             self.beta = self.beta + dy.sum(0) / self.n

@@ -143,7 +143,7 @@ class Statistics:
 
     @property
     def kind(self) -> str | None:
-        """ "labels", "values", or None while empty."""
+        """What is held: "labels", "values", or None while empty."""
         return self._choices.kind
 
     @property
@@ -405,12 +405,13 @@ class Statistics:
         if self._gross + bound > LIMIT:
             raise GridError(
                 f"int64 sums could overflow: bound {self._gross:.3g} held plus {bound:.3g} new exceeds {float(LIMIT):.3g}. "
-                f"Use a coarser grid, e.g. FixedPoint(limit={getattr(self.grid, 'limit', 1.0)!r}, bits=16). Nothing was changed."
+                f"Nothing was changed. Use a coarser grid, e.g. FixedPoint(limit={self.grid.limit if self.grid else 1.0!r}, bits=16)."
             )
 
     def relabel(self, old: Batch, new: Batch) -> Tensor:
         """One group, labels: move checked samples from their old class to a new one; M is not touched. Returns the rows."""
-        assert old.labels is not None and new.labels is not None
+        assert old.labels is not None
+        assert new.labels is not None
         if self._sums is None:
             raise checks.removal_error("the machine is empty")
         self._reserve(2 * old.gross)
@@ -434,7 +435,7 @@ class Statistics:
             self.num_classes = K
             return self._reset()
         self._sums.settle()
-        F, sums, R = max(1, self.folds), self._sums.sums, self._sums.R
+        sums, R = self._sums.sums, self._sums.R
         side = self._side
         self.num_classes, self._sums, self._hashes = K, None, {}
         fresh = self._decide(self._choices)
@@ -600,7 +601,7 @@ class Statistics:
         return json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()
 
     def digest(self) -> str:
-        """SHA-256, as hex, of the canonical bytes: the same on every device and machine, for every order of the same samples."""
+        """SHA-256, as hex, of the canonical bytes: the same on every machine, for every order of the same samples."""
         if not self.exact:
             raise ValueError(
                 "no digest without a grid: float64 sums depend on the order of the samples; use grid='auto'"

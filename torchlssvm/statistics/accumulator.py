@@ -85,7 +85,8 @@ class Accumulator:
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
         self._scratch: Tensor | None = None
-        self._length, self._uniform, self._tail_bound = 0, None, 0.0
+        self._length, self._tail_bound = 0, 0.0
+        self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._guard: Guard | None = None
 
     # -- in ------------------------------------------------------------------------------------------------------------

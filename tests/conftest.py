@@ -1,0 +1,97 @@
+"""What the tests share: where the data is, which tests can run here, how hard hypothesis tries, and a dense truth."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from torch import Tensor
+
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def missing_data(*files: str) -> str | None:
+    """Why a test cannot have its data; None if it can. files: paths below the folder that TORCHLSSVM_DATA names."""
+    folder = os.environ.get("TORCHLSSVM_DATA")
+    if not folder:
+        return "TORCHLSSVM_DATA is not set: it names the folder with the data sets"
+    if not Path(folder).is_dir():
+        return f"TORCHLSSVM_DATA={folder} is not a folder"
+    absent = [name for name in files if not (Path(folder) / name).exists()]
+    return f"TORCHLSSVM_DATA={folder} lacks {', '.join(absent)}" if absent else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot run here. ``@pytest.mark.data("mnist/train.csv.gz")`` names the files that a test reads."""
+    for marker in item.iter_markers("data"):
+        if reason := missing_data(*marker.args):
+            pytest.skip(reason)
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(scope="session")
+def data_path() -> Path:
+    """The folder with the data sets; the test is skipped without one."""
+    if reason := missing_data():
+        pytest.skip(reason)
+    return Path(os.environ["TORCHLSSVM_DATA"])
+
+
+@pytest.fixture(scope="session")
+def dense() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Weights by dense least squares, written without a line of the library."""
+    return solve_dense
+
+
+def solve_dense(
+    x: Tensor,  # (n, J)
+    y: Tensor,  # (n,) labels or (n, K) targets
+    K: int,
+    *,
+    rho: float = 1.0,
+    intercept: str = "free",
+    class_weight: str | Tensor | None = None,
+    multiclass: str = "ovr",
+    weight: Tensor | None = None,  # (n,)
+) -> tuple[Tensor, Tensor]:
+    """w (J, K) and b (K,), or (J, pairs) and (pairs,) for "ovo": rho |w|^2 + sum d (w x + b - t)^2 by orthogonal factors."""
+    x = x.double()
+    d = torch.ones(len(x), dtype=torch.float64) if weight is None else weight.double()
+    if multiclass == "ovo":
+        parts = []
+        for i, j in itertools.combinations(range(K), 2):
+            keep = (y == i) | (y == j)
+            part = class_weight[[i, j]] if isinstance(class_weight, Tensor) else class_weight
+            two = (y[keep] == j).long()
+            w, b = solve_dense(x[keep], two, 2, rho=rho, intercept=intercept, class_weight=part, weight=d[keep])
+            parts.append((w[:, 0], b[0]))
+        return torch.stack([p[0] for p in parts], 1), torch.stack([p[1] for p in parts])
+    t = y.double()
+    if y.ndim == 1:
+        t = torch.where(y[:, None] == torch.arange(K), 1.0, -1.0).double()
+        counts = torch.stack([d[y == k].sum() for k in range(K)])
+        if class_weight == "balanced":
+            class_weight = counts.sum() / ((counts > 0).sum() * counts)
+        elif class_weight == "complement":
+            class_weight = 1 - counts / counts.sum()
+        if isinstance(class_weight, Tensor):
+            d = d * class_weight.double()[y]
+    mean, offset = torch.zeros(x.shape[1], dtype=torch.float64), torch.zeros(t.shape[1], dtype=torch.float64)
+    if intercept == "penalized":
+        x, mean = torch.nn.functional.pad(x, (0, 1), value=1.0), torch.nn.functional.pad(mean, (0, 1))
+    if intercept == "free":
+        mean, offset = d @ x / d.sum(), d @ t / d.sum()
+    root = d.sqrt()[:, None]
+    A = torch.cat([(x - mean) * root, torch.eye(x.shape[1], dtype=torch.float64) * rho**0.5])
+    w = torch.linalg.lstsq(
+        A, torch.cat([(t - offset) * root, torch.zeros(x.shape[1], t.shape[1])]), driver="gelsd"
+    ).solution
+    return (w[:-1], w[-1]) if intercept == "penalized" else (w, offset - mean @ w)
