@@ -66,7 +66,7 @@ class Task:
         try:
             parts, self.name, largest = mnist(), "MNIST", 255
         except (ImportError, OSError, RuntimeError) as error:
-            print(f"MNIST is neither in TORCHLSSVM_DATA nor to be had from torchvision ({error}).")
+            print(f"MNIST is neither in TORCHLSSVM_DATA nor to be had from torchvision ({str(error).splitlines()[0]})")
             parts, self.name, largest = digits(), "scikit-learn's 8x8 digits in its place", 16
         x, self.x_test = (p.reshape(len(q), -1).float() / largest for p, q in (parts[:2], parts[2:]))
         self.x, self.true, self.y_test = x[:samples], parts[1][:samples].long() % 2, parts[3].long() % 2
@@ -140,7 +140,7 @@ def batch_curve(task: Task, repeats: int) -> dict[str, Any]:
     A compact head splits a long removal by ``cost.batch_size``; for the curve it is told the size instead.
     """
     x, y = task.found
-    head, best = task.head(statistics=False).add(task.x, task.y), cost.batch_size(task.x.shape[1])
+    head, best = task.head(statistics=False).add(task.x, task.y), min(len(y), cost.batch_size(task.x.shape[1]))
 
     def removal(size: int, rule: Callable[[int], int]) -> float:
         rows, times = min(len(y), size * CALLS), []
@@ -237,8 +237,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     result = {"data": task.name, "samples": len(task.y), "removed": len(task.found[1]), **accuracy_and_exactness(task)}
     result |= update_against_retraining(task, options.repeats)
     result["curve"] = None if options.no_curve else batch_curve(task, min(3, options.repeats))
-    result |= {"storage": storage(task), "accuracy_curve": accuracy_curve(task), "picture": options.out / "mnist_parity.png"}
+    result |= {"storage": storage(task), "accuracy_curve": accuracy_curve(task)}
     options.out.mkdir(parents=True, exist_ok=True)
+    result["picture"] = options.out / "mnist_parity.png"
     draw(result["picture"], result)
     print(f"\nWritten: {result['picture']}")
     return result

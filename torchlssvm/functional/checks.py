@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
     if y.ndim == 2 and y.shape[1] == K and (y.dtype in FLOATS or y.dtype in INTEGERS or y.dtype == torch.bool):
         return (y if y.dtype in FLOATS else y.to(torch.float64)), "values"
     if y.ndim == 1 and y.dtype in FLOATS and not is_fake(y):
-        odd = next((v for v in y.tolist() if v != math.floor(v)), y[0].item())
+        odd = next((v for v in y.tolist() if not v.is_integer()), y[0].item())
         raise ValueError(
             f"labels must be integers, got dtype {y.dtype} with the value {odd!r}; "
             f"use y.long() for labels, or float targets of shape (B, {K})"
@@ -119,7 +120,7 @@ def positive(value: Any, name: str) -> float:
     """A finite number > 0."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     return float(value)
 

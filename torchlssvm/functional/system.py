@@ -43,12 +43,15 @@ class Factor(NamedTuple):
     J: int
     info: Tensor
 
-    def solve(self, B: Tensor) -> Tensor:
-        """A^-1 B. B: (J, m)."""
-        padded = torch.nn.functional.pad(B, (0, 0, 0, self.L.shape[0] - self.J)) if self.L.shape[0] > self.J else B
-        half = torch.linalg.solve_triangular(self.L, padded, upper=False)
-        whole: Tensor = torch.linalg.solve_triangular(self.L.mT, half, upper=True)
-        return whole[: self.J]
+    def solve(self, rows: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        """scale A^-1 scale v for each of the rows v. rows: (B, J); scale: scalar or (J,)."""
+        padded = rows.new_empty(rows.shape[0], self.L.shape[0])
+        torch.mul(rows, scale, out=padded[:, : self.J])
+        padded[:, self.J :].zero_()
+        X = padded.mT  # column-major, solved in place
+        torch.linalg.solve_triangular(self.L, X, upper=False, out=X)
+        torch.linalg.solve_triangular(self.L.mT, X, upper=True, out=X)
+        return padded[:, : self.J] * scale
 
     def inverse(self) -> Tensor:
         """A^-1 (J, J)."""

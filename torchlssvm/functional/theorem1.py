@@ -73,11 +73,11 @@ def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
     """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
     adds = change.La.shape[0]
     if X.shape[0] == 1:
-        return (X / change.La, X[1:]) if adds else (X[:0], X / -change.Lr)
+        return (X / change.La, X[1:]) if adds else (X[:0], X / change.Lr)
     Ba = torch.linalg.solve_triangular(change.La, X[:adds], upper=False)
     if adds == X.shape[0]:
         return Ba, X[adds:]
-    if adds == 0:
-        return Ba, torch.linalg.solve_triangular(change.Lr, -X, upper=False)
+    if adds == 0:  # the sign of B_r cancels in every product
+        return Ba, torch.linalg.solve_triangular(change.Lr, X, upper=False)
     Br = torch.linalg.solve_triangular(change.Lr, change.H.mT @ Ba - X[adds:], upper=False)
     return Ba, Br

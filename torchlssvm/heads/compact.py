@@ -135,7 +135,7 @@ class Compact:
         B = weighted.mT @ rows
         B.diagonal().add_(1.0)
         factor = factor_(B, s.D)
-        s.set_base(factor.solve(weighted.mT @ y), beta, mu, n, P=factor.inverse())
+        s.set_base(factor.solve(y.mT @ weighted).mT, beta, mu, n, P=factor.inverse())
 
     def relabel(self, old: Batch, new: Batch) -> None:
         """Targets change, P does not."""

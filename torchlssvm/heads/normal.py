@@ -120,8 +120,7 @@ def solve(
     if info is not None and info[0][0] != 0:
         fill()
         factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
-    w = factor.solve(rhs.mT)
-    w = w * (units[:, None] if isinstance(units, Tensor) else units)
+    w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
 
 

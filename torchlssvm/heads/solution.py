@@ -99,7 +99,7 @@ class Solution:
         if self._P is not None:
             U = V @ self._P
         elif self._factor is not None:
-            U = self._factor.solve((V * self._scale).mT).mT * self._scale
+            U = self._factor.solve(V, self._scale)
         for Z, sign in self._terms():
             U = torch.addmm(U, V @ Z.mT, Z, alpha=-sign)
         return U
@@ -166,7 +166,8 @@ class Solution:
         if host is not None and host[1][0] < self.least_pivot:
             raise TooInaccurate
         Za, Zr = theorem1.halves(change, U)
-        ra, rr = theorem1.halves(change, V @ self.w + (beta - y))
+        r = V @ self.w + (beta - y)
+        ra, rr = theorem1.halves(change, r)
         w = torch.addmm(torch.addmm(self.w, Za.mT, ra, alpha=-1), Zr.mT, rr)
         if self.centred and not self.empty:
             oa, o_r = theorem1.halves(change, torch.ones_like(d)[:, None])

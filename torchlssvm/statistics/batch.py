@@ -17,6 +17,9 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import EXACT
 from torchlssvm.functional.grid import FixedPoint
 
+LARGEST = 2.0**450
+"""Without a grid values are refused past this bound, so that sums of their squares stay finite."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -101,6 +104,12 @@ def check_batch(
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
         _check_values(x, y, kind, mult, host, K, exact)
+        if mult is not None and not host[2].all():  # a sample of weight zero is none
+            keep = mult != 0
+            rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))
+            return check_batch(
+                x[keep], y[keep], mult[keep], rest, J=J, K=K, folds=folds, device=device, exact=exact, choices=choices, wanted=wanted
+            )
     size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
     if choices.kind is None:
         choices = Choices(kind)
@@ -109,6 +118,9 @@ def check_batch(
             target_grid = None if kind == "labels" else wanted.target_grid or FixedPoint.auto(largest_y)
             choices = Choices(kind, grid, target_grid)
     if not exact:
+        for name, largest in (("x", largest_x), ("y", largest_y)):
+            if largest > LARGEST:
+                raise ValueError(f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}")
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
         return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices)
@@ -133,6 +145,8 @@ def _folds(ids: Any, folds: int, length: int, device: torch.device) -> Tensor | 
         if folds and length:
             raise ValueError(f"folds={folds} needs ids: the fold of a sample is a hash of its id")
         return None
+    if not isinstance(ids, Iterable):
+        raise ValueError(f"ids must be a sequence, one for each row of x; got {ids!r}")
     ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if len(ids) != length:
         raise ValueError(f"x and ids differ in length: {length} rows, {len(ids)} ids")
@@ -175,7 +189,7 @@ def _split_heavy(batch: Batch) -> Batch:
     weight = batch.mult.cpu().numpy()
     parts = np.maximum(np.ceil(batch.bounds / (EXACT / 2)), 1)
     if parts.sum() > 2**22:
-        raise ValueError(f"weight is too large for exact sums: the largest is {weight.max()!r}")
+        raise ValueError(f"weight is too large for exact sums: the largest is {float(weight.max())!r}")
     count = parts.astype(np.int64)
     index = np.repeat(np.arange(len(batch)), count)
     place = np.arange(len(index)) - (np.cumsum(count) - count)[index]
