@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.dense import code, ridge
+
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -47,7 +49,7 @@ def data_path() -> Path:
 
 @pytest.fixture(scope="session")
 def dense() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Weights by dense least squares, written without a line of the library."""
+    """Weights of any form of the head by dense least squares, without a line of the library."""
     return solve_dense
 
 
@@ -62,10 +64,9 @@ def solve_dense(
     multiclass: str = "ovr",
     weight: Tensor | None = None,  # (n,)
 ) -> tuple[Tensor, Tensor]:
-    """w (J, K) and b (K,), or (J, pairs) and (pairs,) for "ovo": rho |w|^2 + sum d (w x + b - t)^2 by orthogonal factors."""
-    x = x.double()
+    """w (J, K) and b (K,), or (J, pairs) and (pairs,) for "ovo": rho |w|^2 + sum d (w x + b - t)^2 at its smallest."""
     d = torch.ones(len(x), dtype=torch.float64) if weight is None else weight.double()
-    if multiclass == "ovo":
+    if multiclass == "ovo":  # class i is +1, class j > i is -1, and each pair has its own balance
         parts = []
         for i, j in itertools.combinations(range(K), 2):
             keep = (y == i) | (y == j)
@@ -74,24 +75,13 @@ def solve_dense(
             w, b = solve_dense(x[keep], two, 2, rho=rho, intercept=intercept, class_weight=part, weight=d[keep])
             parts.append((w[:, 0], b[0]))
         return torch.stack([p[0] for p in parts], 1), torch.stack([p[1] for p in parts])
-    t = y.double()
-    if y.ndim == 1:
-        t = torch.where(y[:, None] == torch.arange(K), 1.0, -1.0).double()
-        counts = torch.stack([d[y == k].sum() for k in range(K)])
-        if class_weight == "balanced":
-            class_weight = counts.sum() / ((counts > 0).sum() * counts)
-        elif class_weight == "complement":
-            class_weight = 1 - counts / counts.sum()
-        if isinstance(class_weight, Tensor):
-            d = d * class_weight.double()[y]
-    mean, offset = torch.zeros(x.shape[1], dtype=torch.float64), torch.zeros(t.shape[1], dtype=torch.float64)
-    if intercept == "penalized":
-        x, mean = torch.nn.functional.pad(x, (0, 1), value=1.0), torch.nn.functional.pad(mean, (0, 1))
-    if intercept == "free":
-        mean, offset = d @ x / d.sum(), d @ t / d.sum()
-    root = d.sqrt()[:, None]
-    A = torch.cat([(x - mean) * root, torch.eye(x.shape[1], dtype=torch.float64) * rho**0.5])
-    w = torch.linalg.lstsq(
-        A, torch.cat([(t - offset) * root, torch.zeros(x.shape[1], t.shape[1])]), driver="gelsd"
-    ).solution
-    return (w[:-1], w[-1]) if intercept == "penalized" else (w, offset - mean @ w)
+    if y.ndim == 2:
+        return ridge(x.double(), y.double(), rho, intercept, d)
+    counts = torch.stack([d[y == k].sum() for k in range(K)])
+    if isinstance(class_weight, Tensor):
+        d = d * class_weight.double()[y]
+    elif class_weight == "balanced":
+        d = d * (counts.sum() / ((counts > 0).sum() * counts))[y]
+    elif class_weight == "complement":
+        d = d * (1 - counts / counts.sum())[y]
+    return ridge(x.double(), code(y, K), rho, intercept, d)

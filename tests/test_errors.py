@@ -48,7 +48,7 @@ def data(kind: str = "labels") -> Data:
     x = (torch.randn(N + 10, J, generator=generator) + 0.3).clamp(-4, 4)
     x[0, 0] = 4.0  # so that the automatic grid has the limit 4
     y = torch.arange(N + 10) % K
-    return Data(x, y if kind == "labels" else torch.randn(N + 10, K, generator=generator))
+    return Data(x, y if kind == "labels" else torch.randint(-512, 512, (N + 10, K), generator=generator) / 256)  # on any grid
 
 
 def twins(options: dict[str, Any], kind: str = "labels") -> tuple[LSSVMHead, LSSVMHead, Data]:
@@ -97,14 +97,16 @@ def assert_goes_on(head: LSSVMHead, options: dict[str, Any], samples: Data, dens
     assert head.n == N + 3
 
 
-def refused(call: Callable[[], Any], error: type[Exception], *words: str) -> str:
-    """The message of the error, which must hold these words."""
-    with pytest.raises(error) as caught:
+def refused(call: Callable[[], Any], error: type[Exception], *words: str, note: str = "") -> None:
+    """The call raises the error, and its message holds these words."""
+    try:
         call()
-    message = str(caught.value)
-    for word in words:
-        assert word in message, f"{word!r} is not in: {message}"
-    return message
+    except error as caught:
+        message = str(caught)
+    else:
+        pytest.fail(f"{note}: no {error.__name__}")
+    missing = [word for word in words if word not in message]
+    assert not missing, f"{note}: {missing} not in: {message}"
 
 
 # -- samples that cannot be taken ------------------------------------------------------------------------------------------
@@ -199,18 +201,18 @@ CALLS: dict[str, tuple[tuple[str, ...], Callable[[LSSVMHead, Triple, Triple], An
 }
 
 
-@pytest.mark.parametrize(
-    ("call", "bad", "form"),
-    [(call, name, form) for call, (parts, _) in CALLS.items() for name, bad in BAD.items() if bad.part in parts for form in bad.forms],
-)
-def test_bad_samples(call: str, bad: str, form: str, dense: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("bad", "form"), [(name, form) for name, bad in BAD.items() for form in bad.forms])
+def test_bad_samples(bad: str, form: str, dense: Callable[..., Any]) -> None:
+    """Every operation refuses them."""
     part, spoil, error, words, _, kind = BAD[bad]
     options = FORMS[form]
     head, twin, samples = twins(options, kind)
     x, y = samples.x[:3], samples.y[:3]
     spoilt = spoil(x, y)
     triple = (spoilt if part == "x" else x, spoilt if part == "y" else y, spoilt if part == "weight" else None)
-    refused(lambda: CALLS[call][1](head, triple, (x, y, None)), error, *words)
+    for name, (parts, call) in CALLS.items():
+        if part in parts:
+            refused(lambda call=call: call(head, triple, (x, y, None)), error, *words, note=name)
     assert_untouched(head, twin)
     assert_goes_on(head, options, samples, dense)
 
@@ -402,7 +404,7 @@ def test_not_positive_definite_is_found_by_the_next_read(form: str, read: str, r
 
 @pytest.mark.parametrize("form", COMPACT)
 @pytest.mark.parametrize("rows", [1, 20, 300])
-@pytest.mark.parametrize("call", ["remove", "update", "replace"])
+@pytest.mark.parametrize("call", ["remove", "update"])
 def test_not_positive_definite_is_found_at_once_without_statistics(form: str, rows: int, call: str, dense: Callable[..., Any]) -> None:
     options, samples = FORMS[form] | {"rho": 0.01}, narrow(420)
     x, y = samples
@@ -437,8 +439,6 @@ def test_everything_removed_but_not_what_was_held(form: str, rows: int, pending:
         head.remove(x[:3], y[:3])
     rest = slice(3 if pending else 0, None)
     refused(lambda: head.remove(x[rest] / 2, y[rest]), RemovalError, "no sample would be left", "not be zero", "before the first removal")
-    assert_untouched(head, twin)
-    refused(lambda: operator.isub(head, LSSVMHead(J, K, **FORMS[form]).add(x / 2, y)), (RemovalError, ValueError))
     assert_untouched(head, twin)
     assert head.remove(x, y).n == 0
     refused(lambda: head(x), NotFittedError)
@@ -544,8 +544,7 @@ def test_predicting_without_data(form: str, emptied: bool, read: str) -> None:
         head.add(x[:7], y[:7])
         _ = head.w
         head.remove(x[:4], y[:4]).remove(x[4:7], y[4:7])
-    message = refused(lambda: READS[read](head, x), NotFittedError, "no samples", "add(x, y)")
-    assert message
+    refused(lambda: READS[read](head, x), NotFittedError, "no samples", "add(x, y)")
     assert issubclass(NotFittedError, TorchLSSVMError)
     assert head.n == 0
     assert not head.w.any()
@@ -754,12 +753,11 @@ def test_subtracting_what_is_not_there(form: str, wrong: str, dense: Callable[..
     elif wrong == "larger":
         other.add(torch.full((29, J), 4.0), torch.zeros(29, dtype=torch.int64))
     elif wrong == "others":
-        other.add(x[:N] / 2, y[:N]).add(x[:1] * 0 + 4.0, y[:1]).remove(x[:1] * 0 + 4.0, y[:1])
+        other.add(x[:1] * 0 + 4.0, y[:1]).add(x[:N] / 2, y[:N]).remove(x[:1] * 0 + 4.0, y[:1])  # on the same grid
     else:
         head, twin = LSSVMHead(J, K, **FORMS[form]), LSSVMHead(J, K, **FORMS[form])
         other.add(x[:3], y[:3])
-    if head.grid == other.grid or not head.n:
-        refused(lambda: operator.isub(head, other), RemovalError)
+    refused(lambda: operator.isub(head, other), RemovalError, "not among those held")
     assert_untouched(head, twin)
     if head.n:
         assert_goes_on(head, FORMS[form], samples, dense)

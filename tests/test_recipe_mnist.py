@@ -67,7 +67,7 @@ def test_digits_stand_in(
         assert "Theorem 1" not in printed
 
 
-def test_storage_is_smaller_than_the_data(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_is_smaller_than_the_data(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(recipe, "mnist", no_download)
     sizes = recipe.storage(recipe.Task(None))

@@ -44,7 +44,10 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
             )
         return value.detach()
     try:
-        return torch.as_tensor(value, device=device)
+        tensor = torch.as_tensor(value, device=device)
+        if tensor.is_floating_point() and isinstance(value, list | tuple):
+            tensor = torch.as_tensor(value, dtype=torch.float64, device=device)  # Python's floats, to the bit
+        return tensor
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
 
@@ -120,7 +123,7 @@ def positive(value: Any, name: str) -> float:
     """A finite number > 0."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     return float(value)
 

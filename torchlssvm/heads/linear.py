@@ -102,6 +102,7 @@ class LSSVMHead(nn.Module):
                     raise ValueError(f"{name} needs statistics=True: the compact form keeps only w and P")
         self.statistics: Statistics | None = sums if statistics else None
         self._grid = grid if isinstance(grid, FixedPoint) else None
+        self._target_grid = target_grid if isinstance(target_grid, FixedPoint) else None
         self._engine: Any
         if statistics:
             self._engine = engine_for(sums, self._options, multiclass)
@@ -206,10 +207,9 @@ class LSSVMHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
         self._fitted()
-        if x.device != self.device:
-            checks.as_tensor(x, "x", self.device)
-        if x.ndim != 2 or x.shape[1] != self.in_features:
-            checks.features(x, self.in_features, self.device)
+        usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
+        if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
+            x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
         w, b, _ = self._current()
         scores = x.to(torch.float64) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
@@ -335,7 +335,7 @@ class LSSVMHead(nn.Module):
             choices = self._engine.choices if like is None or not self._engine.empty else like.choices
             batch = check_batch(
                 x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
-                exact=self._grid is not None, choices=choices, wanted=Choices(None, self._grid),
+                exact=self._grid is not None, choices=choices, wanted=Choices(None, self._grid, self._target_grid),
             )  # fmt: skip
         if len(batch) and batch.labels is None and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
@@ -359,7 +359,7 @@ class LSSVMHead(nn.Module):
                 raise
             self._unverified |= removes
             self._engine.changed(changes, rows)
-            if removes and stats.n == 0:
+            if removes and stats.drained:
                 self._emptied(stats)
         self._version += 1
         return self
@@ -394,16 +394,17 @@ class LSSVMHead(nn.Module):
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
         mine.compatible(theirs)
-        if sign < 0:
+        doubtful = sign < 0 or other._unverified
+        if doubtful:
             mine.guard()
         try:
             mine.merge(theirs, sign, held=True)
         except Exception:
-            if sign < 0 and not self._unverified:
+            if doubtful and not self._unverified:
                 mine.release()
             raise
-        self._unverified |= sign < 0
-        if sign < 0 and mine.n == 0:
+        self._unverified |= doubtful
+        if sign < 0 and mine.drained:
             self._emptied(mine)
         return self._restart()
 
@@ -479,7 +480,11 @@ def _class_weight(value: Any, K: int, device: torch.device) -> str | Tensor | No
     if value is None or isinstance(value, str):
         checks.one_of(value, "class_weight (or a tensor)", (None, "balanced", "complement"))
         return value
-    weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
+    try:
+        weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        allowed = f"None, 'balanced', 'complement' or {K} numbers in the order of the classes"
+        raise ValueError(f"class_weight must be {allowed}; got {type(value).__name__}") from error
     if weight.shape != (K,):
         raise ValueError(f"class_weight must have shape ({K},), got {tuple(weight.shape)}")
     if not checks.is_fake(weight) and not bool((torch.isfinite(weight) & (weight > 0)).all()):

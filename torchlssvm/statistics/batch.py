@@ -108,7 +108,17 @@ def check_batch(
             keep = mult != 0
             rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))
             return check_batch(
-                x[keep], y[keep], mult[keep], rest, J=J, K=K, folds=folds, device=device, exact=exact, choices=choices, wanted=wanted
+                x[keep],
+                y[keep],
+                mult[keep],
+                rest,
+                J=J,
+                K=K,
+                folds=folds,
+                device=device,
+                exact=exact,
+                choices=choices,
+                wanted=wanted,
             )
     size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
     if choices.kind is None:
@@ -120,7 +130,9 @@ def check_batch(
     if not exact:
         for name, largest in (("x", largest_x), ("y", largest_y)):
             if largest > LARGEST:
-                raise ValueError(f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}")
+                raise ValueError(
+                    f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}"
+                )
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
         return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices)
