@@ -155,35 +155,41 @@ def truth(head: LSSVMHead, form: str, data: Data, held: set[int], dense: Callabl
     return dense(x, data.y[index], K, rho=head.rho, **options)
 
 
-def assert_true(head: LSSVMHead, form: str, data: Data, held: set[int], dense: Callable[..., Any]) -> None:
-    w, b = truth(head, form, data, held, dense)
-    torch.testing.assert_close(head.w, w, rtol=0, atol=1e-9 * float(w.abs().max()))
-    torch.testing.assert_close(head.b, b, rtol=0, atol=1e-9)
+def assert_close(head: Any, answer: tuple[Tensor, Tensor], note: str = "") -> None:
+    w, b = answer
+    torch.testing.assert_close(head.w, w, rtol=0, atol=1e-9 * float(w.abs().max()), msg=lambda m: f"{note}: {m}")
+    torch.testing.assert_close(head.b, b, rtol=0, atol=1e-9, msg=lambda m: f"{note}: {m}")
 
 
-@pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_copy_is_the_head_and_goes_on(form: str, state: str, way: str, dense: Callable[..., Any]) -> None:
+def test_a_copy_is_the_head_and_goes_on(form: str, state: str, dense: Callable[..., Any]) -> None:
     data = samples(form)
-    head, held = head_in(state, form)
-    other = COPIES[way](head, form)
-    assert_bits(other, head, data.x)
-    if not held:
-        with pytest.raises(NotFittedError):
-            other(data.x)
-        call(other, "add", data, range(30))
-        held, other_held = set(), set(range(30))
-    else:
-        call(other, "add", data, range(N + 4, N + MORE))
-        call(other, "remove", data, range(10, 13))
-        other_held = (held | set(range(N + 4, N + MORE))) - {10, 11, 12}
-    assert_true(other, form, data, other_held, dense)
-    other.rho = 1.5  # options are the copy's own
-    assert_true(other, form, data, other_held, dense)
-    if held:
+    answers: dict[float | None, tuple[Tensor, Tensor]] = {}
+    for way, copied in COPIES.items():
+        head, held = head_in(state, form)
+        other = copied(head, form)
+        assert_bits(other, head, data.x)
+        if held:
+            call(other, "add", data, range(N + 4, N + MORE))
+            call(other, "remove", data, range(10, 13))
+            others = (held | set(range(N + 4, N + MORE))) - {10, 11, 12}
+        else:
+            with pytest.raises(NotFittedError):
+                other(data.x)
+            call(other, "add", data, range(30))
+            others = set(range(30))
+        for rho in (head.rho, 1.5):
+            other.rho = rho  # options are the copy's own
+            if rho not in answers:
+                answers[rho] = truth(other, form, data, others, dense)
+            assert_close(other, answers[rho], way)
         assert head.rho != 1.5
-        assert_true(head, form, data, held, dense)
+        assert head.n == len(held)
+        if held:
+            if None not in answers:
+                answers[None] = truth(head, form, data, held, dense)
+            assert_close(head, answers[None], way)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -248,8 +254,9 @@ def test_buffers_are_up_to_date(form: str, look: str, dense: Callable[..., Any])
         # C belongs to the same samples as w: (I - C) A = rho I, on the centred features
         if form in ("free", "compact"):
             x = data.x[sorted(held)].double() if head.grid is None else head.grid.snap(data.x[sorted(held)])
-            A = (x - x.mean(0)).mT @ (x - x.mean(0)) + head.rho * torch.eye(J)
-            torch.testing.assert_close((torch.eye(J) - seen["C"]) @ A, head.rho * torch.eye(J, dtype=torch.float64), rtol=0, atol=1e-9)
+            one = torch.eye(J, dtype=torch.float64)
+            A = (x - x.mean(0)).mT @ (x - x.mean(0)) + head.rho * one
+            torch.testing.assert_close((one - seen["C"]) @ A, head.rho * one, rtol=0, atol=1e-9)
 
 
 def test_buffers_stay_the_same_tensors() -> None:
@@ -281,13 +288,6 @@ def traces(row: Tensor, head: LSSVMHead) -> Iterator[bytes]:
 
 def found(row: Tensor, head: LSSVMHead, content: bytes) -> bool:
     return any(trace in content for trace in traces(row, head))
-
-
-def contents(head: LSSVMHead) -> Iterator[tuple[str, bytes]]:
-    """Each way of writing the head out, on a fresh copy of the pending state made by the caller."""
-    buffer = io.BytesIO()
-    torch.save(head.state_dict(), buffer)
-    yield "state_dict", buffer.getvalue()
 
 
 WRITES: dict[str, Callable[[LSSVMHead], bytes]] = {
@@ -325,6 +325,8 @@ def everything(value: Any, seen: set[int] | None = None) -> list[Tensor]:
 @pytest.mark.parametrize("form", [f for f in FORMS if not FORMS[f].get("targets")])
 def test_no_sample_is_written_out(form: str, few: bool, write: str) -> None:
     """Neither those that wait to be taken in, nor those removed, nor any other."""
+    if few and "folds" in form:
+        pytest.skip("the sums of a fold with one sample are that sample")
     data, head = samples(form), make(form)
     size = 9 if few else N  # few: at least three of each class, so that no sum is a sample
     call(head, "add", data, range(size))
@@ -379,7 +381,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], tuple[
     "sums as floats": (lambda s: edited(s, "statistics.sums", lambda v: v.double()), ("damaged",)),
     "no sums": (lambda s: without(s, "statistics.sums"), ("damaged",)),
     "one entry of P is another": (lambda s: edited(s, "P", bump(3)), ("damaged",)),
-    "P of another shape": (lambda s: edited(s, "P", lambda v: v[:-1]), ("damaged",)),
+    "P of another shape": (lambda s: edited(s, "P", lambda v: v[..., :-1]), ("shapes", "55)", "56)")),
     "P in half precision": (lambda s: edited(s, "P", lambda v: v.half()), ("damaged",)),
     "one weight is another": (lambda s: edited(s, "solution.w", bump(0)), ("damaged",)),
     "weights of another shape": (lambda s: edited(s, "solution.w", lambda v: v[:-1]), ("damaged",)),
@@ -501,12 +503,6 @@ def assert_missing(head: LSSVMHead, state: dict[str, Tensor], name: str) -> None
     assert name in head.load_state_dict(state, strict=False).missing_keys
 
 
-def test_a_cut_file_is_refused() -> None:
-    content = saved_bytes(head_in("read", "free")[0].state_dict())
-    with pytest.raises((RuntimeError, EOFError, pickle.UnpicklingError)):
-        torch.load(io.BytesIO(content[: len(content) // 2]), weights_only=True)
-
-
 # -- precision -------------------------------------------------------------------------------------------------------------
 
 CASTS: dict[str, Callable[[nn.Module], Any]] = {
@@ -533,6 +529,6 @@ def test_casts_leave_the_head_alone(form: str, inside: bool, cast: str, dense: C
     assert head(data.x.half()).dtype == torch.float64
     assert_bits(head, twin, data.x)
     call(head, "add", data, range(N + 4, N + MORE))
-    assert_true(head, form, data, held | set(range(N + 4, N + MORE)), dense)
+    assert_close(head, truth(head, form, data, held | set(range(N + 4, N + MORE)), dense))
     if inside and cast in ("half", "bfloat16"):
         assert layer.weight.dtype != torch.float32  # the cast was for the others

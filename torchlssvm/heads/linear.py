@@ -447,6 +447,8 @@ class LSSVMHead(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
+            destination.update({prefix + k: destination[prefix + k].clone() for k in persistence.BUFFERS})
         destination.update({prefix + k: v for k, v in persistence.save(self).items()})
 
     def _load_from_state_dict(
@@ -454,7 +456,7 @@ class LSSVMHead(nn.Module):
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        problems = persistence.load(self, mine)
+        problems = persistence.load(self, mine, strict)
         missing_keys += [prefix + k for k in problems.missing]
         unexpected_keys += [prefix + k for k in problems.unexpected if strict]
         error_msgs += problems.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import VerificationError
+from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.statistics.batch import Choices
 
@@ -115,9 +117,19 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
                 "counts": engine.counts.clone(),
             }
             meta |= {"n": engine.n, "base": s.n, "kind": engine.choices.kind}
-            target = engine.choices.target_grid
-            meta["target"] = None if target is None else [target.limit.hex(), target.bits, target.headroom]
-        return out | {"options": pack(meta)}
+            meta |= {"grid": _numbers(head.grid), "target": _numbers(engine.choices.target_grid)}
+        return out | {"options": pack(meta | {"checksum": checksum(out)})}
+
+
+def checksum(state: dict[str, Tensor]) -> str | None:
+    """SHA-256 of saved tensors, with their names and shapes; None when they carry no data."""
+    if checks.is_fake(*state.values()):
+        return None
+    total = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        total.update(value.cpu().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
 
 
 class Problems(NamedTuple):
@@ -128,10 +140,10 @@ class Problems(NamedTuple):
     errors: list[str]
 
 
-def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
+def load(head: LSSVMHead, state: dict[str, Tensor], strict: bool = True) -> Problems:
     """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
 
-    A damaged state (statistics that do not have the digest saved with them) is a VerificationError.
+    A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
     """
     with torch.inference_mode(False), torch.no_grad():
         needed = [*BUFFERS, "P", "options", "solution.w"]
@@ -142,12 +154,13 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
-        if problems.missing:
+        if problems.missing or (strict and problems.unexpected):
             return problems
         try:
             meta = json.loads(bytes(state["options"].cpu().numpy()).decode())
             if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-                raise ValueError(f"not a head's options (format {FORMAT!r})")
+                found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+                raise ValueError(f"not the options of a head: the format is {found!r}, not {FORMAT!r}")
             for name in ("intercept", "multiclass"):
                 if meta[name] != getattr(head, name):
                     raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
@@ -159,6 +172,11 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
                 raise ValueError(
                     f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}"
                 )
+            kept = {k: v for k, v in state.items() if k in needed + optional and k not in (*BUFFERS, "options")}
+            if checksum(kept) != meta["checksum"]:
+                raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
+            if head.statistics is None and _numbers(head.grid) != meta["grid"]:
+                raise ValueError(f"the grid is {_grid(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
             if head.statistics is not None:
                 fresh = head.statistics.zero()
@@ -189,10 +207,8 @@ def _load_compact(
 ) -> None:
     engine = head._engine
     engine.reset()
-    target = meta["target"]
     if meta["kind"] is not None:
-        grid = None if target is None else FixedPoint(float.fromhex(target[0]), target[1], target[2])
-        engine.choices = Choices(meta["kind"], head._grid, grid)
+        engine.choices = Choices(meta["kind"], head.grid, _grid(meta["target"]))
         engine.counts, engine.n = _moved(counts, head.device), float(meta["n"])
         engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
 
@@ -202,6 +218,14 @@ def _shapes(head: LSSVMHead) -> dict[str, tuple[int, ...]]:
     D = J + (head.intercept == "penalized")
     pairs = K * (K - 1) // 2
     return {"P": (pairs, D, D), "w": (J, pairs)} if head.multiclass == "ovo" else {"P": (D, D), "w": (J, K)}
+
+
+def _numbers(grid: FixedPoint | None) -> list[Any] | None:
+    return None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
+
+
+def _grid(numbers: list[Any] | None) -> FixedPoint | None:
+    return None if numbers is None else FixedPoint(float.fromhex(numbers[0]), numbers[1], numbers[2])
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
