@@ -48,7 +48,9 @@ def data(kind: str = "labels") -> Data:
     x = (torch.randn(N + 10, J, generator=generator) + 0.3).clamp(-4, 4)
     x[0, 0] = 4.0  # so that the automatic grid has the limit 4
     y = torch.arange(N + 10) % K
-    return Data(x, y if kind == "labels" else torch.randint(-512, 512, (N + 10, K), generator=generator) / 256)  # on any grid
+    return Data(
+        x, y if kind == "labels" else torch.randint(-512, 512, (N + 10, K), generator=generator) / 256
+    )  # on any grid
 
 
 def twins(options: dict[str, Any], kind: str = "labels") -> tuple[LSSVMHead, LSSVMHead, Data]:
@@ -68,7 +70,9 @@ def numbers(head: LSSVMHead) -> tuple[list[Tensor], str | None]:
     if stats is None:
         return [head.w.clone(), head.b.clone(), head.P.clone(), head.counts, torch.tensor(head.n)], None
     state = stats.state()
-    return [state[k] for k in ("sums", "counts") if k in state] + [torch.tensor(head.n)], head.digest() if stats.exact else None
+    return [state[k] for k in ("sums", "counts") if k in state] + [
+        torch.tensor(head.n)
+    ], head.digest() if stats.exact else None
 
 
 def assert_untouched(head: LSSVMHead, twin: LSSVMHead) -> None:
@@ -270,7 +274,12 @@ def test_update_of_an_empty_head_decides_once() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "words"),
-    [(None, ("folds=2", "ids")), ([1, 2], ("3 rows", "2 ids")), (torch.arange(4), ("3 rows", "4 ids")), (7, ("ids", "7"))],
+    [
+        (None, ("folds=2", "ids")),
+        ([1, 2], ("3 rows", "2 ids")),
+        (torch.arange(4), ("3 rows", "4 ids")),
+        (7, ("ids", "7")),
+    ],
     ids=["none", "too few", "too many", "a number"],
 )
 @pytest.mark.parametrize("call", ["add", "remove", "relabel"])
@@ -381,7 +390,9 @@ READS: dict[str, Callable[[LSSVMHead, Tensor], Any]] = {
 @pytest.mark.parametrize("form", ["grid", "auto", "float sums", "balanced"])
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("rows", [1, 300])
-def test_not_positive_definite_is_found_by_the_next_read(form: str, read: str, rows: int, dense: Callable[..., Any]) -> None:
+def test_not_positive_definite_is_found_by_the_next_read(
+    form: str, read: str, rows: int, dense: Callable[..., Any]
+) -> None:
     """... which raises, and rolls back to before the first of the pending removals, whatever came in between."""
     options, samples = FORMS[form] | {"rho": 0.01}, narrow(420)
     x, y = samples
@@ -405,11 +416,15 @@ def test_not_positive_definite_is_found_by_the_next_read(form: str, read: str, r
 @pytest.mark.parametrize("form", COMPACT)
 @pytest.mark.parametrize("rows", [1, 20, 300])
 @pytest.mark.parametrize("call", ["remove", "update"])
-def test_not_positive_definite_is_found_at_once_without_statistics(form: str, rows: int, call: str, dense: Callable[..., Any]) -> None:
+def test_not_positive_definite_is_found_at_once_without_statistics(
+    form: str, rows: int, call: str, dense: Callable[..., Any]
+) -> None:
     options, samples = FORMS[form] | {"rho": 0.01}, narrow(420)
     x, y = samples
     head, twin = (LSSVMHead(J, K, **options).add(x[:400], y[:400]).add(x[400:402], y[400:402]) for _ in range(2))
-    refused(lambda: REMOVALS[call](head, *bogus(samples, rows)), RemovalError, "positive definite", "Nothing was changed")
+    refused(
+        lambda: REMOVALS[call](head, *bogus(samples, rows)), RemovalError, "positive definite", "Nothing was changed"
+    )
     assert_untouched(head, twin)
     head.remove(x[:40], y[:40])
     kept = x[40:402].double() if head.grid is None else head.grid.snap(x[40:402])
@@ -438,7 +453,13 @@ def test_everything_removed_but_not_what_was_held(form: str, rows: int, pending:
     if pending:  # a legitimate removal that nobody has read yet goes back as well, and the message says so
         head.remove(x[:3], y[:3])
     rest = slice(3 if pending else 0, None)
-    refused(lambda: head.remove(x[rest] / 2, y[rest]), RemovalError, "no sample would be left", "not be zero", "before the first removal")
+    refused(
+        lambda: head.remove(x[rest] / 2, y[rest]),
+        RemovalError,
+        "no sample would be left",
+        "not be zero",
+        "before the first removal",
+    )
     assert_untouched(head, twin)
     assert head.remove(x, y).n == 0
     refused(lambda: head(x), NotFittedError)
@@ -482,14 +503,23 @@ def heavy(rows: int) -> Data:
         lambda h, s: h.add(s.x[600:1200], s.y[600:1200]),
         lambda h, s: h.add(s.x[:1], s.y[:1], weight=[600]),
         lambda h, s: h.update(add=(s.x[600:1200], s.y[600:1200]), remove=(s.x[:5], s.y[:5])),
-        lambda h, s: h.merge(LSSVMHead(J, K, **FINE, per_class=h.statistics.per_class).add(s.x[600:1200], s.y[600:1200])),
+        lambda h, s: h.merge(
+            LSSVMHead(J, K, **FINE, per_class=h.statistics.per_class).add(s.x[600:1200], s.y[600:1200])
+        ),
     ],
     ids=["add", "weight", "update", "merge"],
 )
 def test_overflow_is_refused_before_it_happens(call: Callable[..., Any], options: dict[str, Any]) -> None:
     samples = heavy(1200)
     head, twin = (LSSVMHead(J, K, **FINE, **options).add(samples.x[:600], samples.y[:600]) for _ in range(2))
-    refused(lambda: call(head, samples), GridError, "overflow", "coarser grid", "FixedPoint(limit=1.0, bits=16)", "Nothing was changed")
+    refused(
+        lambda: call(head, samples),
+        GridError,
+        "overflow",
+        "coarser grid",
+        "FixedPoint(limit=1.0, bits=16)",
+        "Nothing was changed",
+    )
     assert_untouched(head, twin)
     for _ in range(3):  # what comes and goes does not fill the sums
         head.add(samples.x[600:900], samples.y[600:900])
@@ -505,7 +535,12 @@ def test_overflow_is_refused_before_it_happens(call: Callable[..., Any], options
     [
         (lambda h, s: h.remove(s.x[:700], s.y[:700]), 200),
         (lambda h, s: h.remove(s.x, s.y), 0),
-        (lambda h, s: operator.isub(h, LSSVMHead(J, K, **FINE, per_class=h.statistics.per_class).add(s.x[:700], s.y[:700])), 200),
+        (
+            lambda h, s: operator.isub(
+                h, LSSVMHead(J, K, **FINE, per_class=h.statistics.per_class).add(s.x[:700], s.y[:700])
+            ),
+            200,
+        ),
     ],
     ids=["remove", "remove all", "isub"],
 )
@@ -566,7 +601,9 @@ def test_predicting_without_data(form: str, emptied: bool, read: str) -> None:
     ids=["rank 1", "wide", "rank 3", "complex", "elsewhere", "text"],
 )
 @pytest.mark.parametrize("read", ["forward", "predict"])
-def test_predicting_on_bad_features(form: str, read: str, x: Any, error: type[Exception], words: tuple[str, ...]) -> None:
+def test_predicting_on_bad_features(
+    form: str, read: str, x: Any, error: type[Exception], words: tuple[str, ...]
+) -> None:
     head, twin, samples = twins(FORMS[form])
     refused(lambda: READS[read](head, x), error, *words)
     assert_untouched(head, twin)
@@ -658,7 +695,9 @@ def test_sums_per_class_cannot_be_declined(options: dict[str, Any]) -> None:
     refused(lambda: LSSVMHead(J, K, per_class=False, **options), ValueError, "per_class=False", "class_weight", "ovo")
 
 
-@pytest.mark.parametrize("options", [{"class_weight": "balanced"}, {"multiclass": "ovo"}, {"per_class": True}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{"class_weight": "balanced"}, {"multiclass": "ovo"}, {"per_class": True}], ids=repr
+)
 def test_sums_per_class_need_labels(options: dict[str, Any]) -> None:
     head = LSSVMHead(J, K, **options)
     refused(lambda: head.add(data().x, torch.zeros(N + 10, K)), ValueError, "labels (B,)", "float targets")
@@ -707,14 +746,22 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         ("grid", "limit=8.0", "limit=32.0"),
     ),
     "a grid not used yet": ({"empty": True}, {"grid": FixedPoint(16.0)}, ("grid", "limit=8.0", "limit=16.0")),
-    "two grids not used yet": ({"empty": True}, {"empty": True, "grid": FixedPoint(16.0)}, ("grid", "limit=8.0", "limit=16.0")),
+    "two grids not used yet": (
+        {"empty": True},
+        {"empty": True, "grid": FixedPoint(16.0)},
+        ("grid", "limit=8.0", "limit=16.0"),
+    ),
     "a target grid not used yet": (
         {"empty": True, "target_grid": FixedPoint(8.0)},
         {"targets": True, "target_grid": FixedPoint(32.0)},
         ("grid", "limit=8.0", "limit=32.0"),
     ),
 }
-MERGES: dict[str, Callable[[Any, Any], Any]] = {"merge": lambda a, b: a.merge(b), "+=": operator.iadd, "-=": operator.isub}
+MERGES: dict[str, Callable[[Any, Any], Any]] = {
+    "merge": lambda a, b: a.merge(b),
+    "+=": operator.iadd,
+    "-=": operator.isub,
+}
 
 
 @pytest.mark.parametrize("call", MERGES)
@@ -822,7 +869,9 @@ def test_forget_class_needs_sums_per_class(dense: Callable[..., Any]) -> None:
     ids=["digest", "drift", "refresh", "add_classes", "forget_class", "merge", "merged", "+=", "-=", "class_weight"],
 )
 @pytest.mark.parametrize("form", COMPACT)
-def test_what_the_compact_form_cannot_do(call: Callable[[LSSVMHead], Any], form: str, dense: Callable[..., Any]) -> None:
+def test_what_the_compact_form_cannot_do(
+    call: Callable[[LSSVMHead], Any], form: str, dense: Callable[..., Any]
+) -> None:
     head, twin, samples = twins(FORMS[form])
     refused(lambda: call(head), ValueError, "statistics=True", "compact form", "only w and P")
     assert_untouched(head, twin)

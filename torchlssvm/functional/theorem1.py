@@ -35,15 +35,15 @@ from torch import Tensor
 
 
 class Change(NamedTuple):
-    """T factored by blocks: La (a, a), H (a, r), Lr (r, r).
+    """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r); inverses, since products are faster than solves.
 
     ``info`` is zero when the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
     to 1/|d|, about one minus the leverage of what is removed: rounding errors grow by its inverse.
     """
 
-    La: Tensor
+    Wa: Tensor
     H: Tensor
-    Lr: Tensor
+    Wr: Tensor
     info: Tensor
     pivot: Tensor
 
@@ -56,28 +56,27 @@ def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
     """
     if d.shape[0] == 1:  # Corollaries 1 and 2: T is a number, and must have the sign of d
         s = (G + d.reciprocal()) * d.sign()
-        root, none, empty = s.sqrt(), (s <= 0).to(torch.int32)[0, 0], G[:0, :0]
-        if adds:
-            return Change(root, G[:, :0], empty, none, torch.ones_like(d[0]))
-        return Change(empty, G[:0], root, none, (s[0, 0] * -d[0]))
+        W, info, none = s.rsqrt(), (s <= 0).to(torch.int32)[0, 0], G[:0, :0]
+        return Change(W, G[:, :0], none, info, d[0]) if adds else Change(none, G[:0], W, info, s[0, 0] * -d[0])
     T = G + torch.diag(d.reciprocal())
-    La, info_a = torch.linalg.cholesky_ex(T[:adds, :adds])
-    H = torch.linalg.solve_triangular(La, T[:adds, adds:], upper=False)
-    Lr, info_r = torch.linalg.cholesky_ex(H.mT @ H - T[adds:, adds:])
-    pivots = Lr.diagonal().square() * -d[adds:]
-    pivot = torch.cat([pivots, torch.ones_like(d[:1])]).amin()
-    return Change(La, H, Lr, info_a.abs() + info_r.abs(), pivot)
+    Wa, info_a, _ = _inverse_factor(T[:adds, :adds])
+    H = Wa @ T[:adds, adds:]
+    Wr, info_r, diagonal = _inverse_factor(H.mT @ H - T[adds:, adds:])
+    pivot = torch.cat([diagonal.square() * -d[adds:], torch.ones_like(d[:1])]).amin()
+    return Change(Wa, H, Wr, info_a.abs() + info_r.abs(), pivot)
+
+
+def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L^-1 for A = L L^T, the factorization's info, and the diagonal of L."""
+    L, info = torch.linalg.cholesky_ex(A)
+    identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+    return torch.linalg.solve_triangular(L, identity, upper=False), info, L.diagonal()
 
 
 def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
     """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
-    adds = change.La.shape[0]
-    if X.shape[0] == 1:
-        return (X / change.La, X[1:]) if adds else (X[:0], X / change.Lr)
-    Ba = torch.linalg.solve_triangular(change.La, X[:adds], upper=False)
-    if adds == X.shape[0]:
-        return Ba, X[adds:]
+    adds = change.Wa.shape[0]
     if adds == 0:  # the sign of B_r cancels in every product
-        return Ba, torch.linalg.solve_triangular(change.Lr, X, upper=False)
-    Br = torch.linalg.solve_triangular(change.Lr, change.H.mT @ Ba - X[adds:], upper=False)
-    return Ba, Br
+        return X[:0], change.Wr @ X
+    Ba = change.Wa @ X[:adds]
+    return Ba, change.Wr @ (change.H.mT @ Ba - X[adds:]) if adds < X.shape[0] else X[adds:]

@@ -456,7 +456,7 @@ class LSSVMHead(nn.Module):
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        problems = persistence.load(self, mine, strict)
+        problems = persistence.load(self, mine)
         missing_keys += [prefix + k for k in problems.missing]
         unexpected_keys += [prefix + k for k in problems.unexpected if strict]
         error_msgs += problems.errors

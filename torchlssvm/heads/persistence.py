@@ -140,7 +140,7 @@ class Problems(NamedTuple):
     errors: list[str]
 
 
-def load(head: LSSVMHead, state: dict[str, Tensor], strict: bool = True) -> Problems:
+def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
     """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
 
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
@@ -154,7 +154,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor], strict: bool = True) -> Prob
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
-        if problems.missing or (strict and problems.unexpected):
+        if problems.missing:
             return problems
         try:
             meta = json.loads(bytes(state["options"].cpu().numpy()).decode())
