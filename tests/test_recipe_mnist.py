@@ -1,25 +1,29 @@
 """The MNIST recipe: exact on a small stand-in, on a part of MNIST and, when asked for, on all of it."""
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [f"mnist/{a}-{b}-ubyte.gz" for a in ("train", "t10k") for b in ("images-idx3", "labels-idx1")]
 
 
 @pytest.fixture
-def recipe() -> ModuleType:
+def recipe() -> Iterator[ModuleType]:
+    threads = torch.get_num_threads()
     pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("recipe_mnist_parity", ROOT / "recipes" / "mnist_parity.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    torch.set_num_threads(threads)
 
 
 def check(result: dict[str, Any]) -> None:
@@ -50,13 +54,14 @@ def test_digits_stand_in(
     datasets = pytest.importorskip("torchvision.datasets")
     monkeypatch.delenv("TORCHLSSVM_DATA", raising=False)
     monkeypatch.setattr(datasets, "MNIST", no_download)
-    options = ["--samples", "2000", "--repeats", "1", "--out", str(tmp_path / "new" / "out")]
+    options = ["--samples", "2000", "--repeats", "1", "--threads", "1", "--out", str(tmp_path / "new" / "out")]
     result = recipe.main(options if curve else [*options, "--no-curve"])
     check(result)
     printed = capsys.readouterr().out
     assert "(no network)" in printed
     assert "8x8 digits in its place" in printed
     assert (result["samples"], result["removed"]) == (1438, 71)
+    assert torch.get_num_threads() == 1
     assert result["clean"] > 85
     assert result["accuracy_curve"][0] == (0, result["before"])
     assert result["accuracy_curve"][-1][1] > result["before"] + 20  # all the wrong ones are gone

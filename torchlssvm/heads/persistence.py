@@ -16,7 +16,7 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.statistics.batch import Choices
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.linear import LSSVMHead
+    from torchlssvm.heads.base import HeadBase
 
 FORMAT = "torchlssvm-head-1"
 BUFFERS = ("w", "b", "C")
@@ -29,7 +29,7 @@ class LiveBuffers(dict[str, Any]):
     the head never computes from them, and somebody who overwrites one changes nothing.
     """
 
-    def __init__(self, head: LSSVMHead, kept: dict[str, Any]):
+    def __init__(self, head: HeadBase, kept: dict[str, Any]):
         super().__init__(kept)
         self.head = head
         self.seen: dict[str, tuple[int, int, int]] = {}
@@ -73,7 +73,7 @@ class LiveBuffers(dict[str, Any]):
         return super().values()
 
 
-def published(head: LSSVMHead, name: str) -> Tensor:
+def published(head: HeadBase, name: str) -> Tensor:
     """The value of a buffer."""
     if name == "C":
         P = head._current(inverse=True)[2]
@@ -81,7 +81,7 @@ def published(head: LSSVMHead, name: str) -> Tensor:
     return head._current()[BUFFERS.index(name)]
 
 
-def make_live(head: LSSVMHead, kept: dict[str, Any] | None = None) -> None:
+def make_live(head: HeadBase, kept: dict[str, Any] | None = None) -> None:
     """Give the head its buffers."""
     object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFERS)))
 
@@ -91,7 +91,7 @@ def pack(meta: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(meta, sort_keys=True).encode()), dtype=torch.uint8).clone()
 
 
-def save(head: LSSVMHead) -> dict[str, Tensor]:
+def save(head: HeadBase) -> dict[str, Tensor]:
     """What the buffers do not hold: P, the solution's own coordinates, the statistics, the options."""
     with torch.inference_mode(False), torch.no_grad():
         out = {"P": head.P.clone()}
@@ -107,7 +107,7 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
         if head.statistics is not None:
             out |= {f"solution.{k}": v.clone() for k, v in head._engine.state().items()}
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
-            meta["digest"] = head.digest() if head.statistics.exact else None
+            meta["digest"] = head.statistics.digest() if head.statistics.exact else None
         else:
             engine, s = head._engine, head._engine.solution
             out |= {
@@ -128,7 +128,7 @@ def checksum(state: dict[str, Tensor]) -> str | None:
     total = hashlib.sha256()
     for name, value in sorted(state.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        total.update(value.cpu().reshape(-1).view(torch.uint8).numpy())
+        total.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -140,7 +140,7 @@ class Problems(NamedTuple):
     errors: list[str]
 
 
-def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
+def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
     """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
 
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
@@ -174,7 +174,9 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
                 )
             kept = {k: v for k, v in state.items() if k in needed + optional and k not in (*BUFFERS, "options")}
             if checksum(kept) != meta["checksum"]:
-                raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
+                raise VerificationError(
+                    "the saved tensors do not have the checksum saved with them: the state is damaged"
+                )
             if head.statistics is None and _numbers(head.grid) != meta["grid"]:
                 raise ValueError(f"the grid is {_grid(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
@@ -202,9 +204,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> Problems:
         return problems
 
 
-def _load_compact(
-    head: LSSVMHead, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor
-) -> None:
+def _load_compact(head: HeadBase, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor) -> None:
     engine = head._engine
     engine.reset()
     if meta["kind"] is not None:
@@ -213,7 +213,7 @@ def _load_compact(
         engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
 
 
-def _shapes(head: LSSVMHead) -> dict[str, tuple[int, ...]]:
+def _shapes(head: HeadBase) -> dict[str, tuple[int, ...]]:
     J, K = head.in_features, head.num_classes
     D = J + (head.intercept == "penalized")
     pairs = K * (K - 1) // 2
@@ -232,7 +232,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device=device, copy=True)
 
 
-def freeze(head: LSSVMHead) -> dict[str, Any]:
+def freeze(head: HeadBase) -> dict[str, Any]:
     """The head's attributes for pickling: pending rows are folded in, caches that can be rebuilt are left out."""
     with torch.inference_mode(False), torch.no_grad():
         head._current()
@@ -242,14 +242,14 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
         return state
 
 
-def thaw(head: LSSVMHead, state: dict[str, Any]) -> None:
+def thaw(head: HeadBase, state: dict[str, Any]) -> None:
     """Undo :func:`freeze`."""
     buffers = state.pop("_buffers")
     head.__dict__.update(state)
     make_live(head, buffers)
 
 
-def move(head: LSSVMHead, device: torch.device) -> None:
+def move(head: HeadBase, device: torch.device) -> None:
     """Everything to another device, by way of what is saved."""
     if device == head.device:
         return

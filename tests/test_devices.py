@@ -1,0 +1,204 @@
+"""Every operation keeps to the head's device.
+
+Without a GPU at hand: in FakeTensorMode a tensor has a device but no data, and an operation on tensors of two devices raises.
+With one, the same operations run for real and are compared with the CPU, by digest and by weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from torchlssvm import FixedPoint, LSSVMHead, Statistics
+
+K, FEW, BULK = 3, 4, 300
+GRID = FixedPoint(8.0)
+
+FORMS: dict[str, dict[str, Any]] = {
+    "free": {"grid": GRID},
+    "auto": {},
+    "penalized": {"grid": GRID, "intercept": "penalized"},
+    "none": {"grid": GRID, "intercept": "none"},
+    "float sums": {"grid": None},
+    "balanced": {"grid": GRID, "class_weight": "balanced"},
+    "complement": {"grid": GRID, "class_weight": "complement", "intercept": "penalized"},
+    "weights": {"grid": GRID, "class_weight": [1.0, 2.0, 0.5]},
+    "per class": {"grid": GRID, "per_class": True},
+    "folds": {"grid": GRID, "folds": 3},
+    "folds per class": {"grid": GRID, "folds": 2, "per_class": True, "intercept": "none"},
+    "ovo": {"grid": GRID, "multiclass": "ovo"},
+    "ovo, balanced": {"grid": GRID, "multiclass": "ovo", "class_weight": "balanced", "intercept": "penalized"},
+    "ovo, weights, float sums": {"grid": None, "multiclass": "ovo", "class_weight": [1.0, 2.0, 0.5], "intercept": "none"},
+    "values": {"grid": GRID, "targets": True},
+    "values, float sums": {"grid": None, "targets": True, "intercept": "penalized"},
+    "values, folds": {"grid": GRID, "targets": True, "folds": 2},
+    "compact": {"statistics": False},
+    "compact, penalized": {"statistics": False, "grid": GRID, "intercept": "penalized"},
+    "compact, weights": {"statistics": False, "class_weight": [1.0, 2.0, 0.5], "intercept": "none"},
+    "compact, values": {"statistics": False, "grid": GRID, "targets": True},
+}
+
+
+class Samples:
+    """Samples on a device, by row numbers, for the calls of a head."""
+
+    def __init__(self, form: str, J: int, device: str):
+        generator = torch.Generator().manual_seed(2) if not torch.compiler.is_compiling() else None
+        self.targets, self.folds = FORMS[form].get("targets", False), FORMS[form].get("folds", 0)
+        n = BULK + 2 * FEW
+        self.x = (torch.randn(n, J, generator=generator) + 0.2).clamp(-4, 4).to(device)
+        self.y = (torch.randn(n, K, generator=generator) if self.targets else torch.arange(n) % K).to(device)
+        self.new = (self.y + 1) % K if not self.targets else -self.y
+        self.weight = (torch.arange(n) % 3 + 1).double().to(device)
+
+    def __call__(self, rows: range, weight: bool = False) -> tuple[Any, Any, Any, Any]:
+        part = slice(rows.start, rows.stop)
+        return self.x[part], self.y[part], self.weight[part] if weight else None, rows if self.folds else None
+
+
+def make(form: str, J: int, device: str) -> LSSVMHead:
+    return LSSVMHead(J, K, device=device, **{k: v for k, v in FORMS[form].items() if k != "targets"})
+
+
+def filled(form: str, J: int, device: str) -> tuple[LSSVMHead, Samples]:
+    """A head with many samples, whose weights were read, and a few more samples since."""
+    head, samples = make(form, J, device), Samples(form, J, device)
+    head.add(*samples(range(BULK)))
+    _ = head.w
+    return head.add(*samples(range(BULK, BULK + FEW))), samples
+
+
+OLD, FRESH, MANY = range(FEW), range(BULK + FEW, BULK + 2 * FEW), range(BULK - 10)
+
+
+def with_ids(samples: Samples, rows: range) -> dict[str, Any]:
+    return {"ids": rows} if samples.folds else {}
+
+
+def relabel(head: LSSVMHead, s: Samples, rows: range) -> LSSVMHead:
+    x, y, _, ids = s(rows)
+    return head.relabel(x, y, s.new[rows.start : rows.stop], ids=ids)
+
+
+def like(head: LSSVMHead, form: str, s: Samples, rows: range) -> LSSVMHead:
+    other = make(form, head.in_features, str(head.device))
+    if FORMS[form].get("grid", "auto") == "auto":  # a grid is part of the data: start from the same batch
+        other.add(*s(range(BULK))).remove(*s(range(rows.stop, BULK))).remove(*s(range(rows.start)))
+        return other
+    return other.add(*s(rows))
+
+
+def reload(head: LSSVMHead, form: str) -> LSSVMHead:
+    other = make(form, head.in_features, str(head.device))
+    other.load_state_dict(head.state_dict())
+    return other
+
+
+Operation = Callable[[LSSVMHead, str, Samples], Any]
+OPERATIONS: dict[str, Operation] = {
+    "add one": lambda h, f, s: h.add(*s(range(FRESH.start, FRESH.start + 1))),
+    "add few": lambda h, f, s: h.add(*s(FRESH)),
+    "add few, weighted": lambda h, f, s: h.add(*s(FRESH, weight=True)),
+    "add bulk": lambda h, f, s: h.add(*s(range(BULK))),
+    "add bulk, weighted": lambda h, f, s: h.add(*s(range(BULK), weight=True)),
+    "add nothing": lambda h, f, s: h.add(*s(range(0))),
+    "remove one": lambda h, f, s: h.remove(*s(range(1))),
+    "remove few": lambda h, f, s: h.remove(*s(OLD)),
+    "remove bulk": lambda h, f, s: h.remove(*s(MANY)),
+    "remove pending": lambda h, f, s: h.remove(*s(range(BULK, BULK + FEW))),
+    "update": lambda h, f, s: h.update(add=s(FRESH), remove=s(OLD)),
+    "update bulk": lambda h, f, s: h.update(add=s(FRESH), remove=s(MANY)),
+    "relabel": lambda h, f, s: relabel(h, s, OLD),
+    "relabel bulk": lambda h, f, s: relabel(h, s, MANY),
+    "replace": lambda h, f, s: h.replace(*s(OLD)[:2], *s(FRESH)[:2]),
+    "merge": lambda h, f, s: h.merge(like(h, f, s, OLD)),
+    "+=": lambda h, f, s: operator.iadd(h, like(h, f, s, range(BULK))),
+    "-=": lambda h, f, s: operator.isub(h, like(h, f, s, OLD)),
+    "add_classes": lambda h, f, s: h.add_classes(1),
+    "forget_class": lambda h, f, s: h.forget_class(1),
+    "refresh": lambda h, f, s: h.refresh(),
+    "rho": lambda h, f, s: setattr(h, "rho", 3.0),
+    "class_weight": lambda h, f, s: setattr(h, "class_weight", [3.0, 2.0, 1.0]),
+    "forward": lambda h, f, s: h(s.x),
+    "forward, half": lambda h, f, s: h(s.x.half()),
+    "predict": lambda h, f, s: h.predict(s.x),
+    **{name: lambda h, f, s, name=name: getattr(h, name) for name in ("w", "b", "C", "P", "weight", "bias", "counts")},
+    "n": lambda h, f, s: h.n,
+    "buffers": lambda h, f, s: dict(h.named_buffers()),
+    "state_dict": lambda h, f, s: {k: v for k, v in h.state_dict().items() if v.dtype != torch.uint8},
+    "load_state_dict": lambda h, f, s: reload(h, f),
+    "half": lambda h, f, s: nn.Sequential(h).half()[0],
+    "statistics": lambda h, f, s: [h.statistics.M, h.statistics.V, h.statistics.T],
+    "inference mode": lambda h, f, s: torch.inference_mode()(lambda: h.add(*s(FRESH)))(),
+}
+
+
+def applies(operation: str, form: str) -> bool:
+    options = FORMS[form]
+    per_class = options.get("per_class") or options.get("class_weight") or options.get("multiclass") == "ovo"
+    if operation in ("merge", "+=", "-=", "add_classes", "refresh", "statistics") and not options.get("statistics", True):
+        return False
+    if operation in ("forget_class", "class_weight"):
+        return bool(per_class) and options.get("statistics", True)
+    if operation == "add_classes":
+        return not isinstance(options.get("class_weight"), list)
+    return not (operation == "replace" and options.get("folds"))
+
+
+CASES = [(operation, form) for operation in OPERATIONS for form in FORMS if applies(operation, form)]
+
+
+def tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor that can be reached from an object."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, type):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in list(dict.values(value)):
+            yield from tensors(part, seen)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from tensors(part, seen)
+    elif isinstance(value, nn.Module | Statistics) or type(value).__module__.startswith("torchlssvm"):
+        yield from tensors(vars(value), seen)
+
+
+def stray(value: Any) -> list[str]:
+    return [f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors(value) if t.device.type != "cuda"]
+
+
+@pytest.mark.parametrize("J", [8, 64])  # below and above the size from which Theorem 1 is used
+@pytest.mark.parametrize("form", FORMS)
+def test_every_operation_stays_on_its_device(form: str, J: int) -> None:
+    with FakeTensorMode():
+        for operation in [o for o in OPERATIONS if applies(o, form)]:
+            head, samples = filled(form, J, "cuda")
+            with named(operation):
+                result = OPERATIONS[operation](head, form, samples)
+                assert not stray(result)
+                assert not stray(head)
+                after = [head(samples.x), head.predict(samples.x), head.w, head.b, head.C, head.P, head.counts]
+                assert not stray(after)
+                assert not stray(head)
+                assert all(isinstance(t, FakeTensor) for t in tensors(after))
+                assert head.device == torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def named(what: str) -> Iterator[None]:
+    """An error that says where it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"operation: {what}") if hasattr(error, "add_note") else None
+        raise
