@@ -232,7 +232,7 @@ def test_first_batch_may_be_bad(form: str, dense: Callable[..., Any]) -> None:
         spoilt = spoil(x, y)
         args = (spoilt if part == "x" else x, spoilt if part == "y" else y, spoilt if part == "weight" else None)
         refused(lambda args=args: head.add(*args), error, *words)
-        refused(lambda: head(x), NotFittedError, "no samples", "add(x, y)")
+        refused(lambda x=x: head(x), NotFittedError, "no samples", "add(x, y)")
     head.add(samples.x[:N], samples.y[:N])
     assert_goes_on(head, options, samples, dense)
 

@@ -83,7 +83,7 @@ def test_ridge_regression(name, intercept):
 
 @pytest.mark.parametrize("real", [False, True], ids=["multiplicities", "real weights"])
 def test_sample_weights(real):
-    x, y = load("wine")
+    x, _ = load("wine")
     generator = torch.Generator().manual_seed(0)
     weight = (
         torch.rand(len(x), generator=generator, dtype=torch.float64)
