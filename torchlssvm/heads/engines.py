@@ -199,7 +199,8 @@ class SharedSystem:
         """Take over saved weights and P."""
         self.reset()
         if not self.stats.empty:
-            n = float(state["n"])
+            host = checks.to_host(state["n"])
+            n = host[0][0] if host else 1.0
             self.solution.set_base(state["w"], state["beta"], state["mu"], n, P=P)
             self.stale = False
 
@@ -207,7 +208,7 @@ class SharedSystem:
         """The weights in the solution's own coordinates."""
         self.inverse()
         s = self.solution
-        return {"w": s.w, "beta": s.beta, "mu": s.mu, "n": torch.tensor(s.n, dtype=torch.float64)}
+        return {"w": s.w, "beta": s.beta, "mu": s.mu, "n": torch.tensor(s.n, dtype=torch.float64, device=s.device)}
 
 
 class Pairwise:

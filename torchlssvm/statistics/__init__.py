@@ -233,13 +233,13 @@ class Statistics(Changing):
             meta["groups"] = groups
             if groups:
                 out["sums"] = torch.stack([self._sums.sums[g] for g in groups])
-        return out | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8).clone()}
+        return out | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
     @exactly
     def load(self, state: dict[str, Tensor]) -> None:
         """Replace the sums by saved ones; ValueError, with nothing changed, when they do not fit or are damaged."""
         try:
-            meta = json.loads(bytes(state["meta"].cpu().to(torch.uint8).numpy()).decode())
+            meta = json.loads(bytes(state["meta"].tolist()).decode())
             mine = json.loads(self.header())
             for name in ("format", "features", "classes", "folds", "per_class", "exact"):
                 here = self.exact if name == "exact" else mine[name]

@@ -229,7 +229,8 @@ class Changing(Reading):
                 self._sums.sums.pop(fold * self.num_classes + label, None)
             self._sums.refresh_diagonals()
             keep = torch.arange(self.num_classes, device=self.device) != label
-            self._n -= float(self._side[:, label].sum())
+            gone = checks.to_host(self._side[:, label].sum())
+            self._n -= gone[0][0] if gone else 0.0
             self._side = self._side * keep
 
     # -- going back ----------------------------------------------------------------------------------------------------
