@@ -29,7 +29,10 @@ SMALL = 256
 
 @dataclass
 class Rows:
-    """Signed rows on their way in: x (B, J), z (B, R), group codes (B,) or None for one group, multiplicities (B,) or None.
+    """Signed rows on their way in: x (B, J) and side columns z (B, R).
+
+    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
+    multiplicities (B,), or None.
 
     ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
     +1 or -1.
@@ -42,6 +45,14 @@ class Rows:
     bounds: NDArray[np.float64]
     gross: float
     sign: int
+
+    def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
+        """Write the side columns of some rows. out: (b, R)."""
+        z = self.z[pick]
+        if z.ndim == 2:
+            out.copy_(z)
+        else:
+            out.zero_().scatter_(1, z[:, None], 1.0)
 
     @property
     def scale(self) -> Tensor | float:
@@ -108,7 +119,7 @@ class Accumulator:
             stop = start + change.x.shape[0]
             q = buffer[start:stop, : self.J]
             self.quantize(change.x, q, None)
-            buffer[start:stop, self.J :] = change.z
+            change.write_side(buffer[start:stop, self.J :], slice(None))
             self._scale[start:stop] = change.scale
             squares = q * q
             squares = squares.mul_(change.sign) if change.mult is None else squares.mul_(self._scale[start:stop, None])
@@ -151,7 +162,7 @@ class Accumulator:
 
     def _push_group(self, group: int, change: Rows, index: Tensor | None) -> None:
         bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
-        x, z, mult = change.x, change.z, change.mult
+        x, mult = change.x, change.mult
         tail = self._room()
         if self._scratch is None:
             self._scratch = torch.empty(CHUNK, self.J, dtype=torch.float32, device=self.device)
@@ -159,7 +170,7 @@ class Accumulator:
             pick = slice(a, b) if index is None else index[a:b]
             rows = tail[: b - a]
             self.quantize(x[pick], rows[:, : self.J], self._scratch)
-            rows[:, self.J :] = z[pick]
+            change.write_side(rows[:, self.J :], pick)
             scaled = None if mult is None else rows * mult[pick][:, None]
             self._accumulate(group, rows, scaled, float(change.sign), float(bounds[a:b].sum()))
 

@@ -157,8 +157,7 @@ class Changing(Reading):
             codes = b.labels if b.folds is None else b.folds * K + b.labels
             ones = torch.ones(len(b), 1, dtype=torch.float64, device=self.device)
             return Rows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
-        z = torch.nn.functional.one_hot(b.labels, K).to(torch.float64)
-        return Rows(b.x, z, b.folds, b.mult, b.bounds, gross, sign)
+        return Rows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
