@@ -85,3 +85,8 @@ def solve_dense(
     elif class_weight == "complement":
         d = d * (1 - counts / counts.sum())[y]
     return ridge(x.double(), code(y, K), rho, intercept, d)
+
+
+def pytest_configure(config):
+    """One thread for each test process: tensors are small here, and several processes share the cores."""
+    torch.set_num_threads(1)

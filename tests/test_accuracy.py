@@ -1,15 +1,12 @@
 """Against dense float64 retraining on the same gridded features, after 1,000 random operations."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.dense import code, relative, ridge
 from torchlssvm import FixedPoint, LSSVMHead
-
-sys.path.insert(0, str(Path(__file__).parent))
-from dense import code, relative, ridge
 
 
 def random_features(seed=0):
@@ -33,7 +30,9 @@ def mnist_pixels():
     import numpy as np
 
     root = Path(os.environ["TORCHLSSVM_DATA"]) / "mnist"
-    raw = [gzip.decompress((root / f"train-{name}.gz").read_bytes()) for name in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    raw = [
+        gzip.decompress((root / f"train-{name}.gz").read_bytes()) for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    ]
     images = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 784)
     labels = np.frombuffer(raw[1], np.uint8, offset=8)
     return torch.from_numpy(images[:2000] / 255.0), torch.from_numpy(labels[:2000].astype("int64")), 1.0

@@ -2,8 +2,6 @@
 
 import copy
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.dense import code, ridge
 from torchlssvm import FixedPoint, LSSVMHead
-
-sys.path.insert(0, str(Path(__file__).parent))
-from dense import code, ridge
 
 GRID = FixedPoint(8.0)
 POOL = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))

@@ -1,18 +1,13 @@
 """Theorem 1 and its corollaries, each against the paper's printed formula (with the proof's misprints put right)."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dense import relative
 from torchlssvm import LSSVMHead
 from torchlssvm.functional import theorem1
-
-sys.path.insert(0, str(Path(__file__).parent))
-from dense import relative
 
 RHO, J, N = 0.7, 64, 200
 I = torch.eye(J, dtype=torch.float64)

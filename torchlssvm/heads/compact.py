@@ -119,7 +119,7 @@ class Compact:
 
     def _take_in(self) -> None:
         self.solution.take_in()
-        if self.solution.deferred >= DEFER:
+        if self.solution.deferred > DEFER:
             self.solution.inverse()
 
     def _train(self, rows: Tensor, y: Tensor, d: Tensor) -> None:

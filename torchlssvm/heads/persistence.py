@@ -255,7 +255,7 @@ def move(head: HeadBase, device: torch.device) -> None:
     """Everything to another device, by way of what is saved."""
     if device == head.device:
         return
-    saved = {k: v.to(device) for k, v in head.state_dict().items()}
+    saved = {k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()}  # options are read here
     weight = head._options.class_weight
     if isinstance(weight, Tensor):
         head._options.class_weight = weight.to(device)
