@@ -35,7 +35,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "folds per class": {"grid": GRID, "folds": 2, "per_class": True, "intercept": "none"},
     "ovo": {"grid": GRID, "multiclass": "ovo"},
     "ovo, balanced": {"grid": GRID, "multiclass": "ovo", "class_weight": "balanced", "intercept": "penalized"},
-    "ovo, weights, float sums": {"grid": None, "multiclass": "ovo", "class_weight": [1.0, 2.0, 0.5], "intercept": "none"},
+    "ovo, weights, float sums": {
+        "grid": None,
+        "multiclass": "ovo",
+        "class_weight": [1.0, 2.0, 0.5],
+        "intercept": "none",
+    },
     "values": {"grid": GRID, "targets": True},
     "values, float sums": {"grid": None, "targets": True, "intercept": "penalized"},
     "values, folds": {"grid": GRID, "targets": True, "folds": 2},
@@ -133,14 +138,18 @@ OPERATIONS: dict[str, Operation] = {
     "class_weight": lambda h, f, s: setattr(h, "class_weight", [3.0, 2.0, 1.0]),
     "class_weight, balanced": lambda h, f, s: setattr(h, "class_weight", "balanced"),
     "inference mode": lambda h, f, s: torch.inference_mode()(lambda: h.add(*s(FRESH)))(),
-    "add_classes": lambda h, f, s: setattr(h, "class_weight", None) if isinstance(h.class_weight, Tensor) else h.add_classes(1),
+    "add_classes": lambda h, f, s: (
+        setattr(h, "class_weight", None) if isinstance(h.class_weight, Tensor) else h.add_classes(1)
+    ),
 }
 
 
 def applies(operation: str, form: str) -> bool:
     options = FORMS[form]
     per_class = options.get("per_class") or options.get("class_weight") or options.get("multiclass") == "ovo"
-    if operation in ("merge", "+=", "-=", "add_classes", "refresh", "statistics") and not options.get("statistics", True):
+    if operation in ("merge", "+=", "-=", "add_classes", "refresh", "statistics") and not options.get(
+        "statistics", True
+    ):
         return False
     if operation in ("forget_class", "class_weight", "class_weight, balanced"):
         return bool(per_class) and options.get("statistics", True)
@@ -203,8 +212,12 @@ def test_every_operation_stays_on_its_device(form: str) -> None:
         assert head.device == torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("form", ["free", "float sums", "weights", "folds per class", "ovo, balanced", "values", "compact, weights"])
-@pytest.mark.parametrize(("inside", "empty"), [(False, False), (True, False), (False, True)], ids=["head", "parent", "empty"])
+@pytest.mark.parametrize(
+    "form", ["free", "float sums", "weights", "folds per class", "ovo, balanced", "values", "compact, weights"]
+)
+@pytest.mark.parametrize(
+    ("inside", "empty"), [(False, False), (True, False), (False, True)], ids=["head", "parent", "empty"]
+)
 def test_moving(form: str, inside: bool, empty: bool) -> None:
     """To the GPU and back, alone and as a part of a module: everything moves, and the head goes on there."""
     with FakeTensorMode():

@@ -144,53 +144,105 @@ BAD: dict[str, Bad] = {
     "x complex": Bad("x", lambda x, y: x + 0j, ValueError, ("x must be", "complex64"), EVERY),
     "x is text": Bad("x", lambda x, y: "features", ValueError, ("x cannot be read as a tensor",), EVERY),
     "fewer rows than labels": Bad("x", lambda x, y: x[:2], ValueError, ("(2, 56)", "(3,)", "x and y differ"), EVERY),
-    "NaN in x": Bad("x", lambda x, y: with_value(x, NAN, (1, 4), (2, 0)), ValueError, ("x holds 2 NaN", "index (1, 4)"), EVERY),
-    "inf in x": Bad("x", lambda x, y: with_value(x, -INF, (2, 7)), ValueError, ("x holds 1 NaN or inf", "index (2, 7)"), EVERY),
+    "NaN in x": Bad(
+        "x", lambda x, y: with_value(x, NAN, (1, 4), (2, 0)), ValueError, ("x holds 2 NaN", "index (1, 4)"), EVERY
+    ),
+    "inf in x": Bad(
+        "x", lambda x, y: with_value(x, -INF, (2, 7)), ValueError, ("x holds 1 NaN or inf", "index (2, 7)"), EVERY
+    ),
     "beyond the explicit grid": Bad(
-        "x", lambda x, y: with_value(x, -9.0, (1, 1)), GridError, ("x holds", "9.0", "limit 8.0", "FixedPoint(limit=16.0)"), GRIDDED
+        "x",
+        lambda x, y: with_value(x, -9.0, (1, 1)),
+        GridError,
+        ("x holds", "9.0", "limit 8.0", "FixedPoint(limit=16.0)"),
+        GRIDDED,
     ),
     "beyond 2^26 steps of the automatic grid": Bad(
-        "x", lambda x, y: with_value(x, 300.0, (0, 1)), GridError, ("x holds", "300.0", "limit 256.0", "FixedPoint(limit=512.0)"), ["auto"]
+        "x",
+        lambda x, y: with_value(x, 300.0, (0, 1)),
+        GridError,
+        ("x holds", "300.0", "limit 256.0", "FixedPoint(limit=512.0)"),
+        ["auto"],
     ),
     "squares beyond float64": Bad(
-        "x", lambda x, y: with_value(x.double(), 1e200, (0, 1)), ValueError, ("x holds", "1e+200", "rescale"), ["float sums", "compact"]
+        "x",
+        lambda x, y: with_value(x.double(), 1e200, (0, 1)),
+        ValueError,
+        ("x holds", "1e+200", "rescale"),
+        ["float sums", "compact"],
     ),
     "fewer labels than rows": Bad("y", lambda x, y: y[:2], ValueError, ("(3, 56)", "(2,)", "x and y differ"), EVERY),
     "a scalar label": Bad("y", lambda x, y: y[0], ValueError, ("(3, 56)", "()", "x and y differ"), EVERY),
-    "targets of another width": Bad("y", lambda x, y: torch.zeros(3, 2), ValueError, ("(B, 3)", "(3, 2)", "(3, 56)"), EVERY),
+    "targets of another width": Bad(
+        "y", lambda x, y: torch.zeros(3, 2), ValueError, ("(B, 3)", "(3, 2)", "(3, 56)"), EVERY
+    ),
     "label too large": Bad("y", lambda x, y: torch.tensor([0, 3, 1]), ValueError, ("label 3", "0..2"), EVERY),
     "label negative": Bad("y", lambda x, y: torch.tensor([0, 2, -1]), ValueError, ("label -1", "0..2"), EVERY),
     "label one half": Bad("y", lambda x, y: torch.tensor([0.0, 1.5, 1.0]), ValueError, ("integers", "1.5"), EVERY),
     "labels as floats": Bad("y", lambda x, y: y.float(), ValueError, ("integers", "float32", "y.long()"), EVERY),
     "label NaN": Bad("y", lambda x, y: torch.tensor([0.0, NAN, 1.0]), ValueError, ("integers", "nan"), EVERY),
     "label inf": Bad("y", lambda x, y: torch.tensor([0.0, 1.0, INF]), ValueError, ("integers", "inf"), EVERY),
-    "labels as text": Bad("y", lambda x, y: ["cat", "dog", "cat"], ValueError, ("y cannot be read as a tensor",), EVERY),
+    "labels as text": Bad(
+        "y", lambda x, y: ["cat", "dog", "cat"], ValueError, ("y cannot be read as a tensor",), EVERY
+    ),
     "truth values for three classes": Bad("y", lambda x, y: y > 0, ValueError, ("torch.bool", "(3,)"), EVERY),
     "targets where labels are held": Bad("y", lambda x, y: torch.zeros(3, K), ValueError, ("labels", "targets"), EVERY),
     "labels where targets are held": Bad(
         "y", lambda x, y: torch.tensor([0, 1, 2]), ValueError, ("holds values", "got labels", "(B, K)"), PLAIN, "values"
     ),
     "NaN in targets": Bad(
-        "y", lambda x, y: with_value(y, NAN, (0, 2), (1, 1)), ValueError, ("y holds 2 NaN", "index (0, 2)"), PLAIN, "values"
+        "y",
+        lambda x, y: with_value(y, NAN, (0, 2), (1, 1)),
+        ValueError,
+        ("y holds 2 NaN", "index (0, 2)"),
+        PLAIN,
+        "values",
     ),
     "target beyond its grid": Bad(
-        "y", lambda x, y: with_value(y, 1e4, (0, 2)), GridError, ("y holds", "10000.0", "FixedPoint"), ["grid", "compact, gridded"], "values"
+        "y",
+        lambda x, y: with_value(y, 1e4, (0, 2)),
+        GridError,
+        ("y holds", "10000.0", "FixedPoint"),
+        ["grid", "compact, gridded"],
+        "values",
     ),
     "too few weights": Bad("weight", lambda x, y: torch.ones(2), ValueError, ("weight", "(3,)", "(2,)"), EVERY),
-    "a weight per feature": Bad("weight", lambda x, y: torch.ones_like(x), ValueError, ("weight", "(3,)", "(3, 56)"), EVERY),
-    "complex weights": Bad("weight", lambda x, y: torch.ones(3) + 0j, ValueError, ("weight must be real", "complex64"), EVERY),
-    "NaN in weight": Bad("weight", lambda x, y: torch.tensor([1.0, NAN, NAN]), ValueError, ("weight holds 2 NaN", "index 1"), EVERY),
-    "inf in weight": Bad("weight", lambda x, y: torch.tensor([1.0, 1.0, INF]), ValueError, ("weight holds 1 NaN or inf", "index 2"), EVERY),
-    "negative weight": Bad("weight", lambda x, y: torch.tensor([1.0, -2.0, -1.0]), ValueError, ("2 negative", "-2.0", "index 1"), EVERY),
+    "a weight per feature": Bad(
+        "weight", lambda x, y: torch.ones_like(x), ValueError, ("weight", "(3,)", "(3, 56)"), EVERY
+    ),
+    "complex weights": Bad(
+        "weight", lambda x, y: torch.ones(3) + 0j, ValueError, ("weight must be real", "complex64"), EVERY
+    ),
+    "NaN in weight": Bad(
+        "weight", lambda x, y: torch.tensor([1.0, NAN, NAN]), ValueError, ("weight holds 2 NaN", "index 1"), EVERY
+    ),
+    "inf in weight": Bad(
+        "weight",
+        lambda x, y: torch.tensor([1.0, 1.0, INF]),
+        ValueError,
+        ("weight holds 1 NaN or inf", "index 2"),
+        EVERY,
+    ),
+    "negative weight": Bad(
+        "weight", lambda x, y: torch.tensor([1.0, -2.0, -1.0]), ValueError, ("2 negative", "-2.0", "index 1"), EVERY
+    ),
     "fractional weight on a grid": Bad(
-        "weight", lambda x, y: torch.tensor([1.0, 1.0, 0.5]), ValueError, ("1 fractional", "0.5", "index 2", "grid=None"), [*GRIDDED, "auto"]
+        "weight",
+        lambda x, y: torch.tensor([1.0, 1.0, 0.5]),
+        ValueError,
+        ("1 fractional", "0.5", "index 2", "grid=None"),
+        [*GRIDDED, "auto"],
     ),
     "x elsewhere": Bad("x", lambda x, y: x.to("meta"), RuntimeError, ("x is on meta", "on cpu", "x.to('cpu')"), EVERY),
     "y elsewhere": Bad("y", lambda x, y: y.to("meta"), RuntimeError, ("y is on meta", "on cpu", "y.to('cpu')"), EVERY),
     "weight elsewhere": Bad(
-        "weight", lambda x, y: torch.ones(3, device="meta"), RuntimeError, ("weight is on meta", "on cpu", "weight.to('cpu')"), EVERY
+        "weight",
+        lambda x, y: torch.ones(3, device="meta"),
+        RuntimeError,
+        ("weight is on meta", "on cpu", "weight.to('cpu')"),
+        EVERY,
     ),
-}  # fmt: skip
+}
 
 Triple = tuple[Any, Any, Any]
 CALLS: dict[str, tuple[tuple[str, ...], Callable[[LSSVMHead, Triple, Triple], Any]]] = {

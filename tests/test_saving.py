@@ -31,7 +31,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "folds": {"grid": GRID, "folds": 3},
     "folds per class": {"grid": GRID, "folds": 2, "per_class": True},
     "ovo": {"grid": GRID, "multiclass": "ovo"},
-    "ovo, penalized, balanced": {"grid": GRID, "multiclass": "ovo", "intercept": "penalized", "class_weight": "balanced"},
+    "ovo, penalized, balanced": {
+        "grid": GRID,
+        "multiclass": "ovo",
+        "intercept": "penalized",
+        "class_weight": "balanced",
+    },
     "ovo, none, weights": {"grid": None, "multiclass": "ovo", "intercept": "none", "class_weight": WEIGHTS},
     "values": {"grid": GRID, "targets": True},
     "values, penalized": {"intercept": "penalized", "target_grid": FixedPoint(4.0), "targets": True},
@@ -40,7 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "compact, penalized": {"statistics": False, "grid": GRID, "intercept": "penalized"},
     "compact, none, weights": {"statistics": False, "intercept": "none", "class_weight": WEIGHTS},
     "compact, values": {"statistics": False, "grid": GRID, "targets": True},
-}  # fmt: skip
+}
 
 
 class Data(NamedTuple):
@@ -145,9 +150,10 @@ def assert_bits(a: LSSVMHead, b: LSSVMHead, x: Tensor) -> None:
         b.num_classes,
     )
     assert type(a.class_weight) is type(b.class_weight)
-    assert torch.equal(torch.as_tensor(a.class_weight), torch.as_tensor(b.class_weight)) if isinstance(a.class_weight, Tensor) else (
-        a.class_weight == b.class_weight
-    )  # fmt: skip
+    if isinstance(a.class_weight, Tensor):
+        assert torch.equal(a.class_weight, b.class_weight)
+    else:
+        assert a.class_weight == b.class_weight
     for name in ("w", "b", "C", "P", "weight", "bias"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     if a.n:
@@ -227,14 +233,16 @@ def test_only_plain_tensors_are_saved(form: str) -> None:
 
 LOOKS: dict[str, Callable[[LSSVMHead, nn.Module], dict[str, Tensor]]] = {
     "state_dict": lambda head, parent: {k: v for k, v in head.state_dict().items() if k in "wbCP"},
-    "parent.state_dict": lambda head, parent: {k[2:]: v for k, v in parent.state_dict().items() if k[2:] in ("w", "b", "C", "P")},
+    "parent.state_dict": lambda head, parent: {
+        k[2:]: v for k, v in parent.state_dict().items() if k[2:] in ("w", "b", "C", "P")
+    },
     "named_buffers": lambda head, parent: dict(head.named_buffers()),
     "parent.named_buffers": lambda head, parent: {k[2:]: v for k, v in parent.named_buffers()},
     "buffers": lambda head, parent: dict(zip("wbC", head.buffers(), strict=True)),
     "parent.buffers": lambda head, parent: dict(zip("wbC", parent.buffers(), strict=True)),
     "get_buffer": lambda head, parent: {k: parent.get_buffer(f"1.{k}") for k in "wbC"},
     "attributes": lambda head, parent: {k: getattr(head, k) for k in "wbCP"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -422,12 +430,15 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], tuple[
     "no statistics": (lambda s: without(s, "statistics.meta"), ("Missing key", '"statistics.meta"')),
     "options are noise": (lambda s: edited(s, "options", noise), ("LSSVMHead",)),
     "options cut short": (lambda s: edited(s, "options", lambda v: v[:-5]), ("LSSVMHead",)),
-    "options of another format": (lambda s: edited(s, "options", rewritten(format="torchlssvm-head-0")), ("torchlssvm-head-1", "torchlssvm-head-0")),
+    "options of another format": (
+        lambda s: edited(s, "options", rewritten(format="torchlssvm-head-0")),
+        ("torchlssvm-head-1", "torchlssvm-head-0"),
+    ),
     "statistics are noise": (lambda s: edited(s, "statistics.meta", noise), ("damaged",)),
     "statistics of another grid": (lambda s: edited(s, "statistics.meta", rewritten(bits=18)), ("damaged",)),
     "a linear layer's": (lambda s: dict(nn.Linear(J, K).state_dict()), ("Missing key", "Unexpected key", '"weight"')),
     "nothing": (lambda s: {}, ("Missing key", '"options"')),
-}  # fmt: skip
+}
 ONLY_WITH_STATISTICS = [name for name in DAMAGE if "sum" in name or "count" in name or "statistics" in name]
 
 

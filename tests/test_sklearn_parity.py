@@ -118,3 +118,55 @@ def test_what_the_grid_costs(name, standardised):
     )
     assert moved < (1e-4 if standardised else 2e-2)
     assert changed <= (0 if standardised else 1)
+
+
+@pytest.mark.parametrize("standardised", [True, False], ids=["standardised", "raw"])
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("form", ["statistics", "compact"])
+def test_every_third_sample_removed(name, standardised, form):
+    """Every class stays: the sets are sorted by class, so that their first third may be one."""
+    x, y = load(name, standardised)
+    K = int(y.max()) + 1
+    grid = LSSVMHead(x.shape[1], K).add(x, y).grid
+    head = LSSVMHead(x.shape[1], K, grid=grid, statistics=form == "statistics").add(x, y)
+    keep = np.arange(len(x)) % 3 > 0
+    head.remove(x[::3], y[::3])
+    snapped = grid.snap(x)
+    model = linear_model.RidgeClassifier(alpha=1.0, solver="cholesky").fit(snapped[keep].numpy(), y[keep].numpy())
+    assert head.n == keep.sum()
+    agree(head, model, snapped)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "real weights"])
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("form", ["statistics", "compact"])
+def test_ridge_regression_as_given(name, intercept, weighted, form):
+    """Without a grid scikit-learn sees the very same features; also after a third is removed."""
+    x, _ = load(name)
+    target, x = x[:, :2].clone(), x[:, 2:]
+    weight = 0.1 + torch.rand(len(x), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    options = {"grid": None} if form == "statistics" else {"statistics": False}
+    head = LSSVMHead(x.shape[1], 2, rho=0.7, intercept="free" if intercept else "none", **options)
+    head.add(x, target, weight=weight if weighted else None)
+    model = linear_model.Ridge(alpha=0.7, fit_intercept=intercept, solver="cholesky")
+    for keep in (np.ones(len(x), dtype=bool), np.arange(len(x)) % 3 > 0):
+        if not keep.all():
+            head.remove(x[::3], target[::3], weight=weight[::3] if weighted else None)
+        model.fit(x[keep].numpy(), target[keep].numpy(), sample_weight=weight[keep].numpy() if weighted else None)
+        close(head.w.T, model.coef_)
+        close(head.b, model.intercept_ if intercept else np.zeros(2))
+        close(head(x), model.predict(x.numpy()))
+
+
+def test_multiplicities_without_statistics():
+    x, y = load("wine")
+    grid = LSSVMHead(x.shape[1], 3).add(x, y).grid
+    weight = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(2))
+    head = LSSVMHead(x.shape[1], 3, grid=grid, statistics=False).add(x, y, weight=weight)
+    snapped = grid.snap(x)
+    model = linear_model.RidgeClassifier(alpha=1.0, solver="cholesky")
+    agree(head, model.fit(snapped.numpy(), y.numpy(), sample_weight=weight.numpy()), snapped)
+    head.remove(x[::3], y[::3], weight=weight[::3])
+    left = weight.numpy() * (np.arange(len(x)) % 3 > 0)
+    agree(head, model.fit(snapped.numpy(), y.numpy(), sample_weight=left), snapped)

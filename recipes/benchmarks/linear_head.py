@@ -143,14 +143,14 @@ def solve(rounds: int) -> None:
 
 
 def crossover(rounds: int) -> None:
-    """L changed columns taken in by Theorem 1, against one solve: the rule says to solve past J/4."""
-    print("\nTheorem 1 on L columns / one solve from statistics (w only); the rule solves past L = J/4")
+    """L changed columns taken in by Theorem 1, against one solve: the rule says to solve past J/6."""
+    print("\nTheorem 1 on L columns / one solve from statistics (w only); the rule solves past L = J/6")
     for J in (512, 1024, 2048):
         x, y = data(3 * J, J)
         cells = []
-        for share in (16, 8, 4, 2):
+        for share in (16, 8, 6, 4, 2):
             L = J // share
-            rule = "solve" if cost.solve_is_cheaper(J, L + 1, L + 1, inverse=False) else "update"
+            rule = "solve" if cost.solve_is_cheaper(J, L, L, inverse=False) else "update"
             update, again = [], []
             for _ in range(rounds):
                 head = LSSVMHead(J, 10).add(x, y)

@@ -6,6 +6,7 @@ import math
 import numbers
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -43,6 +44,8 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
                 f"{name} is on {value.device} but the machine is on {device}: move one of them, e.g. {name}.to({str(device)!r})"
             )
         return value.detach()
+    if isinstance(value, np.ndarray) and (not value.flags.writeable or min(value.strides, default=0) < 0):
+        value = value.copy()  # torch takes neither without a warning or an error
     try:
         tensor = torch.as_tensor(value, device=device)
         if tensor.is_floating_point() and isinstance(value, list | tuple):

@@ -2,8 +2,8 @@
 
 Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
 statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
-well, J^3. So the break-even lies near L = J/4 for w alone and J/8 when the inverse is kept; ``recipes/benchmarks/
-crossover.py`` measures it.
+well, J^3. With the L x L part of Theorem 1 the break-even lies between J/6 and J/4 for w alone, and near J/8 when the
+inverse is kept; ``recipes/benchmarks/linear_head.py --only crossover`` measures it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
 
     changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    return J < SMALL or changed > (J // 8 if inverse else J // 4) or since > HYGIENE * J
+    return J < SMALL or changed > (J // 8 if inverse else J // 6) or since > HYGIENE * J
 
 
 def batch_size(J: int) -> int:

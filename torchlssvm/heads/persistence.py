@@ -36,10 +36,12 @@ class LiveBuffers(dict[str, Any]):
 
     def refresh(self, names: Iterable[str]) -> None:
         """Publish the current values."""
+        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         with torch.inference_mode(False), torch.no_grad():
             for name in [n for n in names if n in BUFFERS]:
                 old = super().get(name)
-                if old is not None and self.seen.get(name) == (
+                # In a process group the version says nothing: DistributedDataParallel writes to buffers past it.
+                if old is not None and not shared and self.seen.get(name) == (
                     self.head._version,
                     self.head._engine.stamp,
                     old._version,
