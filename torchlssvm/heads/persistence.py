@@ -41,10 +41,15 @@ class LiveBuffers(dict[str, Any]):
             for name in [n for n in names if n in BUFFERS]:
                 old = super().get(name)
                 # In a process group the version says nothing: DistributedDataParallel writes to buffers past it.
-                if old is not None and not shared and self.seen.get(name) == (
-                    self.head._version,
-                    self.head._engine.stamp,
-                    old._version,
+                if (
+                    old is not None
+                    and not shared
+                    and self.seen.get(name)
+                    == (
+                        self.head._version,
+                        self.head._engine.stamp,
+                        old._version,
+                    )
                 ):
                     continue
                 value = published(self.head, name)
@@ -257,7 +262,9 @@ def move(head: HeadBase, device: torch.device) -> None:
     """Everything to another device, by way of what is saved."""
     if device == head.device:
         return
-    saved = {k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()}  # options are read here
+    saved = {
+        k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()
+    }  # options are read here
     weight = head._options.class_weight
     if isinstance(weight, Tensor):
         head._options.class_weight = weight.to(device)
