@@ -139,9 +139,11 @@ class LSSVMHead(HeadBase):
         return self
 
     @exactly
-    def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any) -> LSSVMHead:
-        """Exchange samples held for others."""
-        return self.update(add=(x_new, y_new), remove=(x_old, y_old))
+    def replace(
+        self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None
+    ) -> LSSVMHead:
+        """Exchange samples held for others. ids: for folds."""
+        return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     @exactly
     def merge(self, other: LSSVMHead) -> LSSVMHead:
