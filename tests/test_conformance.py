@@ -60,3 +60,11 @@ def test_the_suite_can_fail(broken):
     good = case("default", 8)
     with pytest.raises((AssertionError, ValueError)):
         check_machine(Case(lambda **kw: broken(8, 3, grid=FixedPoint(16.0), **kw), good.x, good.y))
+
+
+def test_replace_on_a_head_with_folds():
+    x, y = case("default", 8).x, case("default", 8).y
+    head = LSSVMHead(8, 3, grid=FixedPoint(16.0), folds=3).add(x[:40], y[:40], ids=range(40))
+    head.replace(x[:5], y[:5], x[40:45], y[40:45], ids_old=range(5), ids_new=range(40, 45))
+    fresh = LSSVMHead(8, 3, grid=FixedPoint(16.0), folds=3).add(x[5:45], y[5:45], ids=range(5, 45))
+    assert head.digest() == fresh.digest()

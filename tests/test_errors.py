@@ -1,4 +1,4 @@
-"""Bad input gets an error that names it, and leaves no trace: DESIGN's table, for every operation and form of the head.
+"""Bad input gets an error that names it, and leaves no trace: every kind of it, for every operation and form of the head.
 
 Each test works on a pair of heads with one history. One gets the bad call; afterwards it must equal the other, by digest (or,
 without one, by its numbers), and go on to the answer of a dense solve.

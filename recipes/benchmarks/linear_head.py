@@ -52,7 +52,7 @@ def gemm_rate(J: int) -> Callable[[], object]:
 
 def bulk(rounds: int) -> None:
     """Adding 8,192 rows: checks, quantizing and integer sums, against the bare product q^T q."""
-    print("\nBulk adding, 8,192 rows, 10 classes: time / time of q.T @ q           (asked: <= 0.75)")
+    print("\nBulk adding, 8,192 rows, 10 classes: time / time of q.T @ q           (target: <= 0.75)")
     for J in (512, 1024, 2048):
         x, y = data(8192, J)
         stats = Statistics(J, 10).add(x, y)
@@ -66,7 +66,7 @@ def bulk(rounds: int) -> None:
 
 def single(rounds: int) -> None:
     """One sample removed and w read, against the three passes over P of an eager update."""
-    print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (asked at J=2048: <= 1.25)")
+    print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (target at J=2048: <= 1.25)")
     for J in (1024, 2048):
         x, y = data(4 * J, J)
         head = LSSVMHead(J, 10).add(x, y)
@@ -95,7 +95,7 @@ def single(rounds: int) -> None:
 def block(rounds: int) -> None:
     """64 samples at once: share of the product's rate over the 4 J^2 L flops of Theorem 1."""
     print(
-        "\n64 samples, share of the rate of a square product over 4 J^2 L flops   (asked, J >= 1024: P >= 0.75, w only > 1)"
+        "\n64 samples, share of the rate of a square product over 4 J^2 L flops   (target, J >= 1024: P >= 0.75, w only > 1)"
     )
     for J in (512, 1024, 2048):
         cells = [
@@ -130,7 +130,7 @@ def _share(J: int, form: bool, what: str, rounds: int) -> float:
 
 def solve(rounds: int) -> None:
     """w from statistics, against J^3 / 3 flops at the rate of a square product."""
-    print("\nSolving w from statistics: time / time of J^3/3 flops at the product's rate   (asked, J >= 1024: <= 2.2)")
+    print("\nSolving w from statistics: time / time of J^3/3 flops at the product's rate   (target, J >= 1024: <= 2.2)")
     for J in (512, 784, 1024, 2048):
         x, y = data(2 * J, J)
         head = LSSVMHead(J, 10).add(x, y)

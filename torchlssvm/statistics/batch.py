@@ -85,7 +85,7 @@ def check_batch(
     choices: Choices,
     wanted: Choices,
 ) -> Batch:
-    """Check a batch against DESIGN's table of bad input and decide what is still open; raises with nothing changed.
+    """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
     data, if ``exact``; without it samples are summed as float64.
