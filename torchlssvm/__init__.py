@@ -1,20 +1,24 @@
 """Classifier heads that learn and unlearn exactly."""
 
+from torchlssvm._version import __version__
+from torchlssvm.audit import verify
+from torchlssvm.certificate import Certificate
 from torchlssvm.errors import (
     GridError,
     NotFittedError,
     NumericalWarning,
     RemovalError,
+    StoreBusyError,
+    StoreError,
     TorchLSSVMError,
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
 from torchlssvm.statistics import FixedPoint, Statistics
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AttachedClassifier",
+    "Certificate",
     "FixedPoint",
     "GridError",
     "LSSVMHead",
@@ -22,7 +26,11 @@ __all__ = [
     "NumericalWarning",
     "RemovalError",
     "Statistics",
+    "StoreBusyError",
+    "StoreError",
     "TorchLSSVMError",
     "VerificationError",
+    "__version__",
     "attach",
+    "verify",
 ]

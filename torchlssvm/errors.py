@@ -8,6 +8,8 @@ __all__ = [
     "NotFittedError",
     "NumericalWarning",
     "RemovalError",
+    "StoreBusyError",
+    "StoreError",
     "TorchLSSVMError",
     "VerificationError",
 ]
@@ -51,6 +53,17 @@ class VerificationError(TorchLSSVMError):
     Raised by ``verify`` with the reason; a certificate without a signature counts as a failure too, unless
     ``allow_unsigned=True``.
     """
+
+
+class StoreError(TorchLSSVMError):
+    """A sample store cannot be used as asked: it is missing, foreign, newer, damaged, or not in step with its head.
+
+    The message says which file, what was found there and what can be done; the files are left as they were.
+    """
+
+
+class StoreBusyError(StoreError):
+    """Another process or an open reader holds the store: nothing was changed, try again when it is done."""
 
 
 class NumericalWarning(UserWarning):

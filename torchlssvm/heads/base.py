@@ -77,6 +77,7 @@ class HeadBase(nn.Module):
             self._engine = Compact(in_features, num_classes, self._options, device)
         self._in_features, self._num_classes = in_features, num_classes
         self._unverified = False
+        self._uncertifiable: str | None = None
         self._version = 0
         persistence.make_live(self)
 
@@ -171,7 +172,32 @@ class HeadBase(nn.Module):
         """b (K,)."""
         return self._current()[1]
 
+    @property
+    def uncertifiable(self) -> str | None:
+        """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
+        return self._uncertifiable
+
+    def config(self) -> dict[str, Any]:
+        """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
+        return persistence.config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
+        """An empty head with the options of another one."""
+        return cls(**persistence.arguments(config), device=device)
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    @exactly
+    def _adopt(self, state: dict[str, Tensor] | None) -> None:
+        """Put saved statistics in the place of those held; None empties the head."""
+        if self.statistics is not None:
+            fresh = self.statistics.zero()
+            if state is not None:
+                fresh.load(state)
+            self.statistics.__dict__.update(fresh.__dict__)
+        self._unverified = False
+        self._restart()
 
     def _roll_back(self, reason: str) -> None:
         assert self.statistics is not None

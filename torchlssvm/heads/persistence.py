@@ -130,6 +130,33 @@ def save(head: HeadBase) -> dict[str, Tensor]:
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
 
 
+def config(head: HeadBase) -> dict[str, Any]:
+    """The arguments that make an empty head like this one, as primitives."""
+    weight, stats = head.class_weight, head.statistics
+    wanted = Choices(None, head._grid, head._target_grid)
+    float_sums = stats is not None and not stats.exact
+    return {
+        "in_features": head.in_features,
+        "num_classes": head.num_classes,
+        "rho": head.rho,
+        "intercept": head.intercept,
+        "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+        "multiclass": head.multiclass,
+        "grid": None if float_sums else _numbers(wanted.grid) or "auto",
+        "target_grid": _numbers(wanted.target_grid) or "auto",
+        "statistics": stats is not None,
+        "per_class": None if stats is None else stats.per_class,
+        "folds": 0 if stats is None else stats.folds,
+    }
+
+
+def arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """Undo :func:`config`: keyword arguments of :class:`~torchlssvm.LSSVMHead`."""
+    grids = {k: _grid(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")}
+    weight = config["class_weight"]
+    return config | grids | {"class_weight": torch.tensor(weight) if isinstance(weight, list) else weight}
+
+
 def checksum(state: dict[str, Tensor]) -> str | None:
     """SHA-256 of saved tensors, with their names and shapes; None when they carry no data."""
     if checks.is_fake(*state.values()):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.errors import GridError
 from torchlssvm.functional import checks
+from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.accumulator import Accumulator, Rows, runs
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
@@ -193,6 +194,12 @@ class Changing(Reading):
         self._side = side
         self._gross += old.gross
         return rows
+
+    def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
+        """Fix what the first batch would decide, when the samples to come were on a grid before. Needs empty statistics."""
+        if self._sums is not None:
+            raise ValueError("the statistics hold samples: their grid is decided")
+        self._decide(Choices(kind, grid, target_grid))
 
     def add_classes(self, k: int) -> None:
         """Make room for k more classes (labels), or targets, which are 0 for the samples held."""

@@ -1,0 +1,300 @@
+"""Keys, signatures, fingerprints, and the verification of certificates.
+
+A certificate says that samples were erased from a store, and gives the digest of the head since then. ``verify`` believes
+none of it: it checks the signature with a key of the verifier's own, solves the head's weights again from its statistics,
+and, given the store, rebuilds the statistics from the surviving rows and follows the journal.
+
+Signing needs the package ``cryptography`` (extra ``audit``).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.certificate import Certificate, canonical
+from torchlssvm.errors import StoreError, TorchLSSVMError, VerificationError
+from torchlssvm.heads import LSSVMHead
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from torchlssvm.store import SampleStore
+
+__all__ = ["Report", "fingerprint", "new_key", "sign", "verify"]
+
+TOLERANCE = 1e-9
+"""How far weights in use may be from those solved from statistics: rounding, on another number of threads or device."""
+
+
+# -- what features come from -------------------------------------------------------------------------------------------
+
+
+def fingerprint(
+    backbone: nn.Module | None = None, preprocessing: Any = None, feature_map: nn.Module | None = None
+) -> str:
+    """SHA-256 of what turns inputs into features: the weights, the preprocessing (by its repr), the feature map.
+
+    >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
+    >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
+    (True, False)
+    """
+    parts: dict[str, Any] = {"preprocessing": None if preprocessing is None else repr(preprocessing)}
+    for name, module in (("backbone", backbone), ("feature_map", feature_map)):
+        parts[name] = None if module is None else module_hash(module)
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def module_hash(module: nn.Module) -> str:
+    """SHA-256 of a module's structure (its repr) and of every tensor of its state, in the order of their names."""
+    total = hashlib.sha256(repr(module).encode())
+    for name, value in sorted(module.state_dict().items()):
+        if isinstance(value, Tensor):
+            total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            total.update(f"{name} {value!r};".encode())
+    return total.hexdigest()
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise TorchLSSVMError("signatures need the package cryptography: pip install 'torchlssvm[audit]'") from None
+    return ed25519
+
+
+def new_key(path: str | os.PathLike[str]) -> Path:
+    """Write a new private key (PEM, readable by its owner only) and its public key beside it; returns the latter's path."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    key = _ed25519().Ed25519PrivateKey.generate()
+    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
+    with os.fdopen(handle, "wb") as file:
+        file.write(private)
+    beside = Path(f"{os.fspath(path)}.pub")
+    beside.write_bytes(public)
+    return beside
+
+
+def private_key(given: Any) -> Ed25519PrivateKey:
+    """A private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file with one of them."""
+    return _key(given, private=True)  # type: ignore[no-any-return]
+
+
+def public_key(given: Any) -> Ed25519PublicKey:
+    """A public key; see :func:`private_key`."""
+    return _key(given, private=False)  # type: ignore[no-any-return]
+
+
+def _key(given: Any, private: bool) -> Any:
+    ed25519 = _ed25519()
+    wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
+    what = f"{'private' if private else 'public'} Ed25519 key"
+    if isinstance(given, wanted):
+        return given
+    if isinstance(given, ed25519.Ed25519PrivateKey) and not private:
+        raise ValueError(f"this is a private key; a {what} is needed")
+    data = given
+    if isinstance(data, str) and "-----BEGIN" in data:
+        data = data.encode()
+    if isinstance(data, str | os.PathLike):
+        data = Path(data).read_bytes()
+    if not isinstance(data, bytes | bytearray):
+        raise ValueError(f"a {what} is 32 bytes, a PEM or a path to one; got {type(given).__name__}")
+    from cryptography.hazmat.primitives import serialization as s
+
+    try:
+        if len(data) == 32:
+            make = wanted.from_private_bytes if private else wanted.from_public_bytes
+            return make(bytes(data))
+        key: Any = s.load_pem_private_key(bytes(data), None) if private else s.load_pem_public_key(bytes(data))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"no {what}: {error}") from None
+    except Exception as error:  # cryptography has an error of its own for a key of an unknown kind
+        raise ValueError(f"no {what}: {type(error).__name__}") from None
+    if not isinstance(key, wanted):
+        raise ValueError(f"no {what}: it is a {type(key).__name__}")
+    return key
+
+
+def sign(certificate: Certificate, key: Any) -> Certificate:
+    """The certificate with an Ed25519 signature over its payload."""
+    return certificate.signed(private_key(key).sign(certificate.payload()))
+
+
+# -- verification ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked. True: a report exists only when every check held."""
+
+    checks: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {result}" for name, result in self.checks.items())
+
+
+def verify(
+    certificate: Certificate | Mapping[str, Any] | str | bytes | os.PathLike[str],
+    head: Any = None,
+    store: SampleStore | None = None,
+    public_key: Any = None,
+    allow_unsigned: bool = False,
+) -> Report:
+    """Check a certificate of erasure against whatever is at hand; VerificationError with the reason when it fails.
+
+    Args:
+        certificate: the object, its dict, its JSON, or a file.
+        head: its digest must be the certificate's (or, with the store, that of the surviving rows); w, b and P must be those
+            that its statistics give, so a head that still serves old weights fails.
+        store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
+            the rows, summed anew, must give the digest.
+        public_key: Ed25519, of the issuer: from the verifier, never from the certificate.
+        allow_unsigned: accept a certificate whose signature is missing or cannot be checked for want of a key.
+    """
+    cert = read(certificate)
+    checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
+    expected = cert.digest
+    if store is not None:
+        try:
+            expected, found = _check_store(cert, store)
+        except StoreError as error:
+            raise VerificationError(f"the store does not hold up: {error}") from error
+        checks |= found
+    if head is not None:
+        checks |= _check_head(head, expected, store)
+    return Report(checks)
+
+
+def read(certificate: Any) -> Certificate:
+    """A certificate from any of its forms, with every field checked."""
+    if isinstance(certificate, Certificate):
+        return Certificate.from_json(certificate.to_json())
+    if isinstance(certificate, Mapping):
+        return Certificate.from_dict(certificate)
+    if isinstance(certificate, bytes) or (isinstance(certificate, str) and certificate.lstrip().startswith("{")):
+        return Certificate.from_json(certificate)
+    if isinstance(certificate, str | os.PathLike):
+        return Certificate.load(certificate)
+    raise VerificationError(f"not a certificate: {type(certificate).__name__}")
+
+
+def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str:
+    if not cert.signature:
+        if given is not None or not allow_unsigned:
+            raise VerificationError("the certificate is not signed")
+        return "none (allowed)"
+    if given is None:
+        if not allow_unsigned:
+            raise VerificationError("give the issuer's public key to check the signature")
+        return "not checked (no public key; allowed)"
+    try:
+        signature = bytes.fromhex(cert.signature)
+    except ValueError:
+        raise VerificationError("the signature is not hex") from None
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public_key(given).verify(signature, cert.payload())
+    except InvalidSignature:
+        raise VerificationError(
+            "the signature does not fit: the certificate was altered, or another key signed it"
+        ) from None
+    return "Ed25519, holds"
+
+
+def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dict[str, str]]:
+    """The digest the head must have now, and what was checked."""
+    entries = {entry.position: entry for entry in store.history()}
+    if len(entries) < cert.position:
+        raise VerificationError(
+            f"the journal ends at event {len(entries)}, before the certificate's position {cert.position}"
+        )
+    if cert.position and entries[cert.position].chain.hex() != cert.chain:
+        raise VerificationError(f"the journal is not the one of the certificate: the chain differs at {cert.position}")
+    erased: set[str] = set()
+    for event in cert.events:
+        entry = entries.get(event["position"])
+        if entry is None or (entry.event_id, entry.kind) != (event["event_id"], event["kind"]):
+            raise VerificationError(
+                f"the journal has no {event['kind']} event {event['event_id']!r} at {event['position']}"
+            )
+        if entry.commitment_list != event["commitments"] or entry.time != event["time"]:
+            raise VerificationError(f"the samples of event {event['event_id']!r} are not those of the journal")
+        if event["kind"] == "remove":
+            erased.update(event["commitments"])
+    if store.fingerprint != cert.fingerprint:
+        raise VerificationError("the store is bound to another network than the certificate")
+    count, digest = store.recompute(erased)
+    if cert.position == len(entries):
+        if digest != cert.digest:
+            raise VerificationError("the surviving rows do not give the certificate's digest")
+        if count != cert.samples:
+            raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
+    elif cert.digest is not None and store.confirms(cert.position, cert.digest) is False:
+        raise VerificationError("the digest after the erasure was another one, says the journal")
+    later = len(entries) - cert.position
+    return digest, {
+        "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
+        "erased": f"{len(erased)} samples, none of them in the store",
+        "rows": f"{count} summed anew" + (", digest as recorded" if digest is not None else ""),
+    }
+
+
+def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> dict[str, str]:
+    head = getattr(head, "head", head)  # an attached classifier
+    if not isinstance(head, LSSVMHead) or head.statistics is None or not head.statistics.exact:
+        return _check_without_digest(head, store)
+    reason = head.uncertifiable
+    if reason is not None:
+        raise VerificationError(f"the head cannot be certified: {reason}")
+    if head.digest() != expected:
+        raise VerificationError("the head's digest is not the one it should have: it holds other samples")
+    fresh = LSSVMHead.from_config(head.config(), device=head.device)
+    fresh._adopt(head.statistics.state())
+    largest = 0.0
+    for name in ("w", "b", "P"):
+        used, solved = getattr(head, name), getattr(fresh, name)
+        scale = max(1e-300, float(solved.abs().max())) if solved.numel() else 1.0
+        error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
+        if used.shape != solved.shape or not error <= TOLERANCE:
+            raise VerificationError(
+                f"{name} is not what the statistics give: the head serves other weights (off by {error:.2g})"
+            )
+        largest = max(largest, error)
+    return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+
+
+def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str]:
+    """A machine without a digest: learn the surviving rows with another one and compare the scores of the rows."""
+    if store is None:
+        raise VerificationError(
+            f"a {type(head).__name__} without a digest can be checked against its store only: give store="
+        )
+    fresh = store.relearn(copy.deepcopy(head))
+    largest = 0.0
+    for rows in store.batches():
+        here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
+        largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=1e-300)))
+    if not largest <= 1e-6:
+        raise VerificationError(f"the head's scores are not those of the surviving samples (off by {largest:.2g})")
+    return {"head": f"no digest; scores as those of a machine that learned the surviving rows (to {largest:.1g})"}

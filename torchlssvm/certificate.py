@@ -1,0 +1,157 @@
+"""Certificates of erasure: plain data, written as canonical JSON.
+
+The bytes that are signed are the UTF-8 JSON of all fields but ``signature``: keys sorted, separators "," and ":", no other
+white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torchlssvm.errors import VerificationError
+
+__all__ = ["Certificate"]
+
+FORMAT = "torchlssvm-certificate-1"
+
+
+def canonical(data: Any) -> bytes:
+    """The one way to write a value as JSON."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was erased from a store, and what its head is since then.
+
+    Attributes:
+        events: for each event its id, kind, position in the journal, time, number of samples and their commitments.
+        digest: of the head's statistics at ``position`` (None for a machine without one).
+        position: of the journal when this was issued, and ``chain``, its hash there.
+        grid: the resolution of the features; ``fingerprint``: the network they come from.
+        shape: features and classes; ``samples``: how many the head holds.
+        compacted: whether the bytes are gone from the files too, and not only from the tables.
+        scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` that are older
+            than the erasure and still hold the samples.
+        library, time: what issued it, and when.
+        signature: Ed25519, as hex; empty when unsigned.
+    """
+
+    events: list[dict[str, Any]]
+    digest: str | None
+    position: int
+    chain: str
+    grid: dict[str, Any] | None
+    fingerprint: str | None
+    shape: dict[str, int]
+    samples: int
+    compacted: bool
+    scope: dict[str, Any]
+    library: str
+    time: str
+    format: str = FORMAT
+    signature: str = field(default="")
+
+    def payload(self) -> bytes:
+        """The bytes that are signed."""
+        body = asdict(self)
+        body.pop("signature")
+        return canonical(body)
+
+    def to_json(self) -> str:
+        """The certificate as one line of canonical JSON."""
+        return canonical(asdict(self)).decode()
+
+    def signed(self, signature: bytes) -> Certificate:
+        """The same with a signature."""
+        return replace(self, signature=signature.hex())
+
+    @property
+    def erased(self) -> int:
+        """How many samples its events removed."""
+        return sum(event["samples"] for event in self.events if event["kind"] == "remove")
+
+    def covers(self, sample_id: str, nonce: bytes | str) -> bool:
+        """Whether a sample is among those of its events: only who was given its nonce in a receipt can tell."""
+        secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
+        wanted = hashlib.sha256(secret + sample_id.encode()).hexdigest()
+        return any(wanted in event["commitments"] for event in self.events)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Certificate:
+        """Read it from a file."""
+        return cls.from_json(Path(path).read_bytes())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Certificate:
+        """Read canonical JSON; VerificationError when it is no certificate."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise VerificationError(f"not a certificate: no JSON ({error})") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Certificate:
+        """Check the fields and their types; VerificationError names the first that is wrong."""
+        if not isinstance(data, Mapping):
+            raise VerificationError(f"not a certificate: expected an object, got {type(data).__name__}")
+        if data.get("format") != FORMAT:
+            raise VerificationError(f"not a certificate: its format is {data.get('format')!r}, not {FORMAT!r}")
+        names = [f.name for f in fields(cls)]
+        for name in names:
+            if name not in data:
+                raise VerificationError(f"not a certificate: {name!r} is missing")
+        for name in data:
+            if name not in names:
+                raise VerificationError(f"not a certificate: unknown field {str(name)!r}")
+        for name, kinds in TYPES.items():
+            value = data[name]
+            if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
+                raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
+        for event in data["events"]:
+            if not isinstance(event, dict) or set(event) != set(EVENT):
+                raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT)}")
+            for name, kind in EVENT.items():
+                if not isinstance(event[name], kind) or isinstance(event[name], bool):
+                    raise VerificationError(
+                        f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}"
+                    )
+            if len(event["commitments"]) != event["samples"]:
+                raise VerificationError("not a certificate: an event has another number of commitments than of samples")
+        return cls(**data)
+
+
+TYPES: dict[str, Any] = {
+    "events": list,
+    "digest": str | None,
+    "position": int,
+    "chain": str,
+    "grid": dict | None,
+    "fingerprint": str | None,
+    "shape": dict,
+    "samples": int,
+    "compacted": bool,
+    "scope": dict,
+    "library": str,
+    "time": str,
+    "signature": str,
+}
+EVENT: dict[str, type] = {
+    "event_id": str,
+    "kind": str,
+    "position": int,
+    "time": str,
+    "samples": int,
+    "commitments": list,
+}

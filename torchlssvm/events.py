@@ -1,0 +1,281 @@
+"""Corrections of data as plain values: what is to be added, removed, relabelled or replaced, and under which event id.
+
+An event knows nothing of a head or a store; ``SampleStore.apply`` carries it out. It is checked when it is made, and turns
+into primitives (for JSON, a queue, a checkpoint) and back:
+
+>>> event = Relabel(ids=["a", "b"], y=[3, 1], event_id="e1")
+>>> to_primitives(event)
+{'kind': 'relabel', 'event_id': 'e1', 'ids': ['a', 'b'], 'y': [3, 1]}
+>>> from_primitives(to_primitives(event)) == event
+True
+
+An event id may be used once: applying it again changes nothing. Ids of samples are text (an int stands for its digits).
+Event ids stay in the journal for ever, so an event that removes a subject may not be named after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+
+__all__ = ["Add", "Event", "Relabel", "Remove", "Replace", "from_primitives", "to_primitives"]
+
+LONGEST = 512
+"""Ids, subjects and event ids have at most so many characters."""
+
+CPU = torch.device("cpu")
+
+
+def new_event_id() -> str:
+    """A random event id: 128 bits as hex."""
+    return secrets.token_hex(16)
+
+
+def check_text(value: Any, name: str) -> str:
+    """An id or a subject: text that is not empty, can be encoded and is not too long."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
+        raise ValueError(
+            f"{name} must be a text of 1 to {LONGEST} characters without a NUL, or an int; got {str(value)[:80]!r} "
+            f"({type(value).__name__})"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} cannot be written as UTF-8: {value[:80]!r}") from None
+    return value
+
+
+def check_ids(value: Any) -> tuple[str, ...]:
+    """Sample ids: a non-empty sequence without repetition."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, str | int) or not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise ValueError(f"ids must be a list of texts or ints, one for each sample; got {value!r}")
+    ids = tuple(check_text(i, "an id") for i in value)
+    if not ids:
+        raise ValueError("ids is empty: an event concerns at least one sample")
+    if len(set(ids)) < len(ids):
+        seen: set[str] = set()
+        twice = next(i for i in ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+        raise ValueError(f"ids holds {twice!r} twice: each sample has an id of its own")
+    return ids
+
+
+def check_features(value: Any, count: int | None) -> Tensor:
+    """x (B, J): finite numbers, one row for each id."""
+    x = value.detach() if isinstance(value, Tensor) else checks.as_tensor(value, "x", CPU)
+    if x.ndim != 2 or (count is not None and x.shape[0] != count):
+        rows = "B" if count is None else count
+        raise ValueError(f"x must have shape ({rows}, J), one row for each id; got {tuple(x.shape)}")
+    x = checks.features(x, x.shape[1], x.device)
+    if not checks.is_fake(x) and not bool(torch.isfinite(x).all()):
+        checks.raise_not_finite("x", x)
+    return x
+
+
+def check_targets(value: Any, count: int | None) -> Tensor:
+    """Labels (B,) or float targets (B, K); for a subject also one label for all its samples."""
+    y = value.detach() if isinstance(value, Tensor) else checks.as_tensor(value, "y", CPU)
+    if y.is_complex() or y.ndim > 2 or (y.ndim == 0 and count is not None):
+        raise ValueError(
+            f"y must be labels (B,) or targets (B, K), one for each id; got shape {tuple(y.shape)}, {y.dtype}"
+        )
+    if count is not None and y.shape[0] != count:
+        raise ValueError(f"ids and y differ in length: {count} ids, y has shape {tuple(y.shape)}")
+    if y.is_floating_point() and not checks.is_fake(y) and not bool(torch.isfinite(y).all()):
+        checks.raise_not_finite("y", y)
+    return y
+
+
+class EventBase:
+    """What the four events share: the check of their fields, and comparison by value."""
+
+    event_id: str
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_id(self) -> None:
+        self._set("event_id", check_text(self.event_id, "event_id"))
+
+    def _check_whose(self) -> int | None:
+        """Either ids or a subject; the number of samples if that is known."""
+        ids, subject = getattr(self, "ids", None), getattr(self, "subject", None)
+        if (ids is None) == (subject is None):
+            raise ValueError(f"{type(self).__name__} needs either ids or a subject, and not both")
+        if ids is not None:
+            self._set("ids", check_ids(ids))
+            return len(self.ids)  # type: ignore[attr-defined]
+        self._set("subject", check_text(subject, "subject"))
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return to_primitives(self) == to_primitives(other)  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Add(EventBase):
+    """Learn samples: ids (B), x (B, J), y (B,) or (B, K); subject: whose they are, one name or one for each (or None).
+
+    ``fingerprint`` names the network the features come from (see :func:`torchlssvm.audit.fingerprint`); a store that is
+    bound to another one refuses them.
+    """
+
+    ids: Any
+    x: Any
+    y: Any
+    subject: Any = None
+    fingerprint: str | None = None
+    event_id: str = field(default_factory=new_event_id)
+
+    def __post_init__(self) -> None:
+        self._check_id()
+        self._set("ids", check_ids(self.ids))
+        self._set("x", check_features(self.x, len(self.ids)))
+        self._set("y", check_targets(self.y, len(self.ids)))
+        if self.fingerprint is not None:
+            self._set("fingerprint", check_text(self.fingerprint, "fingerprint"))
+        if self.subject is None:
+            return
+        if isinstance(self.subject, str | int):
+            self._set("subject", check_text(self.subject, "subject"))
+        elif isinstance(self.subject, Iterable) and not isinstance(self.subject, Mapping):
+            names = tuple(None if s is None else check_text(s, "subject") for s in self.subject)
+            if len(names) != len(self.ids):
+                raise ValueError(f"ids and subject differ in length: {len(self.ids)} ids, {len(names)} subjects")
+            self._set("subject", names)
+        else:
+            raise ValueError(f"subject must be a text, or a list with one for each id; got {self.subject!r}")
+
+    @property
+    def subjects(self) -> tuple[str | None, ...]:
+        """The subject of each sample (B)."""
+        one = self.subject is None or isinstance(self.subject, str)
+        return (self.subject,) * len(self.ids) if one else self.subject
+
+
+@dataclass(frozen=True, eq=False)
+class Remove(EventBase):
+    """Unlearn and erase samples: some by their ids, or all of a subject."""
+
+    ids: Any = None
+    subject: Any = None
+    event_id: str = field(default_factory=new_event_id)
+
+    def __post_init__(self) -> None:
+        self._check_id()
+        self._check_whose()
+        if self.subject is not None and len(self.subject) >= 4 and self.subject in self.event_id:
+            raise ValueError("event_id holds the subject: it stays in the journal after the erasure, choose another")
+
+
+@dataclass(frozen=True, eq=False)
+class Relabel(EventBase):
+    """Give samples new labels (B,) or targets (B, K), by ids, or by subject in the order they were added (or one for all)."""
+
+    y: Any
+    ids: Any = None
+    subject: Any = None
+    event_id: str = field(default_factory=new_event_id)
+
+    def __post_init__(self) -> None:
+        self._check_id()
+        self._set("y", check_targets(self.y, self._check_whose()))
+
+
+@dataclass(frozen=True, eq=False)
+class Replace(EventBase):
+    """Exchange the features x (B, J) of samples, and their labels if y is given; ids, subject and commitments stay."""
+
+    x: Any
+    y: Any = None
+    ids: Any = None
+    subject: Any = None
+    event_id: str = field(default_factory=new_event_id)
+
+    def __post_init__(self) -> None:
+        self._check_id()
+        count = self._check_whose()
+        self._set("x", check_features(self.x, count))
+        if self.y is not None:
+            self._set("y", check_targets(self.y, self.x.shape[0]))
+
+
+Event: TypeAlias = Add | Remove | Relabel | Replace
+KINDS: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabel, "replace": Replace}
+
+
+def kind_of(event: Event) -> str:
+    """The name of its kind: "add", "remove", "relabel" or "replace"."""
+    return type(event).__name__.lower()
+
+
+def to_primitives(event: Event) -> dict[str, Any]:
+    """The event as a dict of texts, numbers and lists; features as base64 of little-endian numbers, with their shape."""
+    out: dict[str, Any] = {"kind": kind_of(event), "event_id": event.event_id}
+    for name in ("ids", "subject", "fingerprint", "y", "x"):
+        value = getattr(event, name, None)
+        if value is None:
+            continue
+        if name == "x" or (name == "y" and value.ndim == 2):
+            out[name] = _pack(value)
+        else:
+            out[name] = (
+                value.tolist() if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else value
+            )
+    return out
+
+
+def from_primitives(data: Mapping[str, Any]) -> Event:
+    """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError when it is no event."""
+    if not isinstance(data, Mapping) or data.get("kind") not in KINDS:
+        found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
+        raise ValueError(f"not an event: its kind must be one of {', '.join(KINDS)}; got {found!r}")
+    made = KINDS[data["kind"]]
+    known = {f.name for f in fields(made)}
+    unknown = sorted(str(k) for k in data if k != "kind" and k not in known)
+    if unknown:
+        raise ValueError(f"a {data['kind']} event has no field {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    values: dict[str, Any] = {k: _unpack(v, k) if isinstance(v, Mapping) else v for k, v in data.items() if k != "kind"}
+    try:
+        return made(**values)
+    except TypeError as error:  # a field is missing
+        raise ValueError(f"not a {data['kind']} event: {error}") from None
+
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+
+def _pack(value: Tensor) -> dict[str, Any]:
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        name = "float64" if value.is_floating_point() else "int64"
+    array = value.to("cpu", DTYPES[name]).contiguous().numpy()
+    data = base64.b64encode(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).decode("ascii")
+    return {"dtype": name, "shape": list(value.shape), "data": data}
+
+
+def _unpack(value: Mapping[str, Any], name: str) -> Tensor:
+    try:
+        dtype = np.dtype(str(value["dtype"])).newbyteorder("<")
+        if value["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {value['dtype']!r} is not one of {', '.join(DTYPES)}")
+        array = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype=dtype)
+        return torch.from_numpy(array.reshape([int(n) for n in value["shape"]]).astype(dtype.newbyteorder("=")))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None

@@ -1,0 +1,17 @@
+"""A durable store of samples and the live head they make: corrections by events, erasure with a receipt.
+
+A store is a folder:
+
+    samples.sqlite            the samples, the journal and the head's options (with its log: -wal, -shm)
+    <position>.snapshot.pt    the head's statistics at a journal position, so that opening is fast
+    acknowledged              the position last reported to a caller
+"""
+
+from torchlssvm.store.applying import Receipt
+from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.journal import Entry
+from torchlssvm.store.reading import Sample
+from torchlssvm.store.rows import Rows
+from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
+
+__all__ = ["Compaction", "Entry", "Preview", "Receipt", "Rows", "Sample", "SampleStore", "StoreDataset"]

@@ -1,0 +1,238 @@
+"""Events applied to rows and head together, and taken back together.
+
+Each event runs in a savepoint. What it does to the head is noted as an undo step, which is run, last one first, after the
+rows are back to what they were before the event: a removed sample is then read again and added again. On a grid that gives
+the old state bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from torchlssvm.errors import StoreError
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
+from torchlssvm.functional.modes import exactly
+from torchlssvm.store.journal import Journal
+from torchlssvm.store.machine import ByIds, Linear
+from torchlssvm.store.rows import BATCH, Rows, Table, commitment
+
+log = logging.getLogger("torchlssvm.store")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the caller gets for an event, once it is durable.
+
+    ``nonces`` are the samples' secrets: with one, and only with it, ``Certificate.covers(id, nonce)`` tells whether the sample
+    is meant. After an erasure the store no longer has them.
+    """
+
+    event_id: str
+    kind: str
+    position: int
+    applied: bool
+    samples: int
+    digest: str | None
+    nonces: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        done = "applied" if self.applied else "was applied before, nothing was changed"
+        return f"{self.kind} {self.event_id}: {done} ({self.samples} samples, position {self.position})"
+
+
+@dataclass
+class Done:
+    """An event that is applied but not yet committed."""
+
+    event: Event
+    position: int
+    ids: Sequence[str]
+    nonces: list[bytes]
+
+
+class Work:
+    """The events of one call, inside one transaction."""
+
+    def __init__(self, table: Table, journal: Journal, machine: Linear | ByIds, position: int, source: str | None):
+        """``position``: of the journal; ``source``: the network whose features come without a fingerprint of their own."""
+        self.table, self.journal, self.machine = table, journal, machine
+        self.position, self.source = position, source
+        self.done: list[Done] = []
+        self.undo_steps: list[list[Callable[[], None]]] = []
+
+    # -- forth ---------------------------------------------------------------------------------------------------------
+
+    @exactly
+    def do(self, event: Event) -> Done | int:
+        """Apply an event; for one that was applied before, its position."""
+        earlier = next((d.position for d in self.done if d.event.event_id == event.event_id), None)
+        entry = self.journal.of(event.event_id) if earlier is None else None
+        if earlier is not None or entry is not None:
+            return earlier if entry is None else entry.position  # type: ignore[return-value]
+        self.table.db.run(f"SAVEPOINT event{len(self.undo_steps)}")
+        self.undo_steps.append([])
+        handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
+            Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
+        }  # fmt: skip
+        done = Done(event, self.position + 1, *handlers[type(event)](event))
+        self.position += 1
+        self.done.append(done)
+        return done
+
+    def _later(self, step: Callable[[], None]) -> None:
+        self.undo_steps[-1].append(step)
+
+    def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:
+        self._check_source(event.fingerprint or self.source)
+        x, y = event.x, event.y
+        if not self.machine.empty:
+            self._same_width(x)
+        self.machine.add(event.ids, x, y)
+        self._later(lambda: self._take_out(event.ids, x, y))
+        self._adopt_codec(x.shape[1])
+        return event.ids, self.table.insert(event.ids, event.subjects, x, y, self.position + 1)
+
+    def _check_source(self, given: str | None) -> None:
+        """Features of another network are refused; the first ones with a fingerprint bind an empty store."""
+        bound = self.table.db.get("fingerprint")
+        if given == bound:
+            return None
+        if bound is None and self.machine.empty:
+            return self.table.db.put("fingerprint", given)
+        raise ValueError(
+            f"these features are not of the network this store is bound to: their fingerprint is {given!r}, the store's "
+            f"{bound!r}. Give the fingerprint to Add, or to SampleStore when opening it. Nothing was changed."
+        )
+
+    def _same_width(self, x: Tensor) -> None:
+        if x.shape[1] != self.table.codec.J:
+            raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
+
+    def _adopt_codec(self, width: int) -> None:
+        """The first samples decide the grid (``"auto"``): from then on it belongs to the rows."""
+        codec = self.machine.codec()
+        codec.J = width
+        if codec != self.table.codec:
+            self.table.codec = codec
+            self.table.save_codec()
+
+    def _take_out(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
+        self.machine.remove(Rows([], list(ids), [], y, x, [], []))
+
+    def _batches(self, event: Remove | Relabel | Replace) -> tuple[list[int], list[slice]]:
+        seqs = self.table.find(event.ids, event.subject)
+        return seqs, [slice(i, i + BATCH) for i in range(0, len(seqs), BATCH)]
+
+    def _again(self, seqs: list[int]) -> None:
+        """Undo of a removal: the rows are there again."""
+        self.machine.add_rows(self.table.read(seqs), self.table.codec)
+
+    def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
+        seqs, parts = self._batches(event)
+        ids: list[str] = []
+        nonces: list[bytes] = []
+        for part in parts:
+            rows = self.table.read(seqs[part])
+            if event.subject is not None and any(s != event.subject for s in rows.subjects):
+                raise StoreError(f"{self.table.db.path} is damaged: the index of subjects points to another row")
+            self.machine.remove(rows)
+            self._later(partial(self._again, rows.seq))
+            self.table.erase(rows)
+            ids += rows.ids
+            nonces += rows.nonces
+        return ids, nonces
+
+    def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
+        seqs, parts = self._batches(event)
+        targets = self._aligned(event.y, len(seqs))
+
+        def change(rows: Rows, part: slice) -> None:
+            self.machine.relabel(rows, targets[part])
+            seq = rows.seq
+            self._later(lambda: back(self.table.read(seq), targets[part]))
+            self.table.rewrite(rows, None, targets[part], self.position + 1)
+
+        def back(rows: Rows, now: Tensor) -> None:
+            self.machine.relabel(replace(rows, y=now), rows.y)
+
+        return self._each(seqs, parts, change)
+
+    def _replace(self, event: Replace) -> tuple[Sequence[str], list[bytes]]:
+        seqs, parts = self._batches(event)
+        if event.x.shape[0] != len(seqs):
+            raise ValueError(f"x has {event.x.shape[0]} rows for {len(seqs)} samples. Nothing was changed.")
+        self._same_width(event.x)
+
+        def change(rows: Rows, part: slice) -> None:
+            seq, x, y = rows.seq, event.x[part], None if event.y is None else event.y[part]
+            self.machine.replace(rows, x, rows.y if y is None else y)
+            self._later(lambda: back(self.table.read(seq), x, y))
+            self.table.rewrite(rows, x, y, self.position + 1)
+
+        def back(rows: Rows, x: Tensor, y: Tensor | None) -> None:
+            self.machine.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
+
+        return self._each(seqs, parts, change)
+
+    def _each(
+        self, seqs: list[int], parts: list[slice], change: Callable[[Rows, slice], None]
+    ) -> tuple[list[str], list[bytes]]:
+        ids: list[str] = []
+        nonces: list[bytes] = []
+        for part in parts:
+            rows = self.table.read(seqs[part])
+            change(rows, part)
+            ids += rows.ids
+            nonces += rows.nonces
+        return ids, nonces
+
+    def _aligned(self, y: Tensor, count: int) -> Tensor:
+        """Targets for ``count`` samples; one label or one row of targets for a subject serves all."""
+        if y.ndim == 0:
+            return y.expand(count)
+        if y.shape[0] != count:
+            raise ValueError(f"y has {y.shape[0]} entries for {count} samples. Nothing was changed.")
+        return y
+
+    # -- commit or back ------------------------------------------------------------------------------------------------
+
+    def write_journal(self, digest: str | None) -> None:
+        """One entry for each event; the last one has the digest, as an HMAC."""
+        for i, done in enumerate(self.done):
+            last = i == len(self.done) - 1
+            commitments = [commitment(n, s) for n, s in zip(done.nonces, done.ids, strict=True)]
+            mac = self.journal.mac(digest) if last else None
+            self.journal.append(done.event.event_id, kind_of(done.event), commitments, mac, done.position - 1)
+
+    @exactly
+    def undo(self) -> bool:
+        """Take rows and head back; False when the head could not follow and has to be restored from the rows."""
+        connection = self.table.db.connection
+        try:
+            while self.undo_steps:
+                if not connection.in_transaction:
+                    return False
+                self.table.db.run(f"ROLLBACK TO event{len(self.undo_steps) - 1}")
+                self.table.load_codec()
+                for step in reversed(self.undo_steps.pop()):
+                    step()
+            return True
+        except Exception:  # whatever it is: the caller restores the head from the rows, and the first error is raised
+            log.exception("taking the head back failed")
+            return False
+        finally:
+            if connection.in_transaction:
+                self.table.db.run("ROLLBACK")
+            self.table.load_codec()
+
+
+def receipt_of(done: Done, digest: str | None) -> Receipt:
+    """The receipt of an event that was committed."""
+    nonces = {i: n.hex() for i, n in zip(done.ids, done.nonces, strict=True)}
+    return Receipt(done.event.event_id, kind_of(done.event), done.position, True, len(done.ids), digest, nonces)

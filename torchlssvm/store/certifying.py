@@ -1,0 +1,160 @@
+"""Certificates of what was erased, and what ``verify`` asks of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchlssvm import audit
+from torchlssvm._version import __version__
+from torchlssvm.certificate import Certificate
+from torchlssvm.errors import StoreError
+from torchlssvm.heads import LSSVMHead
+from torchlssvm.store.journal import Entry, now
+from torchlssvm.store.machine import Linear, machine_for
+from torchlssvm.store.opening import StoreBase
+
+
+class Certifying(StoreBase):
+    """A store that gives account of itself."""
+
+    def register_checkpoint(self, path: Any) -> None:
+        """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure."""
+        with self._lock, self._db.transaction():
+            where = str(Path(path).absolute())
+            self._db.run("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (where, self.position, now()))
+
+    def _checkpoints_before(self, position: int) -> list[str]:
+        """Known checkpoints from before the last erasure up to a position, that are still there."""
+        found = self._db.all(
+            "SELECT path FROM checkpoints WHERE position < "
+            "(SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add') ORDER BY path",
+            (position,),
+        )
+        return [r[0] for r in found if Path(r[0]).exists()]
+
+    # -- receipts ------------------------------------------------------------------------------------------------------
+
+    def certificate(
+        self, event_id: str | Sequence[str], key: Any = None, choices: dict[str, str] | None = None
+    ) -> Certificate:
+        """A certificate of one event, or of several, for the state the store is in now.
+
+        ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
+        else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
+        """
+        with self._lock:
+            head = self.head
+            machine = self._machine
+            assert machine is not None
+            if machine.touched:
+                raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
+            entries = [self._entry_of(e) for e in ([event_id] if isinstance(event_id, str) else event_id)]
+            if not entries:
+                raise ValueError("event_id is empty: name at least one event")
+            state = self._db.get("state")
+            last = max(entry.position for entry in entries)
+            codec = self._table.codec
+            certificate = Certificate(
+                events=[
+                    {
+                        "event_id": e.event_id,
+                        "kind": e.kind,
+                        "position": e.position,
+                        "time": e.time,
+                        "samples": e.samples,
+                        "commitments": e.commitment_list,
+                    }
+                    for e in entries
+                ],
+                digest=state["digest"],
+                position=state["position"],
+                chain=state["chain"],
+                grid=None
+                if codec.grid is None
+                else {"limit": codec.grid.limit.hex(), "bits": codec.grid.bits, "headroom": codec.grid.headroom},
+                fingerprint=self.fingerprint,
+                shape={"features": codec.J, "classes": codec.K},
+                samples=state["samples"],
+                compacted=self._db.get("compacted") >= last,
+                scope={
+                    "choices": self._choices(head) | (choices or {}),
+                    "snapshots": [p.name for p in self._snapshots.paths() if self._snapshots.position(p) < last],
+                    "checkpoints": self._checkpoints_before(last),
+                },
+                library=f"torchlssvm {__version__}",
+                time=now(),
+            )
+            return certificate if key is None else audit.sign(certificate, key)
+
+    def _entry_of(self, event_id: str) -> Entry:
+        entry = self._journal.of(event_id)
+        if entry is None:
+            raise StoreError(f"the journal of {self.path} has no event {event_id!r}")
+        return entry
+
+    def _choices(self, head: Any) -> dict[str, str]:
+        """What the head's options owe to data, as far as the store can tell."""
+        options = self._db.get("head")
+        out = {}
+        if "rho" in options:
+            out["rho"] = f"{head.rho!r}, declared unchanged by the erasure"
+        if options.get("grid") == "auto":
+            out["grid"] = "automatic, from the first samples; unchanged by the erasure"
+        elif options.get("grid") is not None:
+            out["grid"] = "given before any data"
+        return out
+
+    # -- for verify ----------------------------------------------------------------------------------------------------
+
+    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
+        gone, count = set(erased), 0
+        self._table.load_codec()
+        machine = self._machine
+        exact = isinstance(machine, Linear) and machine.exact
+        fresh = Linear(LSSVMHead.from_config(machine.head.config())) if exact and machine is not None else None
+        for rows in self._table.batches():
+            count += len(rows)
+            if any(c.hex() in gone for c in rows.commitments):
+                raise StoreError("a sample that was erased is among the rows")
+            if fresh is not None:
+                fresh.add_rows(rows, self._table.codec)
+        return count, None if fresh is None else fresh.digest()
+
+    def relearn(self, machine: Any) -> Any:
+        """Let a machine forget what it holds and learn all rows of the store."""
+        adapter = machine_for(machine)
+        adapter.clear()
+        for rows in self.batches():
+            adapter.add_rows(rows, self._table.codec)
+        return machine
+
+    def confirms(self, position: int, digest: str) -> bool | None:
+        """Whether this was the digest after the event at a position; None if nobody can tell any more."""
+        entry = self._journal.at(position)
+        return None if entry is None else self._journal.confirms(entry, digest)
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the store, as primitives."""
+        state, codec = self._db.get("state"), self._table.codec
+        labels = self._db.all(
+            "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
+        )
+        grid = codec.grid
+        return {
+            "path": str(self.path),
+            "samples": len(self),
+            "subjects": len(self.subjects()),
+            "labels": {str(label): count for label, count in labels},
+            "features": codec.J,
+            "classes": codec.K,
+            "resolution": None if grid is None else grid.resolution,
+            "events": state["position"],
+            "digest": state["digest"],
+            "fingerprint": self.fingerprint,
+            "compacted_at": self._db.get("compacted"),
+            "bytes": sum(p.stat().st_size for p in self.path.iterdir() if p.is_file()),
+            "created": self._db.get("created"),
+        }

@@ -1,0 +1,197 @@
+"""The SQLite file of a store: its schema, its durability, and errors with names.
+
+Everything is written in transactions to a write-ahead log that is synced before a call returns (``synchronous=FULL``), and
+what is deleted is overwritten (``secure_delete``). SQLite has no checksums of its own, so every record carries one: a bit
+that flips on the disk is found when the record is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torchlssvm.errors import StoreBusyError, StoreError
+
+FILE = "samples.sqlite"
+APPLICATION = 0x746C7376  # "tlsv": marks the file as ours
+SCHEMA = 1
+PRAGMAS = {"synchronous": "FULL", "secure_delete": "ON", "foreign_keys": "OFF", "trusted_schema": "OFF"}
+
+TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE samples (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    subject TEXT,
+    label INTEGER,
+    target BLOB,
+    position INTEGER NOT NULL,
+    added REAL NOT NULL,
+    nonce BLOB NOT NULL,
+    checksum BLOB NOT NULL,
+    features BLOB NOT NULL
+);
+CREATE INDEX by_subject ON samples (subject) WHERE subject IS NOT NULL;
+CREATE INDEX by_label ON samples (label);
+CREATE INDEX by_position ON samples (position);
+CREATE TABLE subjects (subject TEXT PRIMARY KEY, samples INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE journal (
+    position INTEGER PRIMARY KEY,
+    event_id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    time TEXT NOT NULL,
+    samples INTEGER NOT NULL,
+    commitments BLOB NOT NULL,
+    mac BLOB,
+    chain BLOB NOT NULL
+);
+CREATE TABLE checkpoints (path TEXT PRIMARY KEY, position INTEGER NOT NULL, time TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+def checksum(*values: Any) -> bytes:
+    """BLAKE2b-128 of a record: texts, bytes, numbers and None, each with its type and length."""
+    total = hashlib.blake2b(digest_size=16)
+    for value in values:
+        if value is None:
+            total.update(b"n")
+            continue
+        if isinstance(value, str):
+            kind, data = b"s", value.encode("utf-8", "surrogatepass")
+        elif isinstance(value, int):
+            kind, data = b"i", str(value).encode()
+        elif isinstance(value, float):
+            kind, data = b"f", struct.pack("<d", value)
+        else:
+            kind, data = b"b", value
+        total.update(kind + len(data).to_bytes(8, "little"))
+        total.update(data)
+    return total.digest()
+
+
+class Database:
+    """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file."""
+
+    def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
+        self.path = path
+        mode = "rwc" if create else "rw"
+        with self.errors():
+            self.connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=timeout, isolation_level=None,
+                check_same_thread=False,
+            )  # fmt: skip
+        try:
+            with self.errors():
+                if create:
+                    self._create()
+                self._check()
+                for name, value in PRAGMAS.items():
+                    self.connection.execute(f"PRAGMA {name} = {value}")
+                if readonly:
+                    self.connection.execute("PRAGMA query_only = ON")
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def _create(self) -> None:
+        if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        with self.transaction():
+            for statement in TABLES.split(";"):
+                self.connection.execute(statement)
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            self.connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    def _check(self) -> None:
+        application = self.connection.execute("PRAGMA application_id").fetchone()[0]
+        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != APPLICATION:
+            raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
+        if version != SCHEMA:
+            age = "newer" if version > SCHEMA else "unknown"
+            raise StoreError(
+                f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA}. "
+                "Use the library that wrote it."
+            )
+        mode = self.connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            raise StoreError(
+                f"{self.path} is not in write-ahead mode but in {mode!r}: it was changed by another program"
+            )
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "locked" in text or "busy" in text:
+                raise StoreBusyError(
+                    f"{self.path} is in use by another process or reader ({text}); try again"
+                ) from error
+            raise StoreError(f"{self.path}: {text}") from error
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path} is damaged or no store: {error}") from error
+
+    def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
+        with self.errors():
+            return self.connection.execute(sql, tuple(values)).fetchall()
+
+    def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row, or None."""
+        rows = self.all(sql, values)
+        return rows[0] if rows else None
+
+    def run(self, sql: str, values: Iterable[Any] = ()) -> None:
+        """Execute a statement."""
+        self.all(sql, values)
+
+    def many(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
+        """Execute a statement for each of many rows."""
+        with self.errors():
+            self.connection.executemany(sql, values)  # type: ignore[arg-type]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Take the write lock; everything inside is written together, or not at all."""
+        self.run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.run("ROLLBACK")
+            raise
+
+    def get(self, name: str) -> Any:
+        """A value of the meta table, or None."""
+        row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
+        if row is None:
+            return None
+        if checksum(name, row[0]) != row[1]:
+            raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
+        return json.loads(row[0])
+
+    def put(self, name: str, value: Any) -> None:
+        """Write a value of the meta table."""
+        text = json.dumps(value, sort_keys=True)
+        self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))
+
+    def truncate_log(self) -> bool:
+        """Move the write-ahead log into the file and cut it to nothing; False while a reader keeps it from that."""
+        row = self.one("PRAGMA wal_checkpoint(TRUNCATE)")
+        return row is not None and row[0] == 0
+
+    def close(self) -> None:
+        """Close the connection; the last one to close removes the log."""
+        with self.errors():
+            self.connection.close()

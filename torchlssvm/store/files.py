@@ -1,0 +1,109 @@
+"""The files beside the database: snapshots of the statistics, and the position last acknowledged.
+
+A snapshot makes opening fast; it is never needed, since the statistics can be rebuilt from the rows. It holds sums, which
+cover samples erased since, so old ones are removed. The witness is what a caller was last told: if the database comes back
+with less (a log cut short by a disk that did not keep its promise, a backup put in its place), the loss is noticed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchlssvm.store.database import checksum
+
+SUFFIX = ".snapshot.pt"
+FORMAT = "torchlssvm-snapshot-1"
+ROOM = 256
+
+
+def sync_folder(path: Path) -> None:
+    """Make a new or removed name in a folder durable."""
+    if os.name == "posix":
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file: whoever looks sees the old content or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+class Snapshots:
+    """The snapshot files of a store's folder, one for each journal position."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def paths(self) -> list[Path]:
+        """All of them, oldest first, with what a crash left half written."""
+        return sorted([*self.folder.glob(f"*{SUFFIX}"), *self.folder.glob(f"*{SUFFIX}.tmp")])
+
+    def position(self, path: Path) -> int:
+        """The journal position a snapshot was taken at; -1 for a name that is none of ours."""
+        stem = path.name.removesuffix(".tmp").removesuffix(SUFFIX)
+        return int(stem) if stem.isdecimal() else -1
+
+    def write(self, position: int, chain: bytes, digest: str, state: dict[str, torch.Tensor]) -> None:
+        """Write one and remove the older ones."""
+        buffer = io.BytesIO()
+        head = {"format": FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
+        torch.save(head | {"statistics": state}, buffer)
+        path = self.folder / f"{position:012d}{SUFFIX}"
+        write_durably(path, buffer.getvalue())
+        self.remove([p for p in self.paths() if p != path])
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """The content of a snapshot, or None when it cannot be read: the rows are the truth, not it."""
+        try:
+            found = torch.load(path, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError, UnicodeDecodeError):
+            return None
+        return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+    def remove(self, paths: list[Path]) -> None:
+        """Delete snapshots."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+        if paths:
+            sync_folder(self.folder)
+
+
+class Witness:
+    """The last position and chain hash that a caller was told, in a small file written after each commit."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self) -> tuple[int, bytes] | None:
+        """Position and chain; None when there is none or it was torn."""
+        try:
+            text, _, check = self.path.read_bytes()[:ROOM].rstrip(b" ").partition(b" ")
+            if checksum(text).hex().encode() != check:
+                return None
+            data = json.loads(text)
+            return int(data["position"]), bytes.fromhex(data["chain"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, position: int, chain: bytes) -> None:
+        """Overwrite it in place. Not synced: it bears witness against a log that was, and costs microseconds."""
+        text = json.dumps({"position": position, "chain": chain.hex()}, separators=(",", ":")).encode()
+        data = (text + b" " + checksum(text).hex().encode()).ljust(ROOM)
+        with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+            file.write(data)

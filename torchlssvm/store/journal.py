@@ -1,0 +1,141 @@
+"""The journal: what was done to a store, as a hash chain that says nothing about who was in it.
+
+An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample, and an
+HMAC of the digest after the event. The nonces live in the samples' rows and go with them; the key of the HMACs is replaced
+at compaction. So an erasure rewrites no entry, and afterwards nothing in here confirms a guess about an erased sample.
+
+    chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
+              "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from torchlssvm.certificate import canonical
+from torchlssvm.errors import StoreError
+from torchlssvm.store.database import Database
+
+START = bytes(32)
+COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event as the journal keeps it."""
+
+    position: int
+    event_id: str
+    kind: str
+    time: str
+    samples: int
+    commitments: bytes
+    mac: bytes | None
+    chain: bytes
+
+    def link(self, previous: bytes) -> bytes:
+        """The hash this entry must have behind the one before it."""
+        body = {
+            "position": self.position,
+            "event_id": self.event_id,
+            "kind": self.kind,
+            "time": self.time,
+            "samples": self.samples,
+            "commitments": hashlib.sha256(self.commitments).hexdigest(),
+            "mac": None if self.mac is None else self.mac.hex(),
+        }
+        return hashlib.sha256(previous + canonical(body)).digest()
+
+    @property
+    def commitment_list(self) -> list[str]:
+        """The commitments as hex, in the order of the event's samples."""
+        return [self.commitments[i : i + 32].hex() for i in range(0, len(self.commitments), 32)]
+
+
+def now() -> str:
+    """The time of an event: UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+
+
+class Journal:
+    """The journal of one store."""
+
+    def __init__(self, db: Database):
+        self.db = db
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """All entries in their order, read in batches."""
+        while True:
+            found = self.db.all(
+                f"SELECT {COLUMNS} FROM journal WHERE position > ? ORDER BY position LIMIT 1024", (after,)
+            )
+            if not found:
+                return
+            for row in found:
+                yield self._entry(row)
+            after = found[-1][0]
+
+    def at(self, position: int) -> Entry | None:
+        """The entry at a position."""
+        row = self.db.one(f"SELECT {COLUMNS} FROM journal WHERE position = ?", (position,))
+        return None if row is None else self._entry(row)
+
+    def of(self, event_id: str) -> Entry | None:
+        """The entry of an event, if it was applied."""
+        row = self.db.one(f"SELECT {COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
+        return None if row is None else self._entry(row)
+
+    def _entry(self, row: tuple[object, ...]) -> Entry:
+        types = (int, str, str, str, int, bytes, bytes | None, bytes)
+        if not all(isinstance(v, t) for v, t in zip(row, types, strict=True)):
+            raise StoreError(f"{self.db.path} is damaged: entry {row[0]!r} of the journal cannot be read")
+        return Entry(*row)  # type: ignore[arg-type]
+
+    def chain_at(self, position: int) -> bytes:
+        """The hash of the chain at a position."""
+        entry = self.at(position) if position else None
+        if position and entry is None:
+            raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
+        return entry.chain if entry else START
+
+    def append(self, event_id: str, kind: str, commitments: list[bytes], mac: bytes | None, after: int) -> Entry:
+        """Write the entry behind position ``after``."""
+        entry = Entry(after + 1, event_id, kind, now(), len(commitments), b"".join(commitments), mac, b"")
+        entry = replace(entry, chain=entry.link(self.chain_at(after)))
+        self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
+        return entry
+
+    def check(self, after: int = 0) -> bytes:
+        """Recompute the chain; StoreError names the first entry that is missing or altered. Returns its end."""
+        previous, position = self.chain_at(after), after
+        for entry in self.entries(after):
+            position += 1
+            if entry.position != position:
+                raise StoreError(f"{self.db.path}: entry {position} of the journal is missing")
+            if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
+                raise StoreError(f"{self.db.path}: entry {position} of the journal was altered")
+            previous = entry.chain
+        return previous
+
+    # -- digests that are not kept in clear ----------------------------------------------------------------------------
+
+    def new_key(self, since: int) -> None:
+        """Destroy the key of the HMACs up to a position, and make another for those after it."""
+        self.db.put("key", {"key": os.urandom(32).hex(), "since": since})
+
+    def mac(self, digest: str | None) -> bytes | None:
+        """The HMAC under the present key."""
+        if digest is None:
+            return None
+        return hmac.digest(bytes.fromhex(self.db.get("key")["key"]), digest.encode(), "sha256")
+
+    def confirms(self, entry: Entry, digest: str) -> bool | None:
+        """Whether the digest after an entry was this one; None when the key that could tell is destroyed."""
+        if entry.mac is None or entry.position <= self.db.get("key")["since"]:
+            return None
+        return hmac.compare_digest(entry.mac, self.mac(digest) or b"")

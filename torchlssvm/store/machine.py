@@ -1,0 +1,201 @@
+"""The live head of a store, seen as rows that come and go.
+
+``Linear`` drives an :class:`~torchlssvm.LSSVMHead`, which needs the samples again to remove them; ``ByIds`` drives a kernel
+machine, which keeps its samples and removes them by ids of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import StoreError
+from torchlssvm.heads import LSSVMHead
+from torchlssvm.store.rows import Codec, Rows
+
+
+class Linear:
+    """An LSSVMHead."""
+
+    def __init__(self, head: LSSVMHead):
+        self.head = head
+        self.seen: tuple[int, object] = (head._version, self.signature())
+
+    @property
+    def exact(self) -> bool:
+        """Whether the state is the same, bit for bit, however it was reached: it then has a digest."""
+        return self.head.statistics is not None and self.head.statistics.exact
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing."""
+        return self.head.n == 0
+
+    def config(self) -> dict[str, Any]:
+        """What is needed to make an empty one."""
+        return {"type": "LSSVMHead"} | self.head.config()
+
+    def codec(self) -> Codec:
+        """How its features are written at the moment."""
+        head = self.head
+        target = head.statistics.target_grid if head.statistics is not None else head._target_grid
+        return Codec(head.in_features, head.num_classes, head.grid, target if head.grid is not None else None)
+
+    def digest(self) -> str | None:
+        """The digest, if there is one."""
+        return self.head.digest() if self.exact else None
+
+    def signature(self) -> object:
+        """Changes whenever samples do."""
+        return self.digest() if self.exact else (self.head.n, self.head.counts.tolist())
+
+    def note(self) -> None:
+        """Take the present state for the right one."""
+        self.seen = (self.head._version, self.signature())
+
+    @property
+    def touched(self) -> bool:
+        """Whether somebody else changed it since :meth:`note`."""
+        return self.head._version != self.seen[0] and self.signature() != self.seen[1]
+
+    def _ids(self, ids: Sequence[str]) -> Sequence[str] | None:
+        folds = self.head.statistics is not None and self.head.statistics.folds
+        return ids if folds else None
+
+    def _here(self, values: Tensor) -> Tensor:
+        return values.to(self.head.device)
+
+    def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
+        """Learn samples."""
+        self.head.add(self._here(x), self._here(y), ids=self._ids(ids))
+
+    def add_rows(self, rows: Rows, codec: Codec) -> None:
+        """Learn samples of the store again, on the grid they are on."""
+        stats = self.head.statistics
+        if stats is not None and stats.empty and len(rows):
+            stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
+        self.add(rows.ids, rows.x, rows.y)
+
+    def remove(self, rows: Rows) -> None:
+        """Unlearn samples of the store."""
+        self.head.remove(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
+
+    def relabel(self, rows: Rows, y: Tensor) -> None:
+        """Give samples of the store new targets."""
+        self.head.relabel(self._here(rows.x), self._here(rows.y), self._here(y), ids=self._ids(rows.ids))
+
+    def replace(self, rows: Rows, x: Tensor, y: Tensor) -> None:
+        """Exchange the features and targets of samples of the store."""
+        ids = self._ids(rows.ids)
+        old = (self._here(rows.x), self._here(rows.y))
+        self.head.replace(*old, self._here(x), self._here(y), ids_old=ids, ids_new=ids)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.head._adopt(None)
+
+    def state(self) -> dict[str, Tensor]:
+        """The statistics, for a snapshot."""
+        assert self.head.statistics is not None
+        return {k: v.cpu() for k, v in self.head.statistics.state().items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Undo :meth:`state`; ValueError when it does not fit."""
+        self.head._adopt({k: v if k == "meta" else self._here(v) for k, v in state.items()})
+
+    def copy(self) -> Linear:
+        """An independent one in the same state."""
+        return Linear(copy.deepcopy(self.head))
+
+
+class ByIds:
+    """A kernel machine: ``add(x, y)`` returns ids, ``remove(ids)`` and ``relabel(ids, y)`` take them."""
+
+    exact = False
+
+    def __init__(self, head: Any):
+        self.head = head
+        self.where: dict[str, int] = {}  # id in the store -> id in the machine
+        self.note()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing."""
+        return len(self.head.ids) == 0
+
+    def config(self) -> dict[str, Any]:
+        """What must agree when the store is opened with another machine."""
+        return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
+
+    def codec(self) -> Codec:
+        """Features are kept as they are; their number comes with the first ones."""
+        return Codec(0, getattr(self.head, "num_classes", 2))
+
+    def digest(self) -> None:
+        """A kernel machine has none."""
+
+    def signature(self) -> object:
+        """Changes whenever samples do."""
+        return tuple(self.head.ids.tolist())
+
+    def note(self) -> None:
+        """Take the present state for the right one."""
+        self.seen = self.signature()
+
+    @property
+    def touched(self) -> bool:
+        """Whether somebody else changed it since :meth:`note`."""
+        return self.signature() != self.seen
+
+    def _machine_ids(self, ids: Sequence[str]) -> Tensor:
+        return torch.tensor([self.where[i] for i in ids], dtype=torch.int64)
+
+    def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
+        """Learn samples."""
+        self.where.update(zip(ids, self.head.add(x, y).tolist(), strict=True))
+
+    def add_rows(self, rows: Rows, codec: Codec) -> None:
+        """Learn samples of the store again."""
+        del codec
+        self.add(rows.ids, rows.x, rows.y)
+
+    def remove(self, rows: Rows) -> None:
+        """Unlearn samples of the store."""
+        self.head.remove(self._machine_ids(rows.ids))
+        for sample in rows.ids:
+            del self.where[sample]
+
+    def relabel(self, rows: Rows, y: Tensor) -> None:
+        """Give samples of the store new targets."""
+        self.head.relabel(self._machine_ids(rows.ids), y)
+
+    def replace(self, rows: Rows, x: Tensor, y: Tensor) -> None:
+        """Exchange the features and targets of samples of the store."""
+        old = self._machine_ids(rows.ids)
+        self.add(rows.ids, x, y)  # first: if the new ones are refused, nothing has changed
+        self.head.remove(old)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        if not self.empty:
+            self.head.remove(self.head.ids.clone())
+        self.where.clear()
+
+    def copy(self) -> ByIds:
+        """An independent one in the same state."""
+        return copy.deepcopy(self)
+
+
+def machine_for(head: Any) -> Linear | ByIds:
+    """The adapter of a head; StoreError when there is none."""
+    if isinstance(head, LSSVMHead):
+        return Linear(head)
+    if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):
+        return ByIds(head)
+    raise StoreError(
+        f"a store drives an LSSVMHead, or a machine with ids, add, remove and relabel; got {type(head).__name__}"
+    )

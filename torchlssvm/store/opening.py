@@ -1,0 +1,289 @@
+"""Opening a store: creating it, restoring its head, reading its samples, closing it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.functional.modes import exactly
+from torchlssvm.heads import LSSVMHead
+from torchlssvm.store.database import FILE, Database
+from torchlssvm.store.files import Snapshots, Witness, sync_folder
+from torchlssvm.store.journal import START, Journal, now
+from torchlssvm.store.machine import ByIds, Linear, machine_for
+from torchlssvm.store.reading import Reading
+from torchlssvm.store.rows import Codec, Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("torchlssvm.store")
+
+WITNESS = "acknowledged"
+SETTABLE = ("rho", "class_weight")
+"""Options of a head that may change while it holds samples."""
+
+
+class StoreBase(Reading):
+    """A folder with samples, their journal and their head. See :class:`~torchlssvm.store.SampleStore`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        head: Any = None,
+        *,
+        fingerprint: str | None = None,
+        readonly: bool = False,
+        timeout: float = 30.0,
+        snapshot_rows: int = 65536,
+        accept_loss: bool = False,
+        device: torch.device | str | None = None,
+    ):
+        self.path = Path(path)
+        self.readonly = readonly
+        self.recovery = "nothing to do"
+        self._timeout, self._snapshot_rows, self._device = timeout, snapshot_rows, device
+        self._lock = threading.RLock()
+        self._snapshots, self._witness = Snapshots(self.path), Witness(self.path / WITNESS)
+        self._source = fingerprint
+        self._machine: Linear | ByIds | None = None
+        self._position, self._saved, self._stale, self._rows_since = 0, -1, True, 0
+        self._db = self._open_file(head is not None and not readonly)
+        try:
+            self._journal = Journal(self._db)
+            self._table = Table(self._db, Codec(1, 1))
+            if head is not None:
+                self._machine = machine_for(head)
+            self._start(accept_loss)
+        except BaseException:
+            self._db.close()
+            raise
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def _open_file(self, create: bool) -> Database:
+        file = self.path / FILE
+        if not file.exists():
+            if not create:
+                raise StoreError(f"there is no store at {self.path}: give a head to create one")
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database = Database(file, True, self._timeout)
+            sync_folder(self.path)
+            sync_folder(self.path.parent)
+            return database
+        return Database(file, create, self._timeout, self.readonly)
+
+    def _start(self, accept_loss: bool) -> None:
+        if self._db.get("state") is None:
+            if self._machine is None or self.readonly:
+                raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
+            self._create(self._machine)
+        self._check_start(accept_loss)
+        bound = self._db.get("fingerprint")
+        if self._source is not None and bound not in (None, self._source):
+            raise ValueError(
+                f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
+            )
+        config = self._db.get("head")
+        if self._machine is None and config["type"] == LSSVMHead.__name__:
+            options = {k: v for k, v in config.items() if k != "type"}
+            self._machine = machine_for(LSSVMHead.from_config(options, device=self._device))
+        elif self._machine is not None:
+            self._check_machine(config, self._machine)
+        self._table.load_codec()
+        if self._machine is not None and not self.readonly:
+            self._reload()
+
+    def _create(self, machine: Linear | ByIds) -> None:
+        if not machine.empty:
+            raise StoreError(
+                "the head already holds samples, which the store knows nothing of: give an empty head and add them through "
+                "the store"
+            )
+        with self._db.transaction():
+            self._db.put("head", machine.config())
+            self._db.put("fingerprint", self._source)
+            self._db.put("created", now())
+            self._db.put("compacted", 0)
+            self._journal.new_key(0)
+            self._table.codec = machine.codec()
+            self._table.save_codec()
+            self._put_state(0, machine.digest(), 0, START)
+        self._witness.write(0, START)
+
+    def _put_state(self, position: int, digest: str | None, samples: int, chain: bytes) -> None:
+        self._db.put("state", {"position": position, "digest": digest, "samples": samples, "chain": chain.hex()})
+
+    def _check_start(self, accept_loss: bool) -> None:
+        """The end of the journal agrees with the state, and nothing that was acknowledged is missing."""
+        state = self._db.get("state")
+        position = state["position"]
+        last = self._db.one("SELECT max(position) FROM journal")
+        if ((last or (None,))[0] or 0) != position or self._journal.chain_at(position).hex() != state["chain"]:
+            raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
+        if position:
+            self._journal.check(position - 1)
+        told = self._witness.read()
+        if told is None or accept_loss or told == (position, bytes.fromhex(state["chain"])):
+            return
+        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
+            raise StoreError(
+                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
+                "copy was put in its place. Samples erased since may be back. Open it with accept_loss=True to go on."
+            )
+
+    def _check_machine(self, config: dict[str, Any], machine: Linear | ByIds) -> None:
+        mine = machine.config()
+        for name, value in config.items():
+            if name not in SETTABLE and mine.get(name) != value:
+                raise ValueError(
+                    f"the head does not fit the store at {self.path}: {name} is {mine.get(name)!r}, not {value!r}"
+                )
+        if not machine.empty and machine.digest() != self._db.get("state")["digest"]:
+            raise StoreError("the head holds samples that are not those of the store: give an empty head, or none")
+
+    # -- the head ------------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Any:
+        """The live head, in step with the store. Change it through :meth:`apply` only."""
+        with self._lock:
+            if self._machine is None:
+                raise StoreError(
+                    f"the store at {self.path} was made with a {self._db.get('head')['type']}: open it with one as head"
+                )
+            if self._stale or self._db.get("state")["position"] != self._position:
+                self._reload()
+            return self._machine.head
+
+    def restore(self) -> str:
+        """Bring the head back to what the store says, whatever was done to it; returns what was done."""
+        with self._lock:
+            self._stale = True
+            _ = self.head
+            return self.recovery
+
+    def _reload(self) -> None:
+        """Restore the head from one consistent view of the store."""
+        inside = self._db.connection.in_transaction
+        if not inside:
+            self._db.run("BEGIN")
+        try:
+            assert self._machine is not None
+            self._table.load_codec()
+            self.recovery = self._recover(self._machine)
+            self._stale = False
+        finally:
+            if not inside:
+                self._db.run("COMMIT")
+
+    @exactly
+    def _recover(self, machine: Linear | ByIds) -> str:
+        state = self._db.get("state")
+        position, digest = state["position"], state["digest"]
+        was = self._position
+        self._position = position
+        if len(self._table) != state["samples"]:
+            raise StoreError(f"{self._db.path} is damaged: it holds {len(self._table)} rows, not {state['samples']}")
+        if isinstance(machine, Linear) and machine.exact:
+            if not machine.empty and machine.digest() == digest:
+                machine.note()
+                return "the head was in step"
+            for path in reversed(self._snapshots.paths()):
+                done = self._from_snapshot(machine, path, position, digest)
+                if done:
+                    machine.note()
+                    self._report(done, was != position and "loaded" not in done)
+                    return done
+        machine.clear()
+        for rows in self._table.batches():
+            machine.add_rows(rows, self._table.codec)
+        if machine.digest() != digest:
+            raise StoreError(f"{self._db.path} is damaged: its rows do not give the digest that was recorded")
+        machine.note()
+        done = (
+            f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"
+        )
+        self._report(done, machine.exact and position > 0)
+        return done
+
+    def _from_snapshot(self, machine: Linear, path: Path, position: int, digest: str) -> str | None:
+        found = self._snapshots.read(path)
+        if found is None:
+            return None
+        at = found["position"]
+        if not 0 <= at <= position or self._journal.chain_at(at).hex() != found["chain"]:
+            return None
+        others = self._db.one("SELECT count(*) FROM journal WHERE position > ? AND kind <> 'add'", (at,))
+        if others is None or others[0]:  # what was removed or changed since is no longer there to be subtracted
+            return None
+        try:
+            machine.load(found["statistics"])
+        except ValueError:
+            return None
+        if machine.digest() != found["digest"]:
+            return None
+        self._saved = at
+        added = 0
+        if at < position:
+            for rows in self._table.batches(after=at):
+                machine.add_rows(rows, self._table.codec)
+                added += len(rows)
+        if machine.digest() != digest:
+            return None
+        if at == position:
+            return f"loaded the snapshot at position {at}"
+        return f"rolled the snapshot at position {at} forward to {position} by {added} rows"
+
+    def _report(self, done: str, unclean: bool) -> None:
+        if unclean:
+            log.warning("%s was not closed or was changed by another process: %s", self.path, done)
+        else:
+            log.info("%s: %s", self.path, done)
+
+    # -- closing -------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        """Save the statistics beside the store, unless they are saved or not in step. Called under the write lock."""
+        machine = self._machine
+        if not isinstance(machine, Linear) or not machine.exact or self._stale or self._saved == self._position:
+            return
+        state = self._db.get("state")
+        if state["position"] != self._position or machine.touched:
+            return
+        self._snapshots.write(self._position, bytes.fromhex(state["chain"]), state["digest"], machine.state())
+        self._saved, self._rows_since = self._position, 0
+
+    def close(self) -> None:
+        """Write a snapshot and close the files. Nothing is lost without it; opening is then slower."""
+        with self._lock:
+            try:
+                if not self.readonly and self._machine is not None:
+                    with self._db.transaction():
+                        self._save_options(self._machine)
+                        self._snapshot()
+            except StoreBusyError:
+                log.info("%s: another writer is at work, closed without a snapshot", self.path)
+            finally:
+                self._db.close()
+
+    def _save_options(self, machine: Linear | ByIds) -> None:
+        if machine.config() != self._db.get("head"):
+            self._db.put("head", machine.config())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"

@@ -1,0 +1,92 @@
+"""Reading the samples and the history of a store. Nothing here keeps a cursor open, so a reader never holds up the log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchlssvm.events import check_ids
+from torchlssvm.store.database import Database
+from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.journal import Entry, Journal
+from torchlssvm.store.rows import BATCH, Rows, Table
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a store: x (J,), y () or (K,), and when it was added (seconds since 1970)."""
+
+    id: str
+    subject: str | None
+    y: Tensor
+    x: Tensor
+    added: float
+
+
+class Reading:
+    """Read access of :class:`~torchlssvm.store.SampleStore`."""
+
+    path: Path
+    _db: Database
+    _table: Table
+    _journal: Journal
+    _lock: threading.RLock
+
+    @property
+    def position(self) -> int:
+        """The number of events applied so far."""
+        return int(self._db.get("state")["position"])
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The network whose features the store takes, if it is bound to one."""
+        return self._db.get("fingerprint")  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._table)
+
+    def __contains__(self, sample_id: object) -> bool:
+        """Whether there is a sample with this id."""
+        return self._db.one("SELECT 1 FROM samples WHERE id = ?", (str(sample_id),)) is not None
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples, one by one, in the order they were added."""
+        for rows in self.batches():
+            for i in range(len(rows)):
+                yield Sample(rows.ids[i], rows.subjects[i], rows.y[i], rows.x[i], rows.added[i])
+
+    def batches(self, size: int = BATCH) -> Iterator[Rows]:
+        """All samples in batches; x is what the head summed."""
+        self._table.load_codec()
+        return self._table.batches(size=size)
+
+    def get(self, ids: Any) -> Rows:
+        """Samples by their ids, in that order."""
+        self._table.load_codec()
+        return self._table.read(self._table.find(check_ids(ids)))
+
+    def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
+        """The ids of all samples of a subject, with a label, or both, in the order they were added."""
+        asked = {name: value for name, value in (("subject", subject), ("label", label)) if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in asked) or "1"
+        return [r[0] for r in self._db.all(f"SELECT id FROM samples WHERE {where} ORDER BY seq", asked.values())]
+
+    def subjects(self) -> dict[str, int]:
+        """Each subject and the number of its samples."""
+        return dict(self._db.all("SELECT subject, samples FROM subjects ORDER BY subject"))
+
+    def dataset(self) -> StoreDataset:
+        """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
+        return StoreDataset(self.path)
+
+    def history(self) -> list[Entry]:
+        """Every event so far, oldest first, after checking the chain they form."""
+        with self._lock:
+            self._journal.check()
+            return list(self._journal.entries())

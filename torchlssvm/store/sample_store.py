@@ -1,0 +1,238 @@
+"""``SampleStore``: applying events, looking ahead, compacting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.events import Event, EventBase
+from torchlssvm.store.applying import Receipt, Work, receipt_of
+from torchlssvm.store.certifying import Certifying
+from torchlssvm.store.machine import ByIds, Linear
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What events would do. Accuracies are None without labels, or when no sample would be left."""
+
+    samples: int
+    remaining: int
+    flips: int | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What :meth:`SampleStore.compact` did: snapshots it removed, and known checkpoints that hold what was erased."""
+
+    position: int
+    removed: list[str]
+    checkpoints: list[str]
+
+
+class SampleStore(Certifying):
+    """Samples with ids and subjects, kept as the head summed them, and the head itself, always in step.
+
+    ``SampleStore(path, head=head)`` creates a store with an empty head, or opens it and restores the head (which may be left
+    out then, unless it is a kernel machine). A context manager; everything is durable when a call returns.
+
+    Args:
+        path: a folder.
+        head: an :class:`~torchlssvm.LSSVMHead`, or a kernel machine.
+        fingerprint: the network the features come from (:func:`torchlssvm.audit.fingerprint`). A store is bound to it and
+            refuses features of another one.
+        readonly: for reading beside a writer.
+        timeout: seconds to wait for another writer.
+        snapshot_rows: statistics are saved after so many changed rows, and when the store is closed or compacted.
+        accept_loss: open a store that has lost events it had acknowledged.
+        device: of a head restored without being given.
+
+    >>> import tempfile, torch
+    >>> from torchlssvm import LSSVMHead, FixedPoint
+    >>> from torchlssvm.events import Add, Remove
+    >>> folder = tempfile.mkdtemp()
+    >>> store = SampleStore(folder, head=LSSVMHead(8, 2, grid=FixedPoint(8.0)))
+    >>> x, y = torch.randn(6, 8), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> receipt = store.apply(Add(ids=list("abcdef"), x=x, y=y, subject=["u1", "u1", "u2", "u2", "u2", "u3"]))
+    >>> store.apply(Remove(subject="u2")).samples
+    3
+    >>> never = LSSVMHead(8, 2, grid=FixedPoint(8.0)).add(x[[0, 1, 5]], y[[0, 1, 5]])
+    >>> store.head.digest() == never.digest(), len(store)
+    (True, 3)
+    >>> store.close()
+    """
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def apply(self, events: Event) -> Receipt: ...
+    @overload
+    def apply(self, events: Iterable[Event]) -> list[Receipt]: ...
+    def apply(self, events: Event | Iterable[Event]) -> Receipt | list[Receipt]:
+        """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
+
+        An event whose id was applied before changes nothing, and its receipt says so. Errors leave everything as it was:
+        RemovalError for an unknown id or subject, ValueError or GridError for samples the head refuses, StoreError for a head
+        that was changed behind the store's back, StoreBusyError while another writer is at work.
+        """
+        given = checked(events)
+        with self._lock:
+            machine = self._writable()
+            self._db.run("BEGIN IMMEDIATE")
+            work: Work | None = None
+            try:
+                work = self._begin(machine)
+                results = [work.do(event) for event in given]
+                digest = self._finish(machine, work) if work.done else self._db.get("state")["digest"]
+                self._db.run("COMMIT")
+            except BaseException:
+                self._take_back(work)
+                raise
+            if work.done:
+                self._position = work.position
+                machine.note()
+                self._witness.write(work.position, self._journal.chain_at(work.position))
+                self._rows_since += sum(len(done.ids) for done in work.done)
+                if self._rows_since >= self._snapshot_rows:
+                    with self._db.transaction():
+                        self._snapshot()
+            receipts = [
+                self._repeated(event, result) if isinstance(result, int) else receipt_of(result, digest)
+                for event, result in zip(given, results, strict=True)
+            ]
+            return receipts[0] if isinstance(events, EventBase) else receipts
+
+    def _writable(self) -> Linear | ByIds:
+        if self.readonly:
+            raise StoreError(f"the store at {self.path} was opened for reading only")
+        _ = self._machine or self.head
+        assert self._machine is not None
+        return self._machine
+
+    def _begin(self, machine: Linear | ByIds) -> Work:
+        """Under the write lock: bring the head in step, and refuse one that somebody else has changed."""
+        if not self._stale and machine.touched:
+            raise StoreError(
+                "the head was changed behind the store's back: samples are added and removed through store.apply only. "
+                "store.restore() brings the head back to what the store says. Nothing was changed."
+            )
+        state = self._db.get("state")
+        if self._stale or state["position"] != self._position:
+            self._reload()
+        return Work(self._table, self._journal, machine, state["position"], self._source)
+
+    def _finish(self, machine: Linear | ByIds, work: Work) -> str | None:
+        digest = machine.digest()
+        work.write_journal(digest)
+        change = {"add": 1, "remove": -1}
+        state = self._db.get("state")
+        samples = state["samples"] + sum(
+            change.get(type(done.event).__name__.lower(), 0) * len(done.ids) for done in work.done
+        )
+        self._put_state(work.position, digest, samples, self._journal.chain_at(work.position))
+        self._save_options(machine)
+        return digest
+
+    def _take_back(self, work: Work | None) -> None:
+        if work is None:
+            if self._db.connection.in_transaction:
+                self._db.run("ROLLBACK")
+            return
+        if work.undo():
+            work.machine.note()
+        else:
+            self._stale = True
+
+    def _repeated(self, event: Event, position: int) -> Receipt:
+        entry = self._journal.at(position)
+        assert entry is not None
+        return Receipt(event.event_id, entry.kind, position, False, entry.samples, None)
+
+    def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
+        """What events would do, without doing it: on given data, how many predictions would flip, and the accuracy.
+
+        x: (B, J); y: (B,) labels. Works on a copy of the head, inside a transaction that is rolled back.
+        """
+        given = checked(events)
+        with self._lock:
+            machine = self._writable()
+            self._db.run("BEGIN IMMEDIATE")
+            try:
+                self._begin(machine)
+                before = predictions(machine, x)
+                trial = machine.copy()
+                work = Work(self._table, self._journal, trial, self._position, self._source)
+                for event in given:
+                    work.do(event)
+                after = predictions(trial, x)
+                samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
+            finally:
+                self._db.run("ROLLBACK")
+                self._table.load_codec()
+        flips = None
+        if x is not None:
+            flips = len(x) if before is None or after is None else int((before != after).sum())
+        return Preview(samples, remaining, flips, accuracy(before, y), accuracy(after, y))
+
+    # -- erasing the bytes ---------------------------------------------------------------------------------------------
+
+    def compact(self) -> Compaction:
+        """Make sure that what was erased is in no file of the store any more.
+
+        Destroys the key of the HMACs of earlier digests, rewrites the database without its gaps, empties the log, saves the
+        statistics and removes older snapshots. An open reader keeps the log from being emptied: that is a StoreBusyError,
+        and certificates say ``compacted: false`` until a compaction went through.
+        """
+        with self._lock:
+            machine = self._writable()
+            with self._db.transaction():
+                self._begin(machine)
+                self._journal.new_key(self._position)
+                self._save_options(machine)
+            self._db.run("VACUUM")
+            if not self._db.truncate_log():
+                raise StoreBusyError(
+                    f"{self.path} is not compacted: a reader has it open and keeps the log, which may hold erased samples. "
+                    "Close it and compact again."
+                )
+            position = self._position
+            with self._db.transaction():
+                if self._db.get("state")["position"] != position:
+                    raise StoreBusyError(
+                        f"{self.path} is not compacted: another process wrote meanwhile. Compact again."
+                    )
+                old = [p for p in self._snapshots.paths() if self._snapshots.position(p) < position]
+                self._snapshot()
+                self._snapshots.remove([p for p in old if p.exists()])
+                self._db.put("compacted", position)
+            return Compaction(position, [p.name for p in old], self._checkpoints_before(position))
+
+
+def checked(events: Event | Iterable[Event]) -> list[Event]:
+    """The events as a list."""
+    given = [events] if isinstance(events, EventBase) else list(events)
+    for event in given:
+        if not isinstance(event, EventBase):
+            raise ValueError(f"apply takes Add, Remove, Relabel and Replace events, got {type(event).__name__}")
+    return given
+
+
+@torch.no_grad()
+def predictions(machine: Linear | ByIds, x: Any) -> Tensor | None:
+    """Predicted classes, or None when there is nothing to predict from."""
+    if x is None or machine.empty:
+        return None
+    return machine.head.predict(torch.as_tensor(x))
+
+
+def accuracy(predicted: Tensor | None, y: Any) -> float | None:
+    """The share of predictions that are right."""
+    if predicted is None or y is None:
+        return None
+    return float((predicted.cpu() == torch.as_tensor(y).cpu()).double().mean())
