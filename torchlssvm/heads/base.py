@@ -196,7 +196,7 @@ class HeadBase(nn.Module):
             if state is not None:
                 fresh.load(state)
             self.statistics.__dict__.update(fresh.__dict__)
-        self._unverified = False
+        self._unverified, self._uncertifiable = False, None
         self._restart()
 
     def _roll_back(self, reason: str) -> None:

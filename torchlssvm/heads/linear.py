@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
+from torchlssvm.heads.approximate import Approximation, remove_approximate
 from torchlssvm.heads.base import HeadBase
 from torchlssvm.heads.engines import votes
 from torchlssvm.statistics import FixedPoint, Statistics
@@ -104,6 +105,15 @@ class LSSVMHead(HeadBase):
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
+
+    @exactly
+    def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
+        """Unlearn samples that are only roughly known, e.g. features computed again on another device.
+
+        The result is not the head that never saw them, and ``uncertifiable`` says so from then on. Returns what it can be off
+        by: ``estimate(sigma)`` for noise of that standard deviation in each feature, ``bound(delta)`` at worst.
+        """
+        return remove_approximate(self, x, y, weight, ids)
 
     @exactly
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
@@ -246,6 +256,7 @@ class LSSVMHead(HeadBase):
                 mine.release()
             raise
         self._unverified |= doubtful
+        self._uncertifiable = self._uncertifiable or other._uncertifiable
         if sign < 0 and mine.drained:
             self._emptied(mine)
         return self._restart()

@@ -111,6 +111,7 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             "multiclass": head.multiclass,
             "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
             "statistics": head.statistics is not None,
+            "uncertifiable": head.uncertifiable,
         }
         if head.statistics is not None:
             out |= {f"solution.{k}": v.clone() for k, v in head._engine.state().items()}
@@ -230,6 +231,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                 torch.tensor(weight, dtype=torch.float64, device=head.device) if isinstance(weight, list) else weight
             )
             head._unverified = False
+            head._uncertifiable = meta.get("uncertifiable")
             if head.statistics is not None:
                 head._engine.restore(solution, P)
             else:

@@ -1,0 +1,113 @@
+"""Removing samples that are only roughly known: the bound holds, the estimate is right, and the head says what happened."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, RemovalError, VerificationError, verify
+from torchlssvm.functional.approximate import Approximation
+
+OPTIONS = [
+    {"intercept": "free"},
+    {"intercept": "penalized"},
+    {"intercept": "none"},
+    {"intercept": "free", "class_weight": "balanced"},
+    {"intercept": "free", "statistics": False},
+]
+
+
+def data(n: int = 80, J: int = 6, K: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, J, generator=generator, dtype=torch.float64) + 0.5
+    return x, torch.arange(n) % K
+
+
+def removed(
+    options: dict[str, object], noise: torch.Tensor, rows: slice
+) -> tuple[Approximation, torch.Tensor, torch.Tensor]:
+    """The account, the error of w, and w."""
+    x, y = data()
+    options = {"rho": 0.5, "grid": FixedPoint(16.0, bits=26)} | options
+    head, truth = (LSSVMHead(x.shape[1], 3, **options).add(x, y) for _ in range(2))  # type: ignore[arg-type]
+    account = head.remove_approximate(x[rows] + noise, y[rows])
+    truth.remove(x[rows], y[rows])
+    return account, (head.w - truth.w).norm(), truth.w
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("delta", [1e-3, 0.1, 0.5])
+def test_the_error_is_within_the_bound(options: dict[str, object], delta: float) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for count in (1, 4):
+        for _ in range(10):
+            noise = torch.randn(count, 6, generator=generator, dtype=torch.float64)
+            noise *= delta / noise.norm(dim=1, keepdim=True)
+            account, error, _ = removed(options, noise, slice(0, count))
+            assert error <= account.bound(delta) + 1e-6
+            assert account.bound(2 * delta) > account.bound(delta)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_estimate_is_the_root_mean_square_error(options: dict[str, object]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    sigma, squares = 1e-3, []
+    for _ in range(200):
+        noise = sigma * torch.randn(2, 6, generator=generator, dtype=torch.float64)
+        account, error, _ = removed(options, noise, slice(3, 5))
+        squares.append(float(error) ** 2)
+    measured = (sum(squares) / len(squares)) ** 0.5
+    assert account.estimate(sigma) == pytest.approx(measured, rel=0.2)
+
+
+def test_without_noise_nothing_is_lost() -> None:
+    account, error, _ = removed({"intercept": "free"}, torch.zeros(1, 6, dtype=torch.float64), slice(0, 1))
+    assert error < 1e-12
+    assert account.estimate(0.0) == account.bound(0.0) == 0.0
+    assert account.samples == 1
+
+
+def test_the_head_is_marked_and_stays_marked() -> None:
+    x, y = data()
+    head = LSSVMHead(6, 3).add(x, y)
+    assert head.uncertifiable is None
+    head.remove_approximate(x[:1] + 1e-4, y[:1])
+    assert "remove_approximate" in (head.uncertifiable or "")
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    loaded = LSSVMHead(6, 3)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    merged = LSSVMHead(6, 3, grid=head.grid).add(x, y)
+    assert merged.uncertifiable is None
+    for other in (loaded, copy.deepcopy(head), merged.merge(head)):
+        assert other.uncertifiable == head.uncertifiable
+
+
+def test_a_marked_head_does_not_verify() -> None:
+    from torchlssvm.certificate import Certificate
+
+    x, y = data()
+    head = LSSVMHead(6, 3).add(x, y)
+    head.remove_approximate(x[:1] + 1e-4, y[:1])
+    certificate = Certificate(
+        [], head.digest(), 0, "00" * 32, None, None, {"features": 6, "classes": 3}, 79, False, {}, "x", "now"
+    )
+    with pytest.raises(VerificationError, match="remove_approximate"):
+        verify(certificate, head=head, allow_unsigned=True)
+
+
+def test_refusals_leave_the_state() -> None:
+    x, y = data()
+    head = LSSVMHead(6, 3).add(x, y)
+    digest = head.digest()
+    with pytest.raises(RemovalError):
+        head.remove_approximate(100 + x[:1], y[:1])
+    with pytest.raises(ValueError, match="label"):
+        head.remove_approximate(x[:1], torch.tensor([7]))
+    assert (head.digest(), head.uncertifiable) == (digest, None)
+    with pytest.raises(ValueError, match="ovr"):
+        LSSVMHead(6, 3, multiclass="ovo").add(x, y).remove_approximate(x[:1], y[:1])

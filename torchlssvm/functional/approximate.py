@@ -1,0 +1,88 @@
+r"""Removing what is only roughly known: how far the weights end from those of the exact removal.
+
+Samples x_i with residual r_i are to be removed, but x_i + e_i are. With A' the true system after the removal, W~ the weights
+that come out, W' those that should, r_i = y_i - f~(x_i + e_i) the residuals of the removed rows, c_i their weights and mu' the
+true mean (free intercept; 0 otherwise), subtracting the two normal equations gives, exactly,
+
+    A' (W' - W~) = sum_i c_i ( e_i r_i^T - (x_i - mu') (e_i^T W~) )
+
+From it follow a bound for |e_i| <= delta, since A' >= rho I and A' >= A~ - sum_i c_i (2 |x_i + e_i| + delta) delta,
+
+    |W' - W~| <= delta / lambda(A') * sum_i c_i ( |r_i| + (|x_i + e_i - mu~| + delta + s) |W~| ),    s = delta sum_i c_i / n'
+
+and, for independent e_i with standard deviation sigma in each feature, the root mean square to first order in sigma, where
+A' is taken for A~:
+
+    sigma^2 sum_i c_i^2 ( |r_i|^2 |A^-1|_F^2 + |A^-1 (x_i - mu)|^2 |W|_F^2 - 2 tr( r_i (A^-1 (x_i - mu))^T A^-1 W ) )
+
+Norms of matrices are Frobenius norms. A penalized intercept is a constant feature without noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """How sensitive a removal was to errors in the removed samples.
+
+    Attributes:
+        samples: how many were removed.
+        norm: |W~|, to compare with.
+    """
+
+    samples: int
+    norm: float
+    _variance: float
+    _residuals: float
+    _distances: float
+    _largest: float
+    _weights: float
+    _share: float
+    _rho: float
+    _smallest: float
+
+    def estimate(self, sigma: float) -> float:
+        """The expected (root mean square) error of W for noise of standard deviation sigma in each feature, first order."""
+        return sigma * math.sqrt(max(0.0, self._variance))
+
+    def bound(self, delta: float) -> float:
+        """The largest possible error of W when each removed row is within delta (Euclidean) of the true one."""
+        moved = delta * self._weights * (2 * self._largest + delta)
+        smallest = max(self._rho, self._smallest - moved)
+        reach = self._distances + self._weights * (delta + delta * self._share)
+        return delta / smallest * (self._residuals + reach * self.norm)
+
+
+def approximation(
+    P: Tensor, rho: float, w: Tensor, x: Tensor, mean: Tensor | float, residuals: Tensor, weights: Tensor, total: float
+) -> Approximation:
+    """The figures of the module's docstring.
+
+    P: (D, D); w: (J, K); x: (L, D), the rows removed, with the constant feature if D = J + 1; mean: (D,) or 0;
+    residuals: (L, K); weights: (L,); total: the weight n' of what is left, infinite if the mean is no part of the system.
+    """
+    J = w.shape[0]
+    inverse = P / rho  # (D, D)
+    centred = x - mean
+    reach = centred @ inverse  # (L, D): A^-1 (x_i - mu)
+    r2 = (residuals * residuals).sum(1)  # (L,)
+    cross = (residuals * (reach @ inverse[:, :J] @ w)).sum(1)
+    square = r2 * inverse[:, :J].square().sum() + reach.square().sum(1) * w.square().sum() - 2 * cross
+    norm_P = min(1.0, float(P.norm()), float(P.abs().sum(0).max()))
+    return Approximation(
+        samples=x.shape[0],
+        norm=float(w.norm()),
+        _variance=float((weights.square() * square).sum()),
+        _residuals=float((weights * r2.sqrt()).sum()),
+        _distances=float((weights * centred.norm(dim=1)).sum()),
+        _largest=float(x.norm(dim=1).max()) if len(x) else 0.0,
+        _weights=float(weights.sum()),
+        _share=float(weights.sum()) / total,
+        _rho=rho,
+        _smallest=rho / norm_P,
+    )
