@@ -243,7 +243,7 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
     """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError when it is no event."""
-    if not isinstance(data, Mapping) or data.get("kind") not in KINDS:
+    if not isinstance(data, Mapping) or data.get("kind") not in list(KINDS):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(KINDS)}; got {found!r}")
     made = KINDS[data["kind"]]
