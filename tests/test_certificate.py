@@ -212,7 +212,7 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     record = ("s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
     db = sqlite3.connect(store.path / "samples.sqlite")
     columns = "id, subject, label, target, position, added, nonce, checksum, features"
-    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?)", (*record, checksum(*record, blob), blob))
+    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
     db.commit()
     db.close()
     with pytest.raises(VerificationError, match="erased is among the rows"):

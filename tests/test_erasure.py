@@ -134,7 +134,7 @@ def test_guessing_finds_nothing(tmp_path: Path) -> None:
     Without precautions two tests would settle the doubt: the old digest against the live statistics plus the guess, and a
     salted hash of the id. The attack first shows that it works where the secret is still there.
     """
-    store, x, _y, ids = filled(tmp_path / "store")
+    store, _, _, ids = filled(tmp_path / "store")
     victim = ids[3]
     rows = store.get([victim])
     nonce, features = rows.nonces[0], rows.x

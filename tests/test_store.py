@@ -75,7 +75,7 @@ def test_rows_are_what_the_head_summed(store: SampleStore) -> None:
 
 
 def test_every_event_keeps_rows_and_head_together(store: SampleStore) -> None:
-    x, y = data(seed=1)
+    x, _ = data(seed=1)
     store.apply(Remove(ids=["sample-3", "sample-7"]))
     assert agree(store)
     store.apply(Remove(subject="user-1"))
