@@ -40,9 +40,10 @@ def measure(task: Task, draws: int) -> list[dict[str, float]]:
         x, y = task.x[i : i + 1], task.y[i : i + 1]
         exact[i] = head.remove(x, y).w.clone()
         head.add(x, y)
+    kept = median(norm(before - w) / norm(w) for w in exact.values())
     table = []
     for sigma in NOISE:
-        found: list[tuple[float, float, float, float]] = []
+        found: list[list[float]] = []
         for i in picks:
             x, y = task.x[i : i + 1], task.y[i : i + 1]
             noise = sigma * torch.randn(x.shape, generator=generator)
@@ -50,19 +51,10 @@ def measure(task: Task, draws: int) -> list[dict[str, float]]:
                 account = head.remove_approximate(x + noise, y)
             except RemovalError:  # without it the system would not be positive definite
                 continue
-            errors = (
-                norm(head.w - exact[i]),
-                account.estimate(sigma),
-                account.bound(float(noise.norm())),
-                norm(before - exact[i]),
-            )
-            found.append(tuple(e / norm(exact[i]) for e in errors))  # type: ignore[arg-type]
+            errors = norm(head.w - exact[i]), account.estimate(sigma), account.bound(float(noise.norm()))
+            found.append([e / norm(exact[i]) for e in errors])
             head.add(x + noise, y)  # the same, bit for bit: the head is what it was
-        row = {
-            "noise": sigma,
-            "refused": float(len(picks) - len(found)),
-            "kept": median(norm(before - w) / norm(w) for w in exact.values()),
-        }
+        row = {"noise": sigma, "refused": float(len(picks) - len(found)), "kept": kept}
         if found:
             row |= {name: median(f[k] for f in found) for k, name in enumerate(("error", "estimate", "bound"))}
             row["worst"] = max(f[0] / f[2] for f in found)
@@ -75,12 +67,12 @@ def show(task: Task, table: list[dict[str, float]]) -> None:
     print("\n   noise    measured   estimated     bound    not removed at all   refused")
     for row in table:
         errors = "{error:12.1e}{estimate:12.1e}{bound:10.1e}".format(**row) if "error" in row else " " * 34
-        print(f"{row['noise']:8.3f}{errors}{row['kept']:16.1e}{row['refused']:15.0f}")
+        print(f"{row['noise']:8.4f}{errors}{row['kept']:16.1e}{row['refused']:15.0f}")
     worst = max(r["worst"] for r in table if "worst" in r)
     print(
-        f"\nMedians. Each error was below its bound; the closest came to {worst:.0%} of it. A removal is refused when the system"
+        f"\nMedians. Each error was below its bound; the closest came to {worst:.0%} of it. A removal is refused when"
     )
-    print("would not be positive definite: the noise on pixels that are always 0 outweighs rho.")
+    print("the system would not be positive definite: the noise on pixels that are always 0 outweighs rho.")
     crossing = next((row["noise"] for row in table if row.get("error", 0.0) > row["kept"]), None)
     if crossing:
         print(f"From noise of {crossing:g} a pixel on, removing the noisy copy is worse than not removing the sample.")
@@ -98,7 +90,7 @@ def draw(table: list[dict[str, float]], path: Path) -> None:
     for name, label, style in (
         ("bound", "bound", {"color": GREY, "linestyle": ":"}),
         ("error", "measured", {"color": BLUE, "marker": "o"}),
-        ("estimate", "estimated beforehand", {"color": ORANGE, "linestyle": "--"}),
+        ("estimate", "estimated", {"color": ORANGE, "linestyle": "--"}),
         ("kept", "sample not removed", {"color": GREEN}),
     ):
         axes.loglog(noise, [row[name] for row in table], label=label, **style)
