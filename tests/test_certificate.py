@@ -219,10 +219,10 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     store.apply(Remove(ids=["s0"], event_id="two"))
     certificate = store.certificate("two", key=KEY)
     blob = bytes(store._table.codec.encode(rows.x)[0])
-    record = ("s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
+    record = (99, "s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
     db = sqlite3.connect(store.path / "samples.sqlite")
-    columns = "id, subject, label, target, position, added, nonce, checksum, features"
-    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
+    columns = "seq, id, subject, label, target, position, added, nonce, checksum, features"
+    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
     db.commit()
     db.close()
     with pytest.raises(VerificationError, match="erased is among the rows"):
