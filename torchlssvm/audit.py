@@ -210,7 +210,9 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
     try:
         signature = bytes.fromhex(cert.signature)
     except ValueError:
-        raise VerificationError("the signature is not hex") from None
+        signature = b""
+    if signature.hex() != cert.signature:  # one way to write it, as for everything else
+        raise VerificationError("the signature is not lower-case hex")
     from cryptography.exceptions import InvalidSignature
 
     try:

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.journal import Journal
@@ -125,31 +124,34 @@ class Work:
     def _take_out(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         self.machine.remove(Rows([], list(ids), [], y, x, [], []))
 
-    def _batches(self, event: Remove | Relabel | Replace) -> tuple[list[int], list[slice]]:
-        seqs = self.table.find(event.ids, event.subject)
-        return seqs, [slice(i, i + BATCH) for i in range(0, len(seqs), BATCH)]
+    def _each(
+        self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[Rows, slice], None]
+    ) -> tuple[list[str], list[bytes]]:
+        """Read the rows of an event in batches and change each; returns their ids and nonces."""
+        ids: list[str] = []
+        nonces: list[bytes] = []
+        for start in range(0, len(seqs), BATCH):
+            part = slice(start, start + BATCH)
+            rows = self.table.read(seqs[part], None if event.ids is None else event.ids[part], event.subject)
+            change(rows, part)
+            ids += rows.ids
+            nonces += rows.nonces
+        return ids, nonces
 
     def _again(self, seqs: list[int]) -> None:
         """Undo of a removal: the rows are there again."""
         self.machine.add_rows(self.table.read(seqs), self.table.codec)
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
-        seqs, parts = self._batches(event)
-        ids: list[str] = []
-        nonces: list[bytes] = []
-        for part in parts:
-            rows = self.table.read(seqs[part])
-            if event.subject is not None and any(s != event.subject for s in rows.subjects):
-                raise StoreError(f"{self.table.db.path} is damaged: the index of subjects points to another row")
+        def change(rows: Rows, part: slice) -> None:
             self.machine.remove(rows)
             self._later(partial(self._again, rows.seq))
             self.table.erase(rows)
-            ids += rows.ids
-            nonces += rows.nonces
-        return ids, nonces
+
+        return self._each(event, self.table.find(event.ids, event.subject), change)
 
     def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
-        seqs, parts = self._batches(event)
+        seqs = self.table.find(event.ids, event.subject)
         targets = self._aligned(event.y, len(seqs))
 
         def change(rows: Rows, part: slice) -> None:
@@ -161,10 +163,10 @@ class Work:
         def back(rows: Rows, now: Tensor) -> None:
             self.machine.relabel(replace(rows, y=now), rows.y)
 
-        return self._each(seqs, parts, change)
+        return self._each(event, seqs, change)
 
     def _replace(self, event: Replace) -> tuple[Sequence[str], list[bytes]]:
-        seqs, parts = self._batches(event)
+        seqs = self.table.find(event.ids, event.subject)
         if event.x.shape[0] != len(seqs):
             raise ValueError(f"x has {event.x.shape[0]} rows for {len(seqs)} samples. Nothing was changed.")
         self._same_width(event.x)
@@ -178,19 +180,7 @@ class Work:
         def back(rows: Rows, x: Tensor, y: Tensor | None) -> None:
             self.machine.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
 
-        return self._each(seqs, parts, change)
-
-    def _each(
-        self, seqs: list[int], parts: list[slice], change: Callable[[Rows, slice], None]
-    ) -> tuple[list[str], list[bytes]]:
-        ids: list[str] = []
-        nonces: list[bytes] = []
-        for part in parts:
-            rows = self.table.read(seqs[part])
-            change(rows, part)
-            ids += rows.ids
-            nonces += rows.nonces
-        return ids, nonces
+        return self._each(event, seqs, change)
 
     def _aligned(self, y: Tensor, count: int) -> Tensor:
         """Targets for ``count`` samples; one label or one row of targets for a subject serves all."""

@@ -69,7 +69,8 @@ class Reading:
     def get(self, ids: Any) -> Rows:
         """Samples by their ids, in that order."""
         self._table.load_codec()
-        return self._table.read(self._table.find(check_ids(ids)))
+        wanted = check_ids(ids)
+        return self._table.read(self._table.find(wanted), wanted)
 
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""

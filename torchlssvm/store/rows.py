@@ -7,6 +7,7 @@ length of a row says how many. Without a grid features are stored as the float32
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sqlite3
 import time
@@ -170,7 +171,7 @@ class Table:
         """The rows of some ids, in their order, or of a subject, in the order they were added; RemovalError if unknown."""
         if ids is None:
             assert subject is not None
-            found = [r[0] for r in self.db.all("SELECT seq FROM samples WHERE subject = ? ORDER BY seq", (subject,))]
+            found = self._seqs("subject = ?", (subject,))
             known = self.db.one("SELECT samples FROM subjects WHERE subject = ?", (subject,))
             if len(found) != (known[0] if known else 0):
                 raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
@@ -191,9 +192,19 @@ class Table:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
         asked = {name: value for name, value in (("subject", subject), ("label", label)) if value is not None}
         where = " AND ".join(f"{name} = ?" for name in asked) or "1"
-        seqs = [r[0] for r in self.db.all(f"SELECT seq FROM samples WHERE {where} ORDER BY seq", asked.values())]
+        seqs = self._seqs(where, asked.values())
         parts = (self._raw(seqs[start : start + LOOKUP]) for start in range(0, len(seqs), LOOKUP))
         return [row[1] for part in parts for row in part]
+
+    def _seqs(self, where: str, values: Iterable[Any]) -> list[int]:
+        """The numbers of rows, in order."""
+        return self._ordered([r[0] for r in self.db.all(f"SELECT seq FROM samples WHERE {where} ORDER BY seq", values)])
+
+    def _ordered(self, seqs: list[int]) -> list[int]:
+        """SQLite takes the order of a page on trust; a damaged page may hold a row twice, and another not at all."""
+        if any(b <= a for a, b in itertools.pairwise(seqs)):
+            raise StoreError(f"{self.db.path} is damaged: its rows are not in order")
+        return seqs
 
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
@@ -203,9 +214,13 @@ class Table:
             raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
         return dict(known)
 
-    def read(self, seqs: Sequence[int]) -> Rows:
-        """Rows by their number, in that order."""
-        return self._decode(self._raw(seqs))
+    def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> Rows:
+        """Rows by their number, in that order; they must have the ids, or the subject, by which an index found them."""
+        rows = self._decode(self._raw(seqs))
+        wrong = ids is not None and rows.ids != list(ids)
+        if wrong or (subject is not None and any(s != subject for s in rows.subjects)):
+            raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
+        return rows
 
     def _raw(self, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
         """The columns of rows, each checked against its checksum."""
@@ -230,7 +245,7 @@ class Table:
             found = self.db.all(sql, values)
             if not found:
                 return
-            last = found[-1][0]
+            last = self._ordered([last, *(row[0] for row in found)])[-1]
             yield self._decode(self._checked(found))
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
