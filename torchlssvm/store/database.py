@@ -110,6 +110,11 @@ class Database:
                 f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA}. "
                 "Use the library that wrote it."
             )
+        found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+        if found != {statement.strip() for statement in TABLES.split(";") if statement.strip()}:
+            raise StoreError(
+                f"{self.path} is damaged or was changed by another program: its tables are not those of a store"
+            )
         mode = self.connection.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             raise StoreError(

@@ -176,6 +176,7 @@ class Table:
             if len(found) != (known[0] if known else 0):
                 raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
             if not found:
+                self._really_absent("subject", subject)
                 raise RemovalError(f"the store holds no sample of the subject {subject!r}. Nothing was changed.")
             return found
         where: dict[str, int] = {}
@@ -185,8 +186,14 @@ class Table:
             where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
         for sample in ids:
             if sample not in where:
+                self._really_absent("id", sample)
                 raise RemovalError(f"the store holds no sample with the id {sample!r}. Nothing was changed.")
         return [where[sample] for sample in ids]
+
+    def _really_absent(self, column: str, value: str) -> None:
+        """Before an index is believed that something is not there, look at all rows: an erasure may hang on it."""
+        if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):
+            raise StoreError(f"{self.db.path} is damaged: an index misses a row")
 
     def ids(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
@@ -202,7 +209,7 @@ class Table:
 
     def _ordered(self, seqs: list[int]) -> list[int]:
         """SQLite takes the order of a page on trust; a damaged page may hold a row twice, and another not at all."""
-        if any(b <= a for a, b in itertools.pairwise(seqs)):
+        if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise StoreError(f"{self.db.path} is damaged: its rows are not in order")
         return seqs
 
