@@ -78,9 +78,9 @@ def _ed25519() -> Any:
 
 def new_key(path: str | os.PathLike[str]) -> Path:
     """Write a new private key (PEM, readable by its owner only) and its public key beside it; returns the latter's path."""
+    key = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as s
 
-    key = _ed25519().Ed25519PrivateKey.generate()
     private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
     public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
@@ -213,10 +213,11 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         signature = b""
     if signature.hex() != cert.signature:  # one way to write it, as for everything else
         raise VerificationError("the signature is not lower-case hex")
+    key = public_key(given)
     from cryptography.exceptions import InvalidSignature
 
     try:
-        public_key(given).verify(signature, cert.payload())
+        key.verify(signature, cert.payload())
     except InvalidSignature:
         raise VerificationError(
             "the signature does not fit: the certificate was altered, or another key signed it"

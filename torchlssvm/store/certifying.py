@@ -22,14 +22,14 @@ class Certifying(StoreBase):
     def register_checkpoint(self, path: Any) -> None:
         """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure."""
         with self._lock, self._db.transaction():
-            known = self._db.get("checkpoints") or {}
+            known = self._db.get("checkpoints", {})
             self._db.put("checkpoints", known | {str(Path(path).absolute()): self.position})
 
     def _checkpoints_before(self, position: int) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
         row = self._db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
         erasure = (row or (None,))[0] or 0
-        known = self._db.get("checkpoints") or {}
+        known = self._db.get("checkpoints", {})
         return [path for path, at in sorted(known.items()) if at < erasure and Path(path).exists()]
 
     # -- receipts ------------------------------------------------------------------------------------------------------

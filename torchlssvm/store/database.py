@@ -56,6 +56,8 @@ CREATE TABLE journal (
 );
 """
 
+MISSING: Any = object()
+
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     """CRC-32 of a record: Python's ASCII form of its values, then a large value as it is.
@@ -133,7 +135,7 @@ class Database:
                     f"{self.path} is in use by another process or reader ({text}); try again"
                 ) from error
             raise StoreError(f"{self.path}: {text}") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for damaged text, in a value or in a message
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
@@ -167,11 +169,13 @@ class Database:
                 self.run("ROLLBACK")
             raise
 
-    def get(self, name: str) -> Any:
-        """A value of the meta table, or None."""
+    def get(self, name: str, default: Any = MISSING) -> Any:
+        """A value of the meta table; StoreError when it is not there, unless there is a default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
+        if row is None and default is not MISSING:
+            return default
         if row is None:
-            return None
+            raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
         if checksum((name, row[0])) != row[1]:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
         return json.loads(row[0])

@@ -83,7 +83,7 @@ class StoreBase(Reading):
         return Database(file, create, self._timeout, self.readonly)
 
     def _start(self, accept_loss: bool) -> None:
-        if self._db.get("state") is None:
+        if self._db.get("state", None) is None:
             if self._machine is None or self.readonly:
                 raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
             self._create(self._machine)

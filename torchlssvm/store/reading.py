@@ -84,6 +84,15 @@ class Reading:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
         return StoreDataset(self.path)
 
+    def notes(self) -> dict[str, Any]:
+        """What was written with :meth:`set_note`."""
+        return dict(self._db.get("notes", {}))
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Keep something of the caller's own beside the samples: any value of JSON. Not for data about people."""
+        with self._lock, self._db.transaction():
+            self._db.put("notes", self.notes() | {name: value})
+
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""
         with self._lock:

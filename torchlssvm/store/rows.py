@@ -155,8 +155,6 @@ class Table:
     def load_codec(self) -> None:
         """Undo :meth:`save_codec`."""
         found = self.db.get("rows")
-        if found is None:
-            raise StoreError(f"{self.db.path} is damaged: it does not say how its rows are written")
         numbers = (found["grid"], found["target_grid"])
         grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
         self.codec = Codec(found["features"], found["targets"], *grids)
@@ -171,12 +169,8 @@ class Table:
         """The rows of some ids, in their order, or of a subject, in the order they were added; RemovalError if unknown."""
         if ids is None:
             assert subject is not None
-            found = self._seqs("subject = ?", (subject,))
-            known = self.db.one("SELECT samples FROM subjects WHERE subject = ?", (subject,))
-            if len(found) != (known[0] if known else 0):
-                raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
+            found = self._of_subject(subject)
             if not found:
-                self._really_absent("subject", subject)
                 raise RemovalError(f"the store holds no sample of the subject {subject!r}. Nothing was changed.")
             return found
         where: dict[str, int] = {}
@@ -197,15 +191,31 @@ class Table:
 
     def ids(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
-        asked = {name: value for name, value in (("subject", subject), ("label", label)) if value is not None}
-        where = " AND ".join(f"{name} = ?" for name in asked) or "1"
-        seqs = self._seqs(where, asked.values())
-        parts = (self._raw(seqs[start : start + LOOKUP]) for start in range(0, len(seqs), LOOKUP))
-        return [row[1] for part in parts for row in part]
+        if subject is None:
+            seqs = self._ordered([r[0] for r in self.db.all("SELECT seq FROM samples NOT INDEXED ORDER BY seq")])
+        else:
+            seqs = self._of_subject(subject)
+        out = []
+        for start in range(0, len(seqs), LOOKUP):
+            for row in self._raw(seqs[start : start + LOOKUP]):
+                self._is_of(row[2], subject)
+                out += [row[1]] if label is None or row[3] == label else []
+        return out
 
-    def _seqs(self, where: str, values: Iterable[Any]) -> list[int]:
-        """The numbers of rows, in order."""
-        return self._ordered([r[0] for r in self.db.all(f"SELECT seq FROM samples WHERE {where} ORDER BY seq", values)])
+    def _of_subject(self, subject: str) -> list[int]:
+        """The numbers of a subject's rows, in order."""
+        sql = "SELECT seq FROM samples WHERE subject = ? ORDER BY seq"
+        found = self._ordered([r[0] for r in self.db.all(sql, (subject,))])
+        known = self.db.one("SELECT samples FROM subjects WHERE subject = ?", (subject,))
+        if len(found) != (known[0] if known else 0):
+            raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
+        if not found:
+            self._really_absent("subject", subject)
+        return found
+
+    def _is_of(self, found: Any, subject: str | None) -> None:
+        if subject is not None and found != subject:
+            raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
 
     def _ordered(self, seqs: list[int]) -> list[int]:
         """SQLite takes the order of a page on trust; a damaged page may hold a row twice, and another not at all."""
@@ -224,9 +234,10 @@ class Table:
     def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> Rows:
         """Rows by their number, in that order; they must have the ids, or the subject, by which an index found them."""
         rows = self._decode(self._raw(seqs))
-        wrong = ids is not None and rows.ids != list(ids)
-        if wrong or (subject is not None and any(s != subject for s in rows.subjects)):
+        if ids is not None and rows.ids != list(ids):
             raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
+        for found in rows.subjects:
+            self._is_of(found, subject)
         return rows
 
     def _raw(self, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -237,9 +248,9 @@ class Table:
             marks = ",".join("?" * len(part))
             found = self.db.all(f"SELECT {COLUMNS} FROM samples WHERE seq IN ({marks})", part)
             raw.update((row[0], row) for row in found)
-        missing = next((s for s in seqs if s not in raw), None)
-        if missing is not None:
-            raise StoreError(f"{self.db.path} is damaged or was changed meanwhile: row {missing} is not there")
+        missing = [s for s in seqs if s not in raw]
+        if missing:
+            raise StoreError(f"{self.db.path} is damaged or was changed meanwhile: row {missing[0]} is not there")
         return self._checked([raw[s] for s in seqs])
 
     def batches(self, after: int | None = None, size: int = BATCH) -> Iterator[Rows]:
