@@ -121,7 +121,7 @@ def run_relabel(options: argparse.Namespace) -> int:
     ):
         raise UsageError("give --id and --label, or --subject and --label, or --file")
     if options.file is not None:
-        table = CSV(options.file)
+        table = CSV(options.file, ("id", "label"))
         if table.header is None or not {"id", "label"} <= set(table.header):
             raise ValueError(f"{options.file} needs a header with the columns id and label")
         found = pairs(table, "label")

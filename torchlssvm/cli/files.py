@@ -80,21 +80,28 @@ def lines_of(path: Path) -> Iterator[Iterator[str]]:
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
-    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as text: {error}") from None
 
 
 class CSV:
-    """A table of numbers; some columns may be labels, ids or subjects. A first row that is not all numbers is a header."""
+    """A table of numbers, and of labels, ids or subjects in columns that are named.
 
-    def __init__(self, path: Path):
+    The first row is a header if it holds one of the names, or if a cell of it that should be a feature is not a number.
+    """
+
+    def __init__(self, path: Path, named: Sequence[str | None]):
         self.path = path
         with lines_of(path) as lines:
-            first = next(csv.reader(lines), None)
+            first = [cell.strip() for cell in next(csv.reader(lines), [])]
         if not first:
             raise ValueError(f"{path} is empty")
         self.width = len(first)
-        self.header = None if all(map(is_number, first)) else [name.strip() for name in first]
+        self.header: list[str] | None = None
+        others = {self.find(value) for value in named}
+        has_name = any(value in first and not is_number(value) for value in named if value is not None)
+        if has_name or not all(is_number(cell) for i, cell in enumerate(first) if i not in others):
+            self.header = first
 
     def find(self, value: str | None) -> int | None:
         """The column that is meant by a name or a number (from 0, or from the end if negative); None if there is none."""
@@ -160,17 +167,19 @@ class Column:
         elif path.suffix == ".pt":
             self.values = as_column(load_pt(path), path)
         else:
-            table = CSV(path) if is_table(path) else None
+            table = CSV(path, ("id", name)) if is_table(path) else None
             if table is not None and table.header is not None and {"id", name} <= set(table.header):
                 self.by_id = pairs(table, name)
             else:
                 with lines_of(path) as lines:
                     self.values = [line.strip() for line in lines]
 
-    def check(self, total: int) -> None:
+    def check(self, total: int, source: Path) -> None:
         """ValueError when there are not as many values as samples."""
         if self.by_id is None and len(self.values) != total:
-            raise ValueError(f"{self.path} has {len(self.values)} values of {self.name} for {total} samples")
+            raise ValueError(
+                f"{self.path} has {len(self.values)} values of {self.name} for {total} samples of {source}"
+            )
 
     def take(self, start: int, ids: Sequence[str]) -> list[str] | Tensor:
         """The values of some samples that follow each other."""

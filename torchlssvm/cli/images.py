@@ -82,7 +82,7 @@ class FromImages:
         self.total = len(self.paths)
         self.subjects = None if subjects is None else Column(Path(subjects), "subject")
         if self.subjects is not None:
-            self.subjects.check(self.total)
+            self.subjects.check(self.total, folder)
 
     def class_name(self, path: Path) -> str:
         """The first folder below the one given."""

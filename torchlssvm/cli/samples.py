@@ -52,7 +52,7 @@ class FromFile:
         self, path: Path, settings: Settings, classes: int, *, labels: str | None, ids: str | None, subjects: str | None
     ):
         self.path, self.settings, self.classes = path, settings, classes
-        self.table = CSV(path) if is_table(path) else None
+        self.table = CSV(path, (labels, ids, subjects)) if is_table(path) else None
         if self.table is None and path.suffix not in (".npy", ".pt"):
             raise ValueError(f"{path}: features are read from .npy, .pt, .csv and .csv.gz files")
         self.matrix = load_matrix(path) if self.table is None else None
@@ -69,7 +69,7 @@ class FromFile:
         self.width = len(self.features) if self.matrix is None else self.matrix.shape[1]
         self.total = self._count()
         for column in self.columns.values():
-            column.check(self.total)
+            column.check(self.total, self.path)
 
     def _column(self, value: str, name: str) -> Column:
         if self.table is not None and not Path(value).exists():

@@ -83,8 +83,9 @@ def open_for_audit(options: argparse.Namespace) -> SampleStore:
 
 
 def load_head(path: Path) -> LSSVMHead:
-    """A head that ``export`` wrote."""
-    from torchlssvm import LSSVMHead
+    """A head that ``export`` wrote. What it computes from is for ``verify`` to check; w, b, C and P in the file are checked here."""
+    from torchlssvm import LSSVMHead, VerificationError
+    from torchlssvm.audit import TOLERANCE
     from torchlssvm.cli.files import load_pt
 
     found = load_pt(path)
@@ -93,7 +94,13 @@ def load_head(path: Path) -> LSSVMHead:
     try:
         head = LSSVMHead.from_config(found["config"])
         head.load_state_dict(found["state_dict"])
-    except (KeyError, TypeError, RuntimeError) as error:
+        for name, value in head.state_dict().items():
+            given = found["state_dict"][name]
+            if name in ("w", "b", "C", "P") and not value.allclose(
+                given, TOLERANCE, TOLERANCE * float(value.abs().max())
+            ):
+                raise VerificationError(f"{name} in {path} is not what the head there computes with")
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path} does not hold a head that can be loaded: {error}") from error
     return head
 

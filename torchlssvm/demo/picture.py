@@ -46,7 +46,7 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     axes.set_xticks(range(3), times, fontsize=10)
     axes.set(xlim=(-0.4, 2.5), ylim=(low - 0.25 * span, low + 1.2 * span), ylabel="test accuracy (%)")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.text(0.03, 0.93, "Each step is one exact call", fontsize=13, weight="bold")
+    figure.text(0.03, 0.93, "Each step is one exact, durable call", fontsize=13, weight="bold")
 
 
 def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
