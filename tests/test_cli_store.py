@@ -278,12 +278,12 @@ def test_another_sample_under_an_old_id_is_refused(filled: Shell, what: str) -> 
         np.save("y.npy", y)
     else:
         (filled.folder / "subjects.txt").write_text("\n".join([*subjects[:31], "", *subjects[32:]]))
-    assert f"'s31' is in the store already with another {what}" in filled(*ADD, code=1)
+    assert f"'s31' is in the store already and differs in {what}" in filled(*ADD, code=1)
     assert filled.json("stats", "s")["digest"] == before
 
 
 def test_float_targets_may_be_added_twice(shell: Shell) -> None:
-    x, y, _ = write(shell.folder)
+    write(shell.folder)
     np.save("t.npy", np.random.default_rng(1).normal(size=(N, 3)))
     shell("init", "s", "--features", 5, "--classes", 3)
     shell("add", "s", "--features", "x.npy", "--labels", "t.npy")

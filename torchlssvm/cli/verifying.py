@@ -83,7 +83,7 @@ def open_for_audit(options: argparse.Namespace) -> SampleStore:
 
 
 def load_head(path: Path) -> LSSVMHead:
-    """A head that ``export`` wrote. What it computes from is for ``verify`` to check; w, b, C and P in the file are checked here."""
+    """A head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
     from torchlssvm import LSSVMHead, VerificationError
     from torchlssvm.audit import TOLERANCE
     from torchlssvm.cli.files import load_pt
