@@ -149,6 +149,6 @@ def compare(store: SampleStore, add: Any, which: list[int], tolerance: float) ->
         differs += ["subject"] if rows.subjects[at] != add.subjects[k] else []
         if differs:
             raise ValueError(
-                f"the id {add.ids[k]!r} is in the store already and differs in {' and '.join(differs)}: relabel or remove it, or "
-                "give the new sample another id"
+                f"the id {add.ids[k]!r} is in the store already and differs in {' and '.join(differs)}: relabel or "
+                "remove it, or give the new sample another id"
             )
