@@ -79,7 +79,8 @@ def check_features(value: Any, count: int | None) -> Tensor:
         rows = "B" if count is None else count
         raise ValueError(f"x must have shape ({rows}, J), one row for each id; got {tuple(x.shape)}")
     x = checks.features(x, x.shape[1], x.device)
-    if not checks.is_fake(x) and not bool(torch.isfinite(x).all()):
+    # The sum tells in one pass without a temporary; it may also be infinite where the values are not.
+    if not checks.is_fake(x) and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         checks.raise_not_finite("x", x)
     return x
 
@@ -243,7 +244,7 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
     """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError when it is no event."""
-    if not isinstance(data, Mapping) or data.get("kind") not in KINDS:
+    if not isinstance(data, Mapping) or data.get("kind") not in list(KINDS):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"not an event: its kind must be one of {', '.join(KINDS)}; got {found!r}")
     made = KINDS[data["kind"]]

@@ -99,6 +99,12 @@ class FixedPoint:
             return out.copy_(x.float().mul(1.0 / resolution).round_())
         return out.copy_(x).div_(resolution).round_()
 
+    def integers(self, x: Tensor) -> Tensor:
+        """The integers round(x / resolution) as int32. x: (B, J), within the grid."""
+        if self.binary and x.dtype == torch.float32 and 2.0**-100 < self.resolution < 2.0**100:
+            return x.mul(1.0 / self.resolution).round_().to(torch.int32)
+        return self.quantize(x).to(torch.int32)
+
     def dequantize(self, q: Tensor) -> Tensor:
         """The float64 features that the integers stand for. q: (..., J)."""
         return q.to(torch.float64) * self.resolution

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads.approximate import Approximation, remove_approximate
+from torchlssvm.heads.approximate import remove_approximate
 from torchlssvm.heads.base import HeadBase
 from torchlssvm.heads.engines import votes
 from torchlssvm.statistics import FixedPoint, Statistics

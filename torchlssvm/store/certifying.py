@@ -22,17 +22,15 @@ class Certifying(StoreBase):
     def register_checkpoint(self, path: Any) -> None:
         """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure."""
         with self._lock, self._db.transaction():
-            where = str(Path(path).absolute())
-            self._db.run("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (where, self.position, now()))
+            known = self._db.get("checkpoints") or {}
+            self._db.put("checkpoints", known | {str(Path(path).absolute()): self.position})
 
     def _checkpoints_before(self, position: int) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
-        found = self._db.all(
-            "SELECT path FROM checkpoints WHERE position < "
-            "(SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add') ORDER BY path",
-            (position,),
-        )
-        return [r[0] for r in found if Path(r[0]).exists()]
+        row = self._db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
+        erasure = (row or (None,))[0] or 0
+        known = self._db.get("checkpoints") or {}
+        return [path for path, at in sorted(known.items()) if at < erasure and Path(path).exists()]
 
     # -- receipts ------------------------------------------------------------------------------------------------------
 
@@ -92,6 +90,7 @@ class Certifying(StoreBase):
         entry = self._journal.of(event_id)
         if entry is None:
             raise StoreError(f"the journal of {self.path} has no event {event_id!r}")
+        self._journal.check_entry(entry)
         return entry
 
     def _choices(self, head: Any) -> dict[str, str]:
@@ -111,6 +110,7 @@ class Certifying(StoreBase):
     def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
         gone, count = set(erased), 0
+        self._db.check_structure()
         self._table.load_codec()
         machine = self._machine
         exact = isinstance(machine, Linear) and machine.exact

@@ -94,7 +94,7 @@ class Witness:
         """Position and chain; None when there is none or it was torn."""
         try:
             text, _, check = self.path.read_bytes()[:ROOM].rstrip(b" ").partition(b" ")
-            if checksum(text).hex().encode() != check:
+            if b"%08x" % checksum((text,)) != check:
                 return None
             data = json.loads(text)
             return int(data["position"]), bytes.fromhex(data["chain"])
@@ -104,6 +104,6 @@ class Witness:
     def write(self, position: int, chain: bytes) -> None:
         """Overwrite it in place. Not synced: it bears witness against a log that was, and costs microseconds."""
         text = json.dumps({"position": position, "chain": chain.hex()}, separators=(",", ":")).encode()
-        data = (text + b" " + checksum(text).hex().encode()).ljust(ROOM)
+        data = (text + b" " + b"%08x" % checksum((text,))).ljust(ROOM)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.write(data)

@@ -117,10 +117,17 @@ class Journal:
             position += 1
             if entry.position != position:
                 raise StoreError(f"{self.db.path}: entry {position} of the journal is missing")
-            if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
-                raise StoreError(f"{self.db.path}: entry {position} of the journal was altered")
+            self._check_link(entry, previous)
             previous = entry.chain
         return previous
+
+    def check_entry(self, entry: Entry) -> None:
+        """StoreError if one entry does not fit behind the one before it."""
+        self._check_link(entry, self.chain_at(entry.position - 1))
+
+    def _check_link(self, entry: Entry, previous: bytes) -> None:
+        if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
+            raise StoreError(f"{self.db.path}: entry {entry.position} of the journal was altered")
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class StoreBase(Reading):
         self.recovery = "nothing to do"
         self._timeout, self._snapshot_rows, self._device = timeout, snapshot_rows, device
         self._lock = threading.RLock()
+        self._closed = False
         self._snapshots, self._witness = Snapshots(self.path), Witness(self.path / WITNESS)
         self._source = fingerprint
         self._machine: Linear | ByIds | None = None
@@ -265,6 +266,9 @@ class StoreBase(Reading):
     def close(self) -> None:
         """Write a snapshot and close the files. Nothing is lost without it; opening is then slower."""
         with self._lock:
+            if self._closed:
+                return
+            self._closed = True
             try:
                 if not self.readonly and self._machine is not None:
                     with self._db.transaction():

@@ -73,13 +73,11 @@ class Reading:
 
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
-        asked = {name: value for name, value in (("subject", subject), ("label", label)) if value is not None}
-        where = " AND ".join(f"{name} = ?" for name in asked) or "1"
-        return [r[0] for r in self._db.all(f"SELECT id FROM samples WHERE {where} ORDER BY seq", asked.values())]
+        return self._table.ids(subject, label)
 
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
-        return dict(self._db.all("SELECT subject, samples FROM subjects ORDER BY subject"))
+        return self._table.subjects()
 
     def dataset(self) -> StoreDataset:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""

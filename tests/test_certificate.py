@@ -1,0 +1,275 @@
+"""Certificates: they hold when nothing was done to anybody, and fail with the reason when something was."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchlssvm import Certificate, FixedPoint, LSSVMHead, StoreError, VerificationError, attach, audit, verify
+from torchlssvm.events import Add, Relabel, Remove
+from torchlssvm.store import SampleStore
+
+pytest.importorskip("cryptography", reason="signatures need the package cryptography")
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+J, K, N = 6, 3, 30
+KEY = Ed25519PrivateKey.generate()
+PUBLIC = KEY.public_key()
+
+
+def new_head(**options: Any) -> LSSVMHead:
+    return LSSVMHead(J, K, **({"grid": FixedPoint(8.0)} | options))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SampleStore]:
+    x = torch.randn(N, J, generator=torch.Generator().manual_seed(0))
+    with SampleStore(tmp_path / "store", head=new_head(), fingerprint="net") as opened:
+        subjects = [f"user-{i % 4}" for i in range(N)]
+        opened.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=torch.arange(N) % K, subject=subjects))
+        opened.apply(Remove(subject="user-1", event_id="erasure"))
+        opened.compact()
+        yield opened
+
+
+def test_what_it_says(store: SampleStore) -> None:
+    certificate = store.certificate("erasure", key=KEY, choices={"calibration": "made again"})
+    assert certificate.erased == 8
+    assert certificate.digest == store.head.digest()
+    assert certificate.position == 2
+    assert certificate.chain == store.history()[-1].chain.hex()
+    assert certificate.grid == {"limit": (8.0).hex(), "bits": 20, "headroom": 0}
+    assert certificate.fingerprint == "net"
+    assert certificate.samples == len(store) == 22
+    assert certificate.compacted
+    assert certificate.scope["choices"]["calibration"] == "made again"
+    assert certificate.scope["choices"]["grid"] == "given before any data"
+    assert "user-1" not in certificate.to_json()
+    assert '"s1"' not in certificate.to_json()
+    assert certificate.library.startswith("torchlssvm ")
+
+
+def test_it_holds(store: SampleStore, tmp_path: Path) -> None:
+    certificate = store.certificate("erasure", key=KEY)
+    certificate.save(tmp_path / "c.json")
+    forms: list[Any] = [certificate, certificate.to_json(), json.loads(certificate.to_json()), tmp_path / "c.json"]
+    forms += [str(tmp_path / "c.json"), certificate.to_json().encode()]
+    for form in forms:
+        report = verify(form, head=store.head, store=store, public_key=PUBLIC)
+        assert report
+        assert set(report.checks) == {"signature", "journal", "erased", "rows", "head"}
+    assert "holds" in str(report)
+    assert verify(certificate, head=store.head, public_key=PUBLIC)
+    assert verify(certificate, store=store, public_key=PUBLIC)
+    assert verify(certificate, public_key=PUBLIC)
+    wrapped = attach(torch.nn.Sequential(torch.nn.Linear(3, J), torch.nn.Linear(J, K)), K, head=store.head)
+    assert verify(certificate, head=wrapped, public_key=PUBLIC)
+
+
+def test_it_holds_after_later_events_too(store: SampleStore) -> None:
+    certificate = store.certificate("erasure", key=KEY)
+    store.apply(Relabel(ids=["s0"], y=[2]))
+    report = verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+    assert "1 after the certificate" in report.checks["journal"]
+    store.apply(Remove(subject="user-2", event_id="second"))
+    store.compact()
+    assert verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+    assert verify(store.certificate(["erasure", "second"], key=KEY), head=store.head, store=store, public_key=PUBLIC)
+    with pytest.raises(VerificationError, match="holds other samples"):
+        verify(certificate, head=store.head, public_key=PUBLIC)
+
+
+def test_unsigned(store: SampleStore) -> None:
+    certificate = store.certificate("erasure")
+    with pytest.raises(VerificationError, match="not signed"):
+        verify(certificate, head=store.head)
+    with pytest.raises(VerificationError, match="not signed"):
+        verify(certificate, head=store.head, public_key=PUBLIC, allow_unsigned=True)
+    assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
+
+
+def test_the_key_comes_from_the_verifier(store: SampleStore) -> None:
+    certificate = store.certificate("erasure", key=KEY)
+    with pytest.raises(VerificationError, match="public key"):
+        verify(certificate, head=store.head)
+    with pytest.raises(VerificationError, match="another key"):
+        verify(certificate, head=store.head, public_key=Ed25519PrivateKey.generate().public_key())
+    with pytest.raises(ValueError, match="private key"):
+        verify(certificate, head=store.head, public_key=KEY)
+
+
+def test_keys_in_every_form(store: SampleStore, tmp_path: Path) -> None:
+    public = audit.new_key(tmp_path / "key.pem")
+    assert (tmp_path / "key.pem").stat().st_mode & 0o077 == 0
+    with pytest.raises(FileExistsError):
+        audit.new_key(tmp_path / "key.pem")
+    privates = [tmp_path / "key.pem", (tmp_path / "key.pem").read_bytes(), (tmp_path / "key.pem").read_text()]
+    publics = [public, str(public), public.read_bytes(), audit.public_key(public).public_bytes_raw()]
+    for private in [*privates, audit.private_key(privates[0]).private_bytes_raw()]:
+        for key in publics:
+            assert verify(store.certificate("erasure", key=private), head=store.head, public_key=key)
+    for bad in (b"short", 5, public, tmp_path / "key.pem.pub"):
+        with pytest.raises((ValueError, OSError)):
+            store.certificate("erasure", key=bad)
+    (tmp_path / "bad.pem").write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+    with pytest.raises(ValueError, match="no private"):
+        store.certificate("erasure", key=tmp_path / "bad.pem")
+
+
+def test_every_altered_field_is_noticed(store: SampleStore) -> None:
+    """With a signature whatever the field; without one by the store."""
+    good = json.loads(store.certificate("erasure", key=KEY).to_json())
+    altered: dict[str, Any] = {
+        "digest": "0" * 64,
+        "position": 1,
+        "chain": "0" * 64,
+        "grid": None,
+        "fingerprint": "other",
+        "samples": 3,
+        "compacted": False,
+        "library": "torchlssvm 9",
+        "time": "2020-01-01T00:00:00+00:00",
+        "scope": {},
+        "shape": {"features": 1, "classes": 1},
+        "events": [good["events"][0] | {"event_id": "another"}],
+    }
+    for name, value in altered.items():
+        with pytest.raises(VerificationError, match="was altered"):
+            verify(good | {name: value}, head=store.head, store=store, public_key=PUBLIC)
+    for name in ("digest", "position", "chain", "fingerprint", "samples", "events"):
+        with pytest.raises(VerificationError):
+            verify(good | {name: altered[name], "signature": ""}, head=store.head, store=store, allow_unsigned=True)
+    fewer = good["events"][0] | {"samples": 7, "commitments": good["events"][0]["commitments"][:7]}
+    with pytest.raises(VerificationError, match="not those of the journal"):
+        verify(good | {"events": [fewer], "signature": ""}, store=store, allow_unsigned=True)
+    for junk in ({}, [], "{", b"\xff", None, good | {"format": "x"}, good | {"extra": 1}, good | {"samples": True}):
+        with pytest.raises(VerificationError, match="not a certificate"):
+            verify(junk, allow_unsigned=True)  # type: ignore[arg-type]
+
+
+def test_a_head_that_still_serves_old_weights_fails(store: SampleStore) -> None:
+    old = store.head.w.clone()
+    store.apply(Remove(subject="user-2", event_id="more"))
+    certificate = store.certificate("more", key=KEY)
+    head = store.head
+    assert verify(certificate, head=head, public_key=PUBLIC)
+    solution = head._engine.solution
+    solution.w = solution.w * (old / head.w)
+    head._version += 1
+    with pytest.raises(VerificationError, match="serves other weights"):
+        verify(certificate, head=head, public_key=PUBLIC)
+
+
+def test_a_head_that_holds_other_samples_fails(store: SampleStore) -> None:
+    certificate = store.certificate("erasure", key=KEY)
+    rows = store.get(["s0"])
+    other = LSSVMHead.from_config(store.head.config()).merge(store.head).add(rows.x, rows.y)
+    with pytest.raises(VerificationError, match="other samples"):
+        verify(certificate, head=other, public_key=PUBLIC)
+    with pytest.raises(VerificationError, match="without a digest"):
+        verify(certificate, head=LSSVMHead(J, K, grid=None), public_key=PUBLIC)
+
+
+ATTACKS = {
+    "an entry deleted": ("DELETE FROM journal WHERE position = 1", "missing"),
+    "an entry altered": ("UPDATE journal SET samples = 5 WHERE position = 1", "altered"),
+    "a kind altered": ("UPDATE journal SET kind = 'remove' WHERE position = 1", "altered"),
+    "commitments altered": ("UPDATE journal SET commitments = zeroblob(960) WHERE position = 1", "altered"),
+    "features altered": ("UPDATE samples SET features = zeroblob(length(features)) WHERE seq = 1", "checksum"),
+    "a label altered": ("UPDATE samples SET label = 2 WHERE seq = 1", "checksum"),
+    "a subject altered": ("UPDATE samples SET subject = 'user-9' WHERE seq = 1", "checksum"),
+    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "digest"),
+    "the state altered": ("UPDATE meta SET value = '{}' WHERE name = 'state'", "checksum"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_tampering_with_the_store_fails(store: SampleStore, name: str) -> None:
+    certificate = store.certificate("erasure", key=KEY)
+    statement, reason = ATTACKS[name]
+    db = sqlite3.connect(store.path / "samples.sqlite")
+    db.execute(statement)
+    db.commit()
+    db.close()
+    with pytest.raises((VerificationError, StoreError), match=reason):
+        verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+
+
+def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
+    """Even by somebody who kept the row and writes it with its nonce and a right checksum."""
+    from torchlssvm.store.database import checksum
+
+    rows = store.get(["s0"])
+    store.apply(Remove(ids=["s0"], event_id="two"))
+    certificate = store.certificate("two", key=KEY)
+    blob = bytes(store._table.codec.encode(rows.x)[0])
+    record = ("s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
+    db = sqlite3.connect(store.path / "samples.sqlite")
+    columns = "id, subject, label, target, position, added, nonce, checksum, features"
+    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
+    db.commit()
+    db.close()
+    with pytest.raises(VerificationError, match="erased is among the rows"):
+        verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+
+
+def test_a_restored_backup_is_noticed(store: SampleStore) -> None:
+    file = store.path / "samples.sqlite"
+    store._db.truncate_log()
+    backup = file.read_bytes()
+    certificate = None
+    store.apply(Remove(subject="user-2", event_id="more"))
+    certificate = store.certificate("more", key=KEY)
+    store.close()
+    file.write_bytes(backup)
+    with pytest.raises(StoreError, match="acknowledged"):
+        SampleStore(store.path)
+    with SampleStore(store.path, accept_loss=True) as back:
+        assert len(back) == 22
+        with pytest.raises(VerificationError, match="ends at event 2"):
+            verify(certificate, store=back, public_key=PUBLIC)
+
+
+def test_unknown_events(store: SampleStore) -> None:
+    with pytest.raises(StoreError, match="no event"):
+        store.certificate("never")
+    with pytest.raises(ValueError, match="at least one"):
+        store.certificate([])
+
+
+def test_machines_without_a_digest(tmp_path: Path) -> None:
+    x = torch.randn(N, J, generator=torch.Generator().manual_seed(0))
+    with SampleStore(tmp_path / "s", head=new_head(grid=None)) as store:
+        store.apply(Add(ids=range(N), x=x, y=torch.arange(N) % K))
+        store.apply(Remove(ids=[1, 2], event_id="e"))
+        certificate = store.certificate("e", key=KEY)
+        assert certificate.digest is None
+        report = verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+        assert "no digest" in report.checks["head"]
+        other = new_head(grid=None).add(x, torch.arange(N) % K)
+        with pytest.raises(VerificationError, match="not those of the surviving"):
+            verify(certificate, head=other, store=store, public_key=PUBLIC)
+
+
+def test_fingerprints() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    first = audit.fingerprint(net, preprocessing="resize 224")
+    assert first == audit.fingerprint(net, preprocessing="resize 224")
+    assert first != audit.fingerprint(net, preprocessing="resize 256")
+    assert first != audit.fingerprint(net)
+    assert audit.fingerprint(net) != audit.fingerprint(feature_map=net)
+    with torch.no_grad():
+        net[0].weight[0, 0] += 1e-6
+    assert first != audit.fingerprint(net, preprocessing="resize 224")
+
+
+def test_round_trip() -> None:
+    plain = Certificate([], None, 0, "", None, None, {}, 0, False, {}, "l", "t")
+    assert Certificate.from_json(plain.to_json()) == plain
+    assert plain.to_json() == json.dumps(json.loads(plain.to_json()), sort_keys=True, separators=(",", ":"))

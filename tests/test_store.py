@@ -1,0 +1,530 @@
+"""The sample store: rows, events, head and journal move together or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError, StoreBusyError, StoreError
+from torchlssvm.events import Add, Relabel, Remove, Replace
+from torchlssvm.store import SampleStore
+
+J, K, N = 7, 3, 40
+
+
+def data(n: int = N, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, J, generator=generator), torch.arange(n) % K
+
+
+def ids_of(n: int = N) -> list[str]:
+    return [f"sample-{i}" for i in range(n)]
+
+
+def users_of(n: int = N) -> list[str]:
+    return [f"user-{i % 5}" for i in range(n)]
+
+
+def new_head(**options: Any) -> LSSVMHead:
+    return LSSVMHead(J, K, **({"grid": FixedPoint(8.0)} | options))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SampleStore]:
+    x, y = data()
+    with SampleStore(tmp_path / "store", head=new_head()) as opened:
+        opened.apply(Add(ids=ids_of(), x=x, y=y, subject=users_of(), event_id="first"))
+        yield opened
+
+
+def fresh(store: SampleStore) -> LSSVMHead:
+    """A head that learned the surviving rows, in another order, on the grids that the store's head has."""
+    config, stats = store.head.config(), store.head.statistics
+    if stats is not None and stats.exact:
+        for name, grid in (("grid", stats.grid), ("target_grid", stats.target_grid)):
+            config[name] = [grid.limit.hex(), grid.bits, grid.headroom] if grid is not None else "auto"
+    head = LSSVMHead.from_config(config)
+    folds = head.statistics is not None and head.statistics.folds
+    for part in list(store.batches(size=7))[::-1]:
+        head.add(part.x, part.y, ids=part.ids if folds else None)
+    return head
+
+
+def agree(store: SampleStore) -> bool:
+    return store.head.digest() == fresh(store).digest() and len(store) == store.head.n
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_what_the_head_summed(store: SampleStore) -> None:
+    x, y = data()
+    rows = store.get(ids_of()[::-1])
+    assert torch.equal(rows.x.flip(0), FixedPoint(8.0).snap(x))
+    assert torch.equal(rows.y.flip(0), y)
+    assert rows.subjects[::-1] == users_of()
+    assert agree(store)
+
+
+def test_every_event_keeps_rows_and_head_together(store: SampleStore) -> None:
+    x, _ = data(seed=1)
+    store.apply(Remove(ids=["sample-3", "sample-7"]))
+    assert agree(store)
+    store.apply(Remove(subject="user-1"))
+    assert agree(store)
+    assert store.find(subject="user-1") == []
+    store.apply(Relabel(ids=["sample-0", "sample-2"], y=[2, 0]))
+    assert store.get(["sample-0", "sample-2"]).y.tolist() == [2, 0]
+    assert agree(store)
+    store.apply(Relabel(subject="user-2", y=1))
+    assert set(store.get(store.find(subject="user-2")).y.tolist()) == {1}
+    assert agree(store)
+    store.apply(Replace(ids=["sample-0"], x=x[:1], y=[1]))
+    assert torch.equal(store.get(["sample-0"]).x, FixedPoint(8.0).snap(x[:1]))
+    store.apply(Replace(ids=["sample-4"], x=x[1:2]))
+    assert agree(store)
+    kinds = [entry.kind for entry in store.history()]
+    assert kinds == ["add", "remove", "remove", "relabel", "relabel", "replace", "replace"]
+    assert store.position == 7
+
+
+def test_receipts(store: SampleStore) -> None:
+    receipt = store.apply(Remove(subject="user-1", event_id="erasure"))
+    assert (receipt.kind, receipt.samples, receipt.position, receipt.applied) == ("remove", 8, 2, True)
+    assert receipt.digest == store.head.digest()
+    assert len(receipt.nonces) == 8
+    assert "applied" in str(receipt)
+    certificate = store.certificate("erasure")
+    assert all(certificate.covers(i, n) for i, n in receipt.nonces.items())
+    assert not certificate.covers("sample-1", "00" * 32)
+
+
+def test_an_event_applied_before_changes_nothing_and_says_so(store: SampleStore) -> None:
+    event = Remove(subject="user-1", event_id="once")
+    store.apply(event)
+    digest = store.head.digest()
+    again, other = store.apply([event, Remove(ids=["sample-0"], event_id="once")])
+    assert not again.applied
+    assert not other.applied
+    assert (again.position, again.samples) == (2, 8)
+    assert "before" in str(again)
+    assert (store.head.digest(), store.position) == (digest, 2)
+
+
+def test_a_list_is_all_or_nothing(store: SampleStore) -> None:
+    x, y = data(seed=2)
+    before = (store.head.digest(), store.position, len(store), store.subjects())
+    good: list[Any] = [
+        Add(ids=["new-1", "new-2"], x=x[:2], y=y[:2], subject="new"),
+        Replace(ids=["new-1"], x=x[5:6], y=[2]),
+        Relabel(ids=["sample-5"], y=[0]),
+        Remove(subject="user-2"),
+        Relabel(ids=["new-2"], y=[0]),
+        Remove(ids=["new-1"]),
+    ]
+    bad: list[tuple[Any, type[Exception]]] = [
+        (Remove(ids=["nobody"]), RemovalError),
+        (Remove(subject="user-2"), RemovalError),
+        (Add(ids=["sample-0"], x=x[:1], y=y[:1]), ValueError),
+        (Add(ids=["new-3"], x=x[:1] * 1e6, y=y[:1]), GridError),
+        (Add(ids=["new-3"], x=x[:1], y=[K]), ValueError),
+        (Add(ids=["new-3"], x=x[:1, :3], y=[0]), ValueError),
+        (Relabel(ids=["sample-6"], y=[K]), ValueError),
+        (Replace(ids=["sample-6"], x=x[:1] * 1e6), GridError),
+        (Replace(ids=["sample-6"], x=x[:1, :2]), ValueError),
+        (Relabel(subject="user-3", y=[0, 1]), ValueError),
+    ]
+    for event, error in bad:
+        for count in range(len(good) + 1):
+            if isinstance(event, Remove) and event.subject and count < 4:
+                continue  # user-2 is still there
+            with pytest.raises(error):
+                store.apply([*good[:count], event])
+            assert (store.head.digest(), store.position, len(store), store.subjects()) == before
+            assert agree(store)
+    store.apply(good)
+    assert agree(store)
+    assert "new-2" in store
+    assert "new-1" not in store
+
+
+def test_an_event_that_is_none(store: SampleStore) -> None:
+    with pytest.raises(ValueError, match="Add, Remove"):
+        store.apply(["no"])  # type: ignore[list-item]
+    assert store.apply([]) == []
+
+
+def test_emptied_and_filled_again_on_another_grid(tmp_path: Path) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K)) as store:
+        store.apply(Add(ids=ids_of(), x=x, y=y))
+        first = store.head.grid
+        with pytest.raises(
+            RemovalError
+        ):  # taken back: the grid is that of the first batch, not of what comes back first
+            store.apply([Remove(ids=ids_of()), Remove(ids=["sample-1"])])
+        assert store.head.grid == first
+        assert agree(store)
+        store.apply(Remove(ids=ids_of()))
+        assert len(store) == 0
+        assert store.head.n == 0
+        store.apply(Add(ids=ids_of(), x=x * 1000, y=y))
+        assert store.head.grid != first
+        assert agree(store)
+    with SampleStore(tmp_path / "s") as store:
+        assert agree(store)
+
+
+def test_automatic_grid_survives_a_rebuild(tmp_path: Path) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K)) as store:
+        store.apply(Add(ids=["small"], x=x[:1] / 20, y=y[:1]))
+        store.apply(Add(ids=ids_of(), x=x, y=y))
+        store.apply(Remove(ids=["small"]))
+        grid, digest = store.head.grid, store.head.digest()
+    for path in (tmp_path / "s").glob("*.snapshot.pt"):
+        path.unlink()
+    with SampleStore(tmp_path / "s") as store:
+        assert "rebuilt" in store.recovery
+        assert (store.head.grid, store.head.digest()) == (grid, digest)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"per_class": True},
+        {"class_weight": "balanced"},
+        {"multiclass": "ovo"},
+        {"folds": 4},
+        {"intercept": "penalized", "rho": 0.25},
+        {"grid": "auto"},
+        {"grid": FixedPoint(10.0, bits=18)},
+        {"grid": FixedPoint(8.0, bits=6)},
+        {"grid": FixedPoint(8.0, bits=14)},
+        {"grid": FixedPoint(8.0, bits=26)},
+        {"class_weight": torch.tensor([1.0, 2.0, 3.0])},
+    ],
+    ids=str,
+)
+def test_every_form_of_head(tmp_path: Path, options: dict[str, Any]) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=new_head(**options)) as store:
+        store.apply(Add(ids=ids_of(), x=x, y=y, subject=users_of()))
+        store.apply([Remove(subject="user-0"), Relabel(ids=["sample-1"], y=[2]), Replace(ids=["sample-2"], x=x[:1])])
+        assert agree(store)
+        digest, scores = store.head.digest(), store.head(x)
+    with SampleStore(tmp_path / "s") as store:
+        assert store.head.digest() == digest
+        assert torch.allclose(store.head(x), scores, atol=1e-10)
+        assert agree(store)
+
+
+@pytest.mark.parametrize("grid", [None, "auto", FixedPoint(64.0)], ids=str)
+@pytest.mark.parametrize("width", [1, K])
+def test_float_targets(tmp_path: Path, grid: Any, width: int) -> None:
+    x, _ = data()
+    y = torch.randn(N, width, generator=torch.Generator().manual_seed(3))
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, width, grid=grid)) as store:
+        store.apply(Add(ids=ids_of(), x=x, y=y[:, 0] if width == 1 else y, subject=users_of()))
+        store.apply([Remove(subject="user-0"), Relabel(ids=["sample-1"], y=y[:1])])
+        scores = store.head(x)
+        if grid is not None:
+            assert agree(store)
+    with SampleStore(tmp_path / "s") as store:
+        assert torch.allclose(store.head(x), scores, atol=1e-9)
+        assert store.get(["sample-1"]).y.shape == (1, width)
+
+
+@pytest.mark.parametrize("options", [{"grid": None}, {"statistics": False}], ids=str)
+def test_heads_without_a_digest(tmp_path: Path, options: dict[str, Any]) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=new_head(**options)) as store:
+        store.apply(Add(ids=ids_of(), x=x, y=y, subject=users_of()))
+        receipt = store.apply(Remove(subject="user-0"))
+        assert receipt.digest is None
+        with pytest.raises(RemovalError):
+            store.apply([Remove(subject="user-1"), Remove(subject="nobody")])
+        scores = store.head(x)
+        assert torch.allclose(fresh(store)(x), scores, atol=1e-8)
+    with SampleStore(tmp_path / "s") as store:
+        assert torch.allclose(store.head(x), scores, atol=1e-8)
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+def test_closed_and_opened(store: SampleStore, tmp_path: Path) -> None:
+    store.apply(Remove(subject="user-1"))
+    digest, head = store.head.digest(), store.head
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        assert again.head is not head
+        assert again.head.digest() == digest
+        assert "loaded the snapshot" in again.recovery
+        assert agree(again)
+    given = new_head()
+    with SampleStore(tmp_path / "store", head=given) as again:
+        assert again.head is given
+        assert given.digest() == digest
+    with SampleStore(tmp_path / "store", head=given) as again:  # in step already
+        assert again.head is given
+
+
+def test_opened_without_a_clean_stop(store: SampleStore, tmp_path: Path) -> None:
+    x, y = data(seed=4)
+    store.close()
+    for events, done in [
+        ([Add(ids=["n1", "n2"], x=x[:2], y=y[:2])], "rolled the snapshot at position 1 forward to 2 by 2 rows"),
+        ([Remove(ids=["n1"]), Add(ids=["n3"], x=x[2:3], y=y[2:3])], "rebuilt the head from 42 rows at position 4"),
+    ]:
+        running = SampleStore(tmp_path / "store")
+        running.apply(events)
+        digest = running.head.digest()
+        running._db.close()  # as a killed process leaves it
+        with SampleStore(tmp_path / "store") as again:
+            assert again.recovery == done
+            assert again.head.digest() == digest
+            assert agree(again)
+            again._saved = again._position  # closing writes no snapshot
+        if "rolled" not in done:
+            break
+        next(iter((tmp_path / "store").glob("*.snapshot.pt"))).exists()
+
+
+def test_the_options_of_the_head_are_kept(store: SampleStore, tmp_path: Path) -> None:
+    store.head.rho = 0.125
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        assert again.head.rho == 0.125
+    with SampleStore(tmp_path / "store", head=new_head(rho=3.0)) as again:
+        assert again.head.rho == 3.0
+        assert agree(again)
+
+
+def test_refusals_on_opening(store: SampleStore, tmp_path: Path) -> None:
+    store.close()
+    x, y = data()
+    with pytest.raises(ValueError, match="intercept"):
+        SampleStore(tmp_path / "store", head=new_head(intercept="none"))
+    with pytest.raises(ValueError, match="num_classes"):
+        SampleStore(tmp_path / "store", head=LSSVMHead(J, K + 1, grid=FixedPoint(8.0)))
+    with pytest.raises(ValueError, match="grid"):
+        SampleStore(tmp_path / "store", head=LSSVMHead(J, K, grid=FixedPoint(4.0)))
+    with pytest.raises(StoreError, match="not those of the store"):
+        SampleStore(tmp_path / "store", head=new_head().add(x, y.flip(0)))
+    with pytest.raises(StoreError, match="no store"):
+        SampleStore(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+    with pytest.raises(StoreError, match="already holds samples"):
+        SampleStore(tmp_path / "fresh", head=new_head().add(x, y))
+    with pytest.raises(StoreError, match="drives an LSSVMHead"):
+        SampleStore(tmp_path / "other", head=torch.nn.Linear(2, 2))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    with pytest.raises(StoreError, match="not empty"):
+        SampleStore(tmp_path / "full", head=new_head())
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["letter.txt"]
+    with pytest.raises(StoreError, match="not empty and not a store"):
+        SampleStore(tmp_path / "full" / "letter.txt", head=new_head())
+
+
+def test_foreign_and_newer_files(store: SampleStore, tmp_path: Path) -> None:
+    store.close()
+    file = tmp_path / "store" / "samples.sqlite"
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    content = file.read_bytes()
+    with pytest.raises(StoreError, match="newer schema version 2"):
+        SampleStore(tmp_path / "store")
+    assert file.read_bytes() == content
+    for name, junk in (("text", b"hello" * 1000), ("empty", b"")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "samples.sqlite").write_bytes(junk)
+        with pytest.raises(StoreError):
+            SampleStore(tmp_path / name)
+        assert (tmp_path / name / "samples.sqlite").read_bytes() == junk
+    (tmp_path / "other").mkdir()
+    db = sqlite3.connect(tmp_path / "other" / "samples.sqlite")
+    db.execute("CREATE TABLE mine (a)")
+    db.commit()
+    db.close()
+    content = (tmp_path / "other" / "samples.sqlite").read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        SampleStore(tmp_path / "other", head=new_head())
+    assert (tmp_path / "other" / "samples.sqlite").read_bytes() == content
+
+
+def test_bound_to_a_network(tmp_path: Path) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=new_head(), fingerprint="resnet") as store:
+        store.apply(Add(ids=["a"], x=x[:1], y=y[:1]))
+        store.apply(Add(ids=["b"], x=x[1:2], y=y[1:2], fingerprint="resnet"))
+        with pytest.raises(ValueError, match="not of the network"):
+            store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3], fingerprint="vit"))
+        assert len(store) == 2
+    with pytest.raises(ValueError, match="bound to the network"):
+        SampleStore(tmp_path / "s", fingerprint="vit")
+    with SampleStore(tmp_path / "s") as store:
+        assert store.fingerprint == "resnet"
+        with pytest.raises(ValueError, match="Give the fingerprint"):
+            store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3]))
+        store.apply(Add(ids=["c"], x=x[2:3], y=y[2:3], fingerprint="resnet"))
+        store.apply(Remove(ids=["a"]))
+        assert agree(store)
+    with SampleStore(tmp_path / "later", head=new_head()) as store:
+        store.apply(Add(ids=["a"], x=x[:1], y=y[:1], fingerprint="vit"))
+        assert store.fingerprint == "vit"
+    with SampleStore(tmp_path / "never", head=new_head()) as store:
+        store.apply(Add(ids=["a"], x=x[:1], y=y[:1]))
+        with pytest.raises(ValueError, match="not of the network"):
+            store.apply(Add(ids=["b"], x=x[1:2], y=y[1:2], fingerprint="vit"))
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+def test_a_head_changed_behind_the_stores_back_is_refused(store: SampleStore) -> None:
+    x, y = data()
+    before = store.head.digest()
+    store.head.add(x[:1], y[:1])
+    with pytest.raises(StoreError, match="behind the store's back"):
+        store.apply(Remove(ids=["sample-0"]))
+    with pytest.raises(StoreError, match="behind the store's back"):
+        store.certificate("first")
+    assert len(store) == N
+    store.restore()
+    assert store.head.digest() == before
+    store.head.refresh()  # changes no sample
+    store.head.rho = 2.0
+    store.apply(Remove(ids=["sample-0"]))
+    assert agree(store)
+
+
+def test_two_writers_take_turns(store: SampleStore, tmp_path: Path) -> None:
+    x, y = data(seed=5)
+    other = SampleStore(tmp_path / "store")
+    other.apply(Remove(subject="user-1"))
+    store.apply(Add(ids=["n"], x=x[:1], y=y[:1]))  # reloads first
+    assert agree(store)
+    other.apply(Relabel(ids=["n"], y=[2]))
+    assert agree(other)
+    assert store.head.digest() == other.head.digest()  # the head follows when it is looked at
+    assert store.position == other.position == 4
+    other.close()
+
+
+def test_a_writer_waits_no_longer_than_it_is_told(store: SampleStore, tmp_path: Path) -> None:
+    impatient = SampleStore(tmp_path / "store", timeout=0.05)
+    with store._db.transaction(), pytest.raises(StoreBusyError, match="in use"):
+        impatient.apply(Remove(ids=["sample-0"]))
+    impatient.apply(Remove(ids=["sample-0"]))
+    impatient.close()
+
+
+def test_readers(store: SampleStore, tmp_path: Path) -> None:
+    reader = SampleStore(tmp_path / "store", readonly=True)
+    assert len(reader) == N
+    with pytest.raises(StoreError, match="reading only"):
+        reader.apply(Remove(ids=["sample-0"]))
+    store.apply(Remove(subject="user-0"))
+    assert len(reader) == N - 8
+    assert reader.head.digest() == store.head.digest()
+    assert (
+        [s.id for s in reader]
+        == store.find()
+        == [i for i, u in zip(ids_of(), users_of(), strict=True) if u != "user-0"]
+    )
+    assert store.find(label=1, subject="user-1") == [
+        i for i in store.find(label=1) if i in store.find(subject="user-1")
+    ]
+    assert store.subjects() == {f"user-{u}": 8 for u in range(1, 5)}
+    sample = next(iter(reader))
+    assert (sample.id, sample.subject, int(sample.y)) == ("sample-1", "user-1", 1)
+    assert sample.added > 1e9
+    reader.close()
+
+
+def test_threads_share_a_store(store: SampleStore) -> None:
+    x, y = data(seed=6)
+    errors: list[Exception] = []
+
+    def work(t: int) -> None:
+        try:
+            for i in range(5):
+                store.apply(Add(ids=[f"t{t}-{i}"], x=x[i : i + 1], y=y[i : i + 1]))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(store) == N + 20
+    assert agree(store)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dataset_view(store: SampleStore, workers: int) -> None:
+    view = store.dataset()
+    assert len(view) == N
+    x, y = zip(*DataLoader(view, batch_size=16, num_workers=workers), strict=True)
+    rows = next(iter(store.batches()))
+    assert torch.equal(torch.cat(x), rows.x)
+    assert torch.equal(torch.cat(y), rows.y)
+    assert torch.equal(view[-1][0], rows.x[-1])
+    with pytest.raises(IndexError):
+        view[N]
+    store.apply(Remove(ids=["sample-0"]))
+    with pytest.raises(StoreError, match="erased"):
+        view[0]
+
+
+# -- looking ahead -----------------------------------------------------------------------------------------------------
+
+
+def test_preview_tells_and_changes_nothing(store: SampleStore) -> None:
+    x, y = data(200, seed=7)
+    digest, version = store.head.digest(), store.position
+    preview = store.preview(Remove(subject="user-1"), x=x, y=y)
+    assert (preview.samples, preview.remaining) == (8, N - 8)
+    assert (store.head.digest(), store.position, len(store)) == (digest, version, N)
+    before = store.head.predict(x)
+    store.apply(Remove(subject="user-1"))
+    after = store.head.predict(x)
+    assert preview.flips == int((before != after).sum()) > 0
+    assert preview.accuracy_before == pytest.approx(float((before == y).double().mean()))
+    assert preview.accuracy_after == pytest.approx(float((after == y).double().mean()))
+    with pytest.raises(RemovalError):
+        store.preview(Remove(subject="nobody"))
+    nothing = store.preview(Remove(ids=store.find()), x=x, y=y)
+    assert (nothing.flips, nothing.accuracy_after, nothing.remaining) == (200, None, 0)
+    assert store.preview(Remove(ids=["sample-0"])).flips is None
+    assert agree(store)
+
+
+def test_numbers(store: SampleStore) -> None:
+    numbers = store.stats()
+    assert (numbers["samples"], numbers["subjects"], numbers["events"]) == (N, 5, 1)
+    assert numbers["labels"] == {"0": 14, "1": 13, "2": 13}
+    assert numbers["digest"] == store.head.digest()
+
+
+def test_ids_that_are_numbers(tmp_path: Path) -> None:
+    x, y = data()
+    with SampleStore(tmp_path / "s", head=new_head()) as store:
+        store.apply(Add(ids=torch.arange(N), x=x.numpy(), y=np.asarray(y)))
+        store.apply(Remove(ids=[3, 4]))
+        assert 3 not in store
+        assert "5" in store
+        assert agree(store)
