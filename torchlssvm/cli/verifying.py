@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open
 
 if TYPE_CHECKING:
     from torchlssvm import LSSVMHead
+    from torchlssvm.audit import Report
     from torchlssvm.cli.console import Commands
     from torchlssvm.store import SampleStore
 
@@ -47,18 +49,9 @@ def run_verify(options: argparse.Namespace) -> int:
     certificate = Certificate.load(options.certificate)
     key = None if options.public_key is None else audit.public_key(options.public_key)
     head = None if options.head is None else load_head(options.head)
-    store = None if options.store is None else open_for_audit(options)
-    try:
-        with Progress("verifying"):
-            judge = partial(
-                audit.verify, certificate, store=store, public_key=key, allow_unsigned=options.allow_unsigned
-            )
-            checks = judge(head=None if store is None else store.head).checks
-            if head is not None:
-                checks = checks | {"exported head": judge(head=head).checks["head"]}
-    finally:
-        if store is not None:
-            store.close()
+    judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
+    with Progress("verifying"):
+        checks = judge(head).checks if options.store is None else judge_with_store(options, judge, head)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -67,17 +60,19 @@ def run_verify(options: argparse.Namespace) -> int:
     return OK
 
 
-def open_for_audit(options: argparse.Namespace) -> SampleStore:
-    """The store, for reading; one that is there but does not open fails the verification."""
+def judge_with_store(options: argparse.Namespace, judge: Callable[..., Report], head: Any) -> dict[str, str]:
+    """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
     from torchlssvm.store.database import FILE
 
     try:
-        return open_store(options, readonly=True)
+        with open_store(options, readonly=True) as store:
+            checks = judge(store.head, store).checks
+            return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:
         raise
     except StoreError as error:
-        if not (options.store / FILE).exists():
+        if not (options.store / FILE).exists():  # a mistake of whoever calls, not of the store
             raise
         raise VerificationError(f"the store does not hold up: {error}") from error
 
