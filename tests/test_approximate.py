@@ -93,11 +93,34 @@ def test_a_marked_head_does_not_verify() -> None:
     x, y = data()
     head = LSSVMHead(6, 3).add(x, y)
     head.remove_approximate(x[:1] + 1e-4, y[:1])
+    event = {"event_id": "e", "kind": "remove", "position": 1, "time": "now", "samples": 0, "commitments": []}
     certificate = Certificate(
-        [], head.digest(), 0, "00" * 32, None, None, {"features": 6, "classes": 3}, 79, False, {}, "x", "now"
+        [event], head.digest(), 0, "00" * 32, None, None, {"features": 6, "classes": 3}, 79, False, {}, "x", "now"
     )
     with pytest.raises(VerificationError, match="remove_approximate"):
         verify(certificate, head=head, allow_unsigned=True)
+
+
+def test_features_that_are_always_zero() -> None:
+    """Noise on them makes a sum of squares negative; the system stays positive definite, and later changes work."""
+    x, y = data()
+    x[:, 2] = 0
+    head, truth = (LSSVMHead(6, 3, grid=FixedPoint(16.0)).add(x, y) for _ in range(2))
+    account = head.remove_approximate(x[:2] + 0.01, y[:2])
+    truth.remove(x[:2], y[:2])
+    assert (head.w - truth.w).norm() <= account.bound(0.01 * 6**0.5) + 1e-6
+    head.remove(x[2:10], y[2:10]).add(x[:1], y[:1])
+    assert (head.w - truth.remove(x[2:10], y[2:10]).add(x[:1], y[:1]).w).norm() < 0.1
+    assert head.drift() < 1e-9
+
+
+def test_an_emptied_head_is_as_new() -> None:
+    x, y = data()
+    head = LSSVMHead(6, 3, grid=FixedPoint(16.0)).add(x, y)
+    head.remove_approximate(x[:1] + 0.001, y[:1])
+    head.remove(x[1:], y[1:])
+    assert (head.n, head.uncertifiable) == (0, None)
+    assert head.digest() == LSSVMHead(6, 3, grid=FixedPoint(16.0)).digest()
 
 
 def test_refusals_leave_the_state() -> None:

@@ -148,7 +148,17 @@ def test_every_altered_field_is_noticed(store: SampleStore) -> None:
     fewer = good["events"][0] | {"samples": 7, "commitments": good["events"][0]["commitments"][:7]}
     with pytest.raises(VerificationError, match="not those of the journal"):
         verify(good | {"events": [fewer], "signature": ""}, store=store, allow_unsigned=True)
-    for junk in ({}, [], "{", b"\xff", None, good | {"format": "x"}, good | {"extra": 1}, good | {"samples": True}):
+    for junk in (
+        {},
+        [],
+        good | {"events": []},
+        "{",
+        b"\xff",
+        None,
+        good | {"format": "x"},
+        good | {"extra": 1},
+        good | {"samples": True},
+    ):
         with pytest.raises(VerificationError, match="not a certificate"):
             verify(junk, allow_unsigned=True)  # type: ignore[arg-type]
 
@@ -209,10 +219,10 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     store.apply(Remove(ids=["s0"], event_id="two"))
     certificate = store.certificate("two", key=KEY)
     blob = bytes(store._table.codec.encode(rows.x)[0])
-    record = ("s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
+    record = (99, "s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
     db = sqlite3.connect(store.path / "samples.sqlite")
-    columns = "id, subject, label, target, position, added, nonce, checksum, features"
-    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
+    columns = "seq, id, subject, label, target, position, added, nonce, checksum, features"
+    db.execute(f"INSERT INTO samples ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", (*record, checksum(record, blob), blob))
     db.commit()
     db.close()
     with pytest.raises(VerificationError, match="erased is among the rows"):
@@ -270,6 +280,7 @@ def test_fingerprints() -> None:
 
 
 def test_round_trip() -> None:
-    plain = Certificate([], None, 0, "", None, None, {}, 0, False, {}, "l", "t")
+    event = {"event_id": "e", "kind": "remove", "position": 1, "time": "t", "samples": 0, "commitments": []}
+    plain = Certificate([event], None, 0, "", None, None, {}, 0, False, {}, "l", "t")
     assert Certificate.from_json(plain.to_json()) == plain
     assert plain.to_json() == json.dumps(json.loads(plain.to_json()), sort_keys=True, separators=(",", ":"))

@@ -528,3 +528,55 @@ def test_ids_that_are_numbers(tmp_path: Path) -> None:
         assert 3 not in store
         assert "5" in store
         assert agree(store)
+
+
+def test_events_larger_than_a_batch(tmp_path: Path) -> None:
+    """Rows are read and written 1,024 at a time; an event is one thing all the same."""
+    n = 2500
+    x, y = data(n)
+    with SampleStore(tmp_path / "s", head=new_head(), snapshot_rows=2000) as store:
+        store.apply(Add(ids=range(n), x=x, y=y, subject="all"))
+        before = store.head.digest()
+        events = [Relabel(subject="all", y=2), Replace(subject="all", x=x.flip(0), y=y), Remove(ids=range(0, n, 2))]
+        with pytest.raises(RemovalError):
+            store.apply([*events, Remove(subject="nobody")])
+        assert (store.head.digest(), len(store), store.position) == (before, n, 1)
+        with pytest.raises(ValueError, match="2501"):
+            store.apply(Relabel(subject="all", y=[0] * 2501))
+        store.apply(events)
+        assert agree(store)
+        assert torch.equal(store.get([1, 3]).x, FixedPoint(8.0).snap(x.flip(0)[[1, 3]]))
+        assert store.apply(Remove(subject="all")).samples == n // 2
+        assert len(store) == 0
+
+
+def test_a_failing_disk_takes_the_head_back(store: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails between the first statement and the commit, rows and head stay together."""
+    x, y = data(seed=8)
+    events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
+    before = (store.head.digest(), len(store), store.position)
+    plain = type(store._db).errors
+    for fail_at in range(1, 60):
+        count = 0
+
+        def errors(self: Any, fail_at: int = fail_at) -> Any:
+            nonlocal count
+            count += 1
+            if count == fail_at:
+                raise StoreError("disk I/O error")
+            return plain(self)
+
+        monkeypatch.setattr(type(store._db), "errors", errors)
+        try:
+            store.apply(events)
+        except StoreError:
+            monkeypatch.setattr(type(store._db), "errors", plain)
+            assert (store.head.digest(), len(store), store.position) == before
+            assert agree(store)
+            continue
+        finally:
+            monkeypatch.setattr(type(store._db), "errors", plain)
+        assert store.position == before[2] + 3
+        assert agree(store)
+        return
+    pytest.fail("the events never went through")

@@ -225,11 +225,11 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
 def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dict[str, str]]:
     """The digest the head must have now, and what was checked."""
     entries = {entry.position: entry for entry in store.history()}
-    if len(entries) < cert.position:
+    if not 0 < cert.position <= len(entries):
         raise VerificationError(
-            f"the journal ends at event {len(entries)}, before the certificate's position {cert.position}"
+            f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
         )
-    if cert.position and entries[cert.position].chain.hex() != cert.chain:
+    if entries[cert.position].chain.hex() != cert.chain:
         raise VerificationError(f"the journal is not the one of the certificate: the chain differs at {cert.position}")
     erased: set[str] = set()
     for event in cert.events:

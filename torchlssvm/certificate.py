@@ -119,6 +119,8 @@ class Certificate:
             value = data[name]
             if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
                 raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
+        if not data["events"]:
+            raise VerificationError("not a certificate: it names no event")
         for event in data["events"]:
             if not isinstance(event, dict) or set(event) != set(EVENT):
                 raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT)}")

@@ -23,7 +23,9 @@ def remove_approximate(head: LSSVMHead, x: Any, y: Any, weight: Any, ids: Any) -
     if head.multiclass == "ovo":
         raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
     batch = head._check(x, y, weight, ids)
-    head._apply_changes([(batch, -1)])
+    if len(batch) and batch.size >= head.n:
+        raise ValueError(f"all {head.n} samples would be removed: there is nothing left to estimate, use remove")
+    head._apply_changes([(batch, -1)], rough=True)
     w, b, P = head._current(inverse=True)  # a removal that cannot be is found here, and rolled back
     grid, target = batch.choices.grid, batch.choices.target_grid
     rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)

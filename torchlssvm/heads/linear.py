@@ -205,7 +205,7 @@ class LSSVMHead(HeadBase):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
 
-    def _apply_changes(self, changes: list[tuple[Batch, int]]) -> LSSVMHead:
+    def _apply_changes(self, changes: list[tuple[Batch, int]], rough: bool = False) -> LSSVMHead:
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
             return self
@@ -216,7 +216,7 @@ class LSSVMHead(HeadBase):
             if removes:
                 stats.guard()
             try:
-                rows = stats.change(changes, held=True)
+                rows = stats.change(changes, held=True, rough=rough or self._uncertifiable is not None)
             except Exception:
                 if removes and not self._unverified:
                     stats.release()
@@ -224,16 +224,18 @@ class LSSVMHead(HeadBase):
             self._unverified |= removes
             self._engine.changed(changes, rows)
             if removes and stats.drained:
-                self._emptied(stats)
+                self._emptied(stats, rough or self._uncertifiable is not None)
         self._version += 1
         return self
 
-    def _emptied(self, stats: Statistics) -> None:
-        """No sample is left: all sums must be zero, else what was removed was not what was held."""
+    def _emptied(self, stats: Statistics, rough: bool) -> None:
+        """No sample is left: all sums must be zero, else what was removed was not what was held, or only roughly."""
         stats.canonicalize()
         if stats.empty or checks.is_fake(stats.counts):
-            self._unverified = False
+            self._unverified, self._uncertifiable = False, None
             self._engine.reset()
+        elif rough:
+            self._adopt(None)
         else:
             self._roll_back("no sample would be left, but the sums would not be zero")
 
@@ -259,5 +261,5 @@ class LSSVMHead(HeadBase):
         self._unverified |= doubtful
         self._uncertifiable = self._uncertifiable or other._uncertifiable
         if sign < 0 and mine.drained:
-            self._emptied(mine)
+            self._emptied(mine, self._uncertifiable is not None)
         return self._restart()

@@ -46,10 +46,11 @@ class Changing(Reading):
         self.change([(self.check(x, y, weight, ids), -1)])
         return self
 
-    def change(self, changes: list[tuple[Batch, int]], held: bool = False) -> list[Tensor] | None:
+    def change(self, changes: list[tuple[Batch, int]], held: bool = False, rough: bool = False) -> list[Tensor] | None:
         """Apply checked batches with their signs, all or none.
 
-        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError.
+        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError;
+        ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if len(b)]
@@ -76,7 +77,7 @@ class Changing(Reading):
         sums = self._decide(first.choices)
         rows = [self._rows(b, s) for b, s in changes]
         try:
-            views = self._sum(sums, rows, held)
+            views = self._sum(sums, rows, held and not rough)
         except Exception:
             if fresh:
                 self._reset()

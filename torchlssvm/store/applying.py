@@ -202,13 +202,16 @@ class Work:
 
     # -- commit or back ------------------------------------------------------------------------------------------------
 
-    def write_journal(self, digest: str | None) -> None:
-        """One entry for each event; the last one has the digest, as an HMAC."""
+    def write_journal(self, digest: str | None) -> bytes:
+        """One entry for each event; the last one has the digest, as an HMAC. Returns the end of the chain."""
+        chain = b""
         for i, done in enumerate(self.done):
             last = i == len(self.done) - 1
             commitments = [commitment(n, s) for n, s in zip(done.nonces, done.ids, strict=True)]
             mac = self.journal.mac(digest) if last else None
-            self.journal.append(done.event.event_id, kind_of(done.event), commitments, mac, done.position - 1)
+            kind = kind_of(done.event)
+            chain = self.journal.append(done.event.event_id, kind, commitments, mac, done.position - 1).chain
+        return chain
 
     @exactly
     def undo(self) -> bool:

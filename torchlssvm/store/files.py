@@ -1,16 +1,18 @@
 """The files beside the database: snapshots of the statistics, and the position last acknowledged.
 
 A snapshot makes opening fast; it is never needed, since the statistics can be rebuilt from the rows. It holds sums, which
-cover samples erased since, so old ones are removed. The witness is what a caller was last told: if the database comes back
-with less (a log cut short by a disk that did not keep its promise, a backup put in its place), the loss is noticed.
+cover samples erased since, so old ones are removed. It ends with the SHA-256 of what comes before.
+
+The witness is what a caller was last told: if the database comes back with less (a log cut short by a disk that did not keep
+its promise, a backup put in its place), the loss is noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torchlssvm.store.database import checksum
 
 SUFFIX = ".snapshot.pt"
 FORMAT = "torchlssvm-snapshot-1"
+TRAILER = 32
 ROOM = 256
 
 
@@ -65,16 +68,20 @@ class Snapshots:
         head = {"format": FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
         torch.save(head | {"statistics": state}, buffer)
         path = self.folder / f"{position:012d}{SUFFIX}"
-        write_durably(path, buffer.getvalue())
+        write_durably(path, buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest())
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The content of a snapshot, or None when it cannot be read: the rows are the truth, not it."""
         try:
-            found = torch.load(path, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError, UnicodeDecodeError):
+            content = path.read_bytes()
+        except OSError:
             return None
-        return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+        body, trailer = memoryview(content)[:-TRAILER], content[-TRAILER:]
+        if hashlib.sha256(body).digest() != trailer:
+            return None
+        found: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+        return found if found.get("format") == FORMAT else None
 
     def remove(self, paths: list[Path]) -> None:
         """Delete snapshots."""

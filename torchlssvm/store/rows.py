@@ -235,7 +235,7 @@ class Table:
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         for row in found:
-            if not isinstance(row[9], bytes) or row[8] != checksum(row[1:8], row[9]):
+            if not isinstance(row[9], bytes) or row[8] != checksum(row[:8], row[9]):
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
         return found
 
@@ -258,6 +258,8 @@ class Table:
         """Write new rows in batches; returns their nonces. ValueError if an id is there already."""
         nonces: list[bytes] = []
         now = time.time()
+        last = self.db.one("SELECT max(seq) FROM samples")
+        first = ((last or (None,))[0] or 0) + 1
 
         def rows(part: slice) -> Iterator[tuple[Any, ...]]:
             """The columns side by side; Python's own loops run once for each of them, not for each row."""
@@ -266,12 +268,13 @@ class Table:
             fresh = [secret[i : i + NONCE] for i in range(0, len(secret), NONCE)]
             nothing = [None] * len(fresh)
             same = [position] * len(fresh), [now] * len(fresh)
-            columns = (ids[part], subjects[part], labels or nothing, targets or nothing, *same, fresh)
+            seqs = range(first + part.start, first + part.start + len(fresh))
+            columns = (seqs, ids[part], subjects[part], labels or nothing, targets or nothing, *same, fresh)
             checksums = [checksum(record, blob) for record, blob in zip(zip(*columns, strict=True), blobs, strict=True)]
             nonces.extend(fresh)
             return zip(*columns, checksums, blobs, strict=True)
 
-        sql = f"INSERT INTO samples ({COLUMNS.removeprefix('seq, ')}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = f"INSERT INTO samples ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         try:
             for start in range(0, len(ids), BATCH):
                 self.db.many(sql, rows(slice(start, start + BATCH)))
@@ -300,7 +303,7 @@ class Table:
         changed = []
         for i, seq in enumerate(rows.seq):
             label, target = (labels[i] if labels else None), (targets[i] if targets else None)
-            record = (rows.ids[i], rows.subjects[i], label, target, position, rows.added[i], rows.nonces[i])
+            record = (seq, rows.ids[i], rows.subjects[i], label, target, position, rows.added[i], rows.nonces[i])
             changed.append((label, target, position, checksum(record, blobs[i]), blobs[i], seq))
         self.db.many(
             "UPDATE samples SET label = ?, target = ?, position = ?, checksum = ?, features = ? WHERE seq = ?", changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
@@ -14,6 +15,8 @@ from torchlssvm.events import Event, EventBase
 from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
 from torchlssvm.store.machine import ByIds, Linear
+
+log = logging.getLogger("torchlssvm.store")
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,13 @@ class SampleStore(Certifying):
             try:
                 work = self._begin(machine)
                 results = [work.do(event) for event in given]
-                digest = self._finish(machine, work) if work.done else self._db.get("state")["digest"]
+                digest, chain = self._finish(machine, work)
                 self._db.run("COMMIT")
             except BaseException:
                 self._take_back(work)
                 raise
             if work.done:
-                self._position = work.position
-                machine.note()
-                self._witness.write(work.position, self._journal.chain_at(work.position))
-                self._rows_since += sum(len(done.ids) for done in work.done)
-                if self._rows_since >= self._snapshot_rows:
-                    with self._db.transaction():
-                        self._snapshot()
+                self._committed(machine, work, chain)
             receipts = [
                 self._repeated(event, result) if isinstance(result, int) else receipt_of(result, digest)
                 for event, result in zip(given, results, strict=True)
@@ -127,17 +124,35 @@ class SampleStore(Certifying):
             self._reload()
         return Work(self._table, self._journal, machine, state["position"], self._source)
 
-    def _finish(self, machine: Linear | ByIds, work: Work) -> str | None:
-        digest = machine.digest()
-        work.write_journal(digest)
-        change = {"add": 1, "remove": -1}
+    def _finish(self, machine: Linear | ByIds, work: Work) -> tuple[str | None, bytes]:
+        """Write the journal and the state; returns the digest and the end of the chain."""
         state = self._db.get("state")
+        if not work.done:
+            return state["digest"], bytes.fromhex(state["chain"])
+        digest = machine.digest()
+        chain = work.write_journal(digest)
+        change = {"add": 1, "remove": -1}
         samples = state["samples"] + sum(
             change.get(type(done.event).__name__.lower(), 0) * len(done.ids) for done in work.done
         )
-        self._put_state(work.position, digest, samples, self._journal.chain_at(work.position))
+        self._put_state(work.position, digest, samples, chain)
         self._save_options(machine)
-        return digest
+        return digest, chain
+
+    def _committed(self, machine: Linear | ByIds, work: Work, chain: bytes) -> None:
+        """The events are durable. What fails from here on is only for speed, or for later: it is logged, not raised."""
+        self._position = work.position
+        machine.note()
+        self._rows_since += sum(len(done.ids) for done in work.done)
+        try:
+            self._witness.write(work.position, chain)
+            if self._rows_since >= self._snapshot_rows:
+                with self._db.transaction():
+                    self._snapshot()
+        except (OSError, StoreError) as error:
+            log.warning(
+                "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
+            )
 
     def _take_back(self, work: Work | None) -> None:
         if work is None:
