@@ -96,7 +96,11 @@ def compact(store: SampleStore, said: dict[str, Any]) -> str:
     with Progress("compacting"):
         done = store.compact()
     said |= {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
-    older = f"; these files still hold what was erased: {', '.join(done.checkpoints)}" if done.checkpoints else ""
+    older = (
+        f"; these files are older and may hold what was erased: {', '.join(done.checkpoints)}"
+        if done.checkpoints
+        else ""
+    )
     return f"compacted at position {done.position}{older}"
 
 
