@@ -71,7 +71,7 @@ def judge_with_store(options: argparse.Namespace, judge: Callable[..., Report], 
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:
         raise
-    except StoreError as error:
+    except (StoreError, UnicodeDecodeError) as error:  # SQLite's messages quote damaged text
         if not (options.store / FILE).exists():  # a mistake of whoever calls, not of the store
             raise
         raise VerificationError(f"the store does not hold up: {error}") from error
