@@ -1,6 +1,6 @@
 """What the command line remembers with a store: the names of its classes and the network its features come from.
 
-Kept in the store's own file, under the name "cli", so that it has the same durability and checksum as everything else.
+Kept as a note of the store, so that it has the same durability and checksum as everything else.
 """
 
 from __future__ import annotations
@@ -64,18 +64,17 @@ class Settings:
 
 def load(store: SampleStore) -> Settings:
     """The settings of a store; one that was not made by the command line has none."""
-    return Settings(**(store._db.get(NAME) or {}))
+    return Settings(**store.notes().get(NAME, {}))
 
 
 def known(store: SampleStore) -> bool:
     """Whether the command line has made this store, and finished."""
-    return store._db.get(NAME) is not None
+    return NAME in store.notes()
 
 
 def save(store: SampleStore, settings: Settings) -> None:
     """Keep them."""
-    with store._db.transaction():
-        store._db.put(NAME, asdict(settings))
+    store.set_note(NAME, asdict(settings))
 
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
