@@ -580,3 +580,12 @@ def test_a_failing_disk_takes_the_head_back(store: SampleStore, monkeypatch: pyt
         assert agree(store)
         return
     pytest.fail("the events never went through")
+
+
+def test_notes(store: SampleStore, tmp_path: Path) -> None:
+    assert store.notes() == {}
+    store.set_note("mine", {"a": [1, 2]})
+    assert store.update_note("mine", lambda value: value | {"b": 3}) == {"a": [1, 2], "b": 3}
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        assert again.notes() == {"mine": {"a": [1, 2], "b": 3}}

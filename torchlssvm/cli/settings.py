@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -79,8 +79,11 @@ def save(store: SampleStore, settings: Settings) -> None:
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
     """Register the names of classes, under the write lock: another process may be doing the same."""
-    with store._db.transaction():
-        settings = load(store)
-        settings.learn_names(names, store.head.num_classes)
-        store._db.put(NAME, asdict(settings))
-    return settings
+    classes = store.head.num_classes
+
+    def learn(kept: dict[str, Any] | None) -> dict[str, Any]:
+        settings = Settings(**(kept or {}))
+        settings.learn_names(names, classes)
+        return asdict(settings)
+
+    return Settings(**store.update_note(NAME, learn))

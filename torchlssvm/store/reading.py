@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,15 @@ class Reading:
 
     def set_note(self, name: str, value: Any) -> None:
         """Keep something of the caller's own beside the samples: any value of JSON. Not for data about people."""
+        self.update_note(name, lambda _: value)
+
+    def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
+        """The same for a value made from the present one (None if there is none), while no other process can change it."""
         with self._lock, self._db.transaction():
-            self._db.put("notes", self.notes() | {name: value})
+            notes = self.notes()
+            value = change(notes.get(name))
+            self._db.put("notes", notes | {name: value})
+            return value
 
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""
