@@ -460,7 +460,8 @@ def test_threads_share_a_store(store: SampleStore) -> None:
     def work(t: int) -> None:
         try:
             for i in range(5):
-                store.apply(Add(ids=[f"t{t}-{i}"], x=x[i : i + 1], y=y[i : i + 1]))
+                store.apply([Add(ids=[f"t{t}-{i}-{k}"], x=x[i : i + 1], y=y[i : i + 1]) for k in range(2)])
+                assert len(store) % 2 == 0  # never between the events of a list
         except Exception as error:
             errors.append(error)
 
@@ -470,7 +471,7 @@ def test_threads_share_a_store(store: SampleStore) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(store) == N + 20
+    assert len(store) == N + 40
     assert agree(store)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class Database:
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
         self.path = path
+        self.lock = threading.RLock()  # held through a transaction, so that other threads read what is committed
         mode = "rwc" if create else "rw"
         with self.errors():
             self.connection = sqlite3.connect(
@@ -140,7 +142,7 @@ class Database:
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
-        with self.errors():
+        with self.lock, self.errors():
             return self.connection.execute(sql, tuple(values)).fetchall()
 
     def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
@@ -154,20 +156,21 @@ class Database:
 
     def many(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
         """Execute a statement for each of many rows."""
-        with self.errors():
+        with self.lock, self.errors():
             self.connection.executemany(sql, values)  # type: ignore[arg-type]
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Take the write lock; everything inside is written together, or not at all."""
-        self.run("BEGIN IMMEDIATE")
-        try:
-            yield
-            self.run("COMMIT")
-        except BaseException:
-            if self.connection.in_transaction:
-                self.run("ROLLBACK")
-            raise
+        with self.lock:
+            self.run("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.run("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.run("ROLLBACK")
+                raise
 
     def get(self, name: str, default: Any = MISSING) -> Any:
         """A value of the meta table; StoreError when it is not there, unless there is a default."""

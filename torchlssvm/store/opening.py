@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +48,13 @@ class StoreBase(Reading):
         self.readonly = readonly
         self.recovery = "nothing to do"
         self._timeout, self._snapshot_rows, self._device = timeout, snapshot_rows, device
-        self._lock = threading.RLock()
         self._closed = False
         self._snapshots, self._witness = Snapshots(self.path), Witness(self.path / WITNESS)
         self._source = fingerprint
         self._machine: Linear | ByIds | None = None
         self._position, self._saved, self._stale, self._rows_since = 0, -1, True, 0
         self._db = self._open_file(head is not None and not readonly)
+        self._lock = self._db.lock
         try:
             self._journal = Journal(self._db)
             self._table = Table(self._db, Codec(1, 1))
