@@ -9,6 +9,7 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.machines import KernelLSSVM
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __version__ = "0.1.0"
@@ -17,6 +18,7 @@ __all__ = [
     "AttachedClassifier",
     "FixedPoint",
     "GridError",
+    "KernelLSSVM",
     "LSSVMHead",
     "NotFittedError",
     "NumericalWarning",

@@ -3,9 +3,9 @@
 Kernels are added, multiplied and scaled like the numbers they give; any callable ``(x1, x2) -> Gram`` will do in their
 place (:func:`as_kernel`), and :class:`Deep` puts one on the features of a frozen network.
 
-Memory: beyond its inputs, a copy of them and its result a kernel works in at most ``TILE_BYTES`` (64 MiB) at a time, or what a single pair of
-rows takes if that is more; ``kernel.product(x1, x2, v)`` gives K(x1, x2) v without the Gram matrix, in the same bound. While a
-model is exported or compiled the tiles are left out: one program for any batch size.
+Memory: beyond its inputs, a copy of them and its result a kernel works in at most ``TILE_BYTES`` (8 MiB) at a time, or what a
+single pair of rows takes if more; ``kernel.product(x1, x2, v)`` gives K(x1, x2) v without the Gram matrix, in the same bound.
+While a model is exported or compiled the tiles are left out: one program for any batch size.
 """
 
 from torchlssvm.kernels.base import TILE_BYTES, Kernel

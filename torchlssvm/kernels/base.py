@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-TILE_BYTES = 2**26
+TILE_BYTES = 2**23
 """Working memory of a kernel, in bytes, beyond what it is given and what it returns."""
 
 
