@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.votes import votes
 from torchlssvm.heads.base import HeadBase
-from torchlssvm.heads.engines import votes
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 

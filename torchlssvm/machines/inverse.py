@@ -183,9 +183,8 @@ class Inverse:
     def _inverse(self) -> Tensor:
         if self.U is None:
             n, factor = len(self.rows), self.factor
-            if factor is None:  # just loaded
-                self.rows.compact()
-                factor, _ = self._factor(self.rows.x[:n])
+            if factor is None:  # just loaded, hence without gaps
+                factor, _ = self.factor_of(self.rows.x[:n])
             self.U = self._room(self.rows.capacity)
             self.U[:n, :n] = factor.inverse()
             self.factor = None
@@ -234,7 +233,7 @@ class Inverse:
         kept = rows.index(slot for i, slot in rows.slot_of.items() if i not in gone)
         X = torch.cat([rows.x[kept], x])
         if len(X):
-            factor, scale = self._factor(X)
+            factor, scale = self.factor_of(X)
         rows.drop(removed)
         rows.compact()
         out = []
@@ -250,7 +249,7 @@ class Inverse:
             self.floor = max(DRIFT, 1e3 * torch.finfo(X.dtype).eps * self.C * scale)
         return out
 
-    def _factor(self, X: Tensor) -> tuple[system.Factor, float]:
+    def factor_of(self, X: Tensor) -> tuple[system.Factor, float]:
         """The factor of Q for rows X (n, J), with the help of eigenvalues if rounding spoils it; and Q's largest entry."""
         n, work = len(X), self._system(X)
         largest = work.diagonal()[:n].amax()
