@@ -63,7 +63,7 @@ class KernelMachine(nn.Module):
     @property
     def in_features(self) -> int | None:
         """J, the width of the rows held; None while there are none."""
-        return self._rows.x.shape[1] if len(self._rows) else None
+        return self._rows.x.shape[1] if self._rows.filled else None
 
     @property
     def n(self) -> int:
@@ -93,7 +93,7 @@ class KernelMachine(nn.Module):
         return scores.argmax(1)
 
     def _fitted(self) -> None:
-        if not len(self._rows):
+        if not self._rows.filled:
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
 
     def refresh(self) -> Self:
@@ -189,10 +189,15 @@ class KernelMachine(nn.Module):
             x, y = (t.to(device=self._device, dtype=torch.float64) for t in (x, y))
             rows.put(x, y, list(range(len(x))), ids)
         rows.next_id = int(settings["next_id"])
-        self._restore(settings)
-        self._next_id = rows.next_id
-        self._engine = self._make_engine(rows, settings)
-        self._resume(state["solution"].to(device=self._device, dtype=torch.float64))
+        before = self.__dict__.copy()
+        try:
+            self._restore(settings)
+            self._next_id = rows.next_id
+            self._engine = self._make_engine(rows, settings)
+            self._resume(state["solution"].to(device=self._device, dtype=torch.float64))
+        except Exception:
+            self.__dict__.update(before)
+            raise
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

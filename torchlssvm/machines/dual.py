@@ -50,6 +50,11 @@ class Dual(Inverse):
         super().settle()
         self.publish()
 
+    def tidy(self) -> None:
+        """As :meth:`Inverse.tidy`."""
+        super().tidy()
+        self.publish()
+
     def alpha(self) -> Tensor:
         """The coefficients in slots."""
         return self.coefficients

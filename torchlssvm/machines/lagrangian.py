@@ -104,7 +104,8 @@ class LagrangianSVM(KernelMachine):
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """f(x), positive where class 1 is predicted; float64, differentiable in x."""
         self._fitted()
-        self._solve()
+        if self._stale:
+            self._solve()
         rows = self._augment(batch.queries(x, self.kernel, self.in_features, self._device))
         top = self._rows.capacity if torch.compiler.is_compiling() else self._rows.top
         K_beta = self.kernel.tiled_product(rows, self._rows.x[:top], self._coefficients[:top])

@@ -26,6 +26,7 @@ class Rows:
         self.top = 0  # slots from here on were never used
         self.free: list[int] = []  # slots below top that may be used again
         self.next_id = 0
+        self.filled = False  # a compiled forward is guarded by this, not by the number of samples
 
     def __len__(self) -> int:
         return len(self.slot_of)
@@ -88,6 +89,7 @@ class Rows:
         at = self.index(slots)
         self.x[at], self.y[at], self.mask[at] = x, y, 1.0
         self.slot_of.update(zip(ids, slots, strict=True))
+        self.filled = True
         return ids
 
     def drop(self, ids: list[int]) -> None:
@@ -96,6 +98,7 @@ class Rows:
             return
         at = self.index(self.slot_of.pop(i) for i in ids)
         self.x[at], self.y[at], self.mask[at] = 0.0, 0.0, 0.0
+        self.filled = bool(self.slot_of)
 
     def release(self) -> None:
         """Make every slot without a sample free for use."""
