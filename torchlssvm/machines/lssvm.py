@@ -23,8 +23,9 @@ class KernelLSSVM(KernelMachine):
 
     Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. Where
     that does not pay the system is factored anew; :func:`torchlssvm.functional.cost.block_update_pays` decides. A few
-    equations are checked as updates are folded in, and the inverse is computed anew when they no longer hold (a
-    ``NumericalWarning``, once). A linear kernel with more samples than features is solved in the primal, with the same answers.
+    equations are checked as updates are folded in, and the inverse is computed anew when they no longer hold to 11 digits (with
+    a ``NumericalWarning``, once, should it be less than 9). A linear kernel with more samples than features is solved in the
+    primal, with the same answers.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
