@@ -51,7 +51,10 @@ def test_a_thousand_random_adds_and_removes(name, C):
             free += [held.pop(i) for i in ids]
     rows = [held[i] for i in machine.ids.tolist()]
     alpha, b = lssvm(rbf(x[rows], x[rows]), code(y[rows], 2), C)
-    worst = max(float((machine.alpha - alpha).abs().max() / alpha.abs().max()), float((machine.b - b).abs().max() / b.abs().max()))
+    worst = max(
+        float((machine.alpha - alpha).abs().max() / alpha.abs().max()),
+        float((machine.b - b).abs().max() / b.abs().max()),
+    )
     print(f"{name}, C = {C:g}, {len(rows)} samples at the end: largest relative error {worst:.1e}")
     assert worst < 1e-9
 

@@ -10,8 +10,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernel_dense import lssvm, lsvm, rbf
-from torchlssvm import ConvergenceError, KernelLSSVM, LagrangianSVM, LSSVMHead, NotFittedError, OneVsOne, OneVsRest, RemovalError, attach
-from torchlssvm.functional import lagrangian
+from torchlssvm import (
+    ConvergenceError,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    NotFittedError,
+    OneVsOne,
+    OneVsRest,
+    RemovalError,
+    attach,
+)
+from torchlssvm.functional import cost, lagrangian
 from torchlssvm.kernels import RBF, Linear, Polynomial
 from torchlssvm.machines import support
 
@@ -21,6 +31,12 @@ POOL = torch.randn(200, 4, dtype=torch.float64, generator=GENERATOR)
 LABELS = (POOL[:, 0] + 0.7 * torch.randn(200, dtype=torch.float64, generator=GENERATOR) > 0).long()
 POOL[150:165] = POOL[:15]  # duplicates, some with the other label
 SIGNS = (2 * LABELS - 1).double()
+
+
+@pytest.fixture(autouse=True)
+def _updates_at_any_size(monkeypatch):
+    """Below 128 samples machines factor anew: here they update from 16 on, so that small cases show what large ones do."""
+    monkeypatch.setattr(cost, "SMALL_KERNEL", 16)
 
 
 def qp(rows, C, signs=SIGNS, bias="added"):
@@ -39,7 +55,9 @@ def close(machine: LagrangianSVM, truth: torch.Tensor, tol: float = 1e-9) -> Non
 def test_equals_a_quadratic_program(C, bias, solver):
     if solver == "iteration" and C > 100:
         pytest.skip("hundreds of thousands of iterations")
-    machine = LagrangianSVM(RBF(sigma=2.0), C=C, bias=bias, solver=solver, tol=1e-5 if solver == "newton" else 1e-10, max_iter=50_000)
+    machine = LagrangianSVM(
+        RBF(sigma=2.0), C=C, bias=bias, solver=solver, tol=1e-5 if solver == "newton" else 1e-10, max_iter=50_000
+    )
     ids = machine.add(POOL, LABELS)
     truth = qp(range(200), C, bias=bias)
     close(machine, truth, 1e-9 if solver == "newton" else 1e-6)
@@ -115,7 +133,9 @@ def test_newton_line_search_makes_the_objective_fall():
         def solve(inside, Q=Q, n=n):
             alpha = torch.zeros(n, dtype=torch.float64)
             if inside.any():
-                alpha[inside] = torch.linalg.solve(Q[inside][:, inside], torch.ones(int(inside.sum()), dtype=torch.float64))
+                alpha[inside] = torch.linalg.solve(
+                    Q[inside][:, inside], torch.ones(int(inside.sum()), dtype=torch.float64)
+                )
             z = Q @ alpha - 1
             z[inside] = 0.0
             return alpha, z
@@ -123,8 +143,13 @@ def test_newton_line_search_makes_the_objective_fall():
         guess = torch.rand(n, generator=generator) < 0.5
         result = lagrangian.newton(solve, guess, C, 50)
         assert result.converged
-        assert float(lagrangian.violation(result.alpha, Q @ result.alpha - 1)) < 1e-7 * max(1.0, float(result.alpha.max()))
-        assert float(lagrangian.objective(result.alpha, result.z, C)) <= float(lagrangian.objective(*solve(guess), C)) + 1e-9
+        assert float(lagrangian.violation(result.alpha, Q @ result.alpha - 1)) < 1e-7 * max(
+            1.0, float(result.alpha.max())
+        )
+        assert (
+            float(lagrangian.objective(result.alpha, result.z, C))
+            <= float(lagrangian.objective(*solve(guess), C)) + 1e-9
+        )
 
 
 def test_both_sides_of_a_newton_step_agree():
@@ -148,7 +173,10 @@ def test_both_sides_on_cuda():
         order = machine._rows.order()
         y = machine._rows.y[order, 0]
         parts = torch.arange(77, device="cuda").tensor_split(2)
-        for result in (support._by_kernel(machine._engine, order, y, *parts), support._by_inverse(machine._engine, order, y, parts[1])):
+        for result in (
+            support._by_kernel(machine._engine, order, y, *parts),
+            support._by_inverse(machine._engine, order, y, parts[1]),
+        ):
             assert {t.device.type for t in result} == {"cuda"}
         assert machine.alpha.device.type == "cuda"
 
@@ -320,11 +348,16 @@ def test_many_classes_through_adds_removes_and_relabels(form):
 
 
 def test_one_vs_rest_of_ls_svms_is_the_many_output_machine():
-    one, many = OneVsRest(lambda: KernelLSSVM(RBF(sigma=2.0), C=3.0), 3), KernelLSSVM(RBF(sigma=2.0), C=3.0, num_classes=3)
+    one, many = (
+        OneVsRest(lambda: KernelLSSVM(RBF(sigma=2.0), C=3.0), 3),
+        KernelLSSVM(RBF(sigma=2.0), C=3.0, num_classes=3),
+    )
     for machine in (one, many):
         machine.remove(machine.add(POOL, CLASSES)[:20])
     torch.testing.assert_close(one(POOL), many(POOL), rtol=1e-9, atol=1e-9)
-    alpha, b = lssvm(rbf(POOL[20:], POOL[20:]), torch.where(CLASSES[20:, None] == torch.arange(3), 1.0, -1.0).double(), 3.0)
+    alpha, b = lssvm(
+        rbf(POOL[20:], POOL[20:]), torch.where(CLASSES[20:, None] == torch.arange(3), 1.0, -1.0).double(), 3.0
+    )
     torch.testing.assert_close(one(POOL), rbf(POOL, POOL[20:]) @ alpha + b, rtol=1e-9, atol=1e-9)
 
 
@@ -346,7 +379,7 @@ def test_many_classes_refuse_what_they_should():
     with pytest.raises(RemovalError):
         machine.remove([99])
     other = OneVsOne(LagrangianSVM(RBF(sigma=2.0)), 4)
-    with pytest.raises(RuntimeError, match="3 classes|size|Missing"):
+    with pytest.raises(RuntimeError, match=r"3 classes|size|Missing"):
         other.load_state_dict(machine.state_dict())
     assert "num_classes=3" in repr(machine)
     assert machine.remove(ids[:1]).n == 19

@@ -38,7 +38,7 @@ def batch_size(J: int) -> int:
     return max(16, min(1024, round(math.sqrt((3e-4 + 2.4e-9 * J * J) * 60e9 / (4 * J)))))
 
 
-SMALL_KERNEL = 48
+SMALL_KERNEL = 64
 """Below this many samples a kernel machine factors anew: cheaper than the bookkeeping, and free of drift."""
 
 DEFERRED = 64
