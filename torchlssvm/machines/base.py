@@ -124,6 +124,9 @@ class KernelMachine(nn.Module):
         found = self._rows.find(ids)
         return found, self._targets(y, self._rows.x.new_empty(len(found), 0))
 
+    def _moved(self) -> None:
+        """Move what a subclass keeps beside its engine."""
+
     def _names(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64)
 
@@ -150,6 +153,7 @@ class KernelMachine(nn.Module):
             self.kernel.to(device)
             self._engine.to(device)
             self._device = device
+            self._moved()
         return self
 
     @exactly

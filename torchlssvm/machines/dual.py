@@ -55,6 +55,11 @@ class Dual(Inverse):
         super().tidy()
         self.publish()
 
+    def to(self, device: torch.device) -> None:
+        """As :meth:`Inverse.to`."""
+        super().to(device)
+        self.publish()
+
     def alpha(self) -> Tensor:
         """The coefficients in slots."""
         return self.coefficients

@@ -261,6 +261,9 @@ class LagrangianSVM(KernelMachine):
         self._alpha, self._seen, self._stale = result.alpha, self._rows.ids, False
         self._publish()
 
+    def _moved(self) -> None:
+        self._alpha, self._coefficients = self._alpha.to(self._device), self._coefficients.to(self._device)
+
     def _publish(self) -> None:
         order = self._rows.order()
         self._coefficients = torch.zeros_like(self._rows.y)
