@@ -14,7 +14,6 @@ MACHINES = {
     "rbf": lambda **kw: KernelLSSVM(RBF(sigma=2.0), num_classes=K, **kw),
     "no bias": lambda **kw: KernelLSSVM(RBF(sigma=2.0), num_classes=K, bias=False, **kw),
     "linear": lambda **kw: KernelLSSVM(Linear(), num_classes=K, **kw),
-    "budget": lambda **kw: KernelLSSVM(RBF(sigma=2.0), num_classes=K, budget=100, **kw),
 }
 
 
@@ -51,6 +50,15 @@ def test_every_operation_stays_on_cuda(name):
         y, targets = torch.empty(N, dtype=torch.int64, device="cuda"), torch.empty(N, K, device="cuda")
         for out in run(MACHINES[name](device="cuda"), x, y, targets):
             assert {t.device.type for t in out} == {"cuda"}
+
+
+def test_a_budget_on_cuda():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        machine = KernelLSSVM(RBF(sigma=2.0), num_classes=K, budget=10, device="cuda")
+        x = torch.empty(12, 4, device="cuda")
+        machine.add(x, torch.empty(12, dtype=torch.int64, device="cuda"))
+        assert machine(x).device.type == "cuda"
+        assert len(machine) == 10
 
 
 @pytest.mark.parametrize("name", MACHINES)
