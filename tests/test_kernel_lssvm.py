@@ -361,6 +361,41 @@ def test_a_kernel_that_is_none_is_refused_and_nothing_changes():
     assert torch.equal(machine(POOL), before)
 
 
+def test_a_kernel_that_overflows_is_refused_and_nothing_changes():
+    for n in (5, 60):
+        machine = KernelLSSVM(Polynomial(3), C=1.0)
+        ids = machine.add(POOL[:n], LABELS[:n] % 2)
+        machine.remove(ids[:1])
+        before = machine(POOL)
+        for k in (1, 3):
+            with pytest.raises(ValueError, match="NaN or inf"):
+                machine.add(POOL[:k] * 1e200, LABELS[:k] % 2)
+            assert torch.equal(machine(POOL), before)
+
+
+def test_linear_kernel_crosses_between_primal_and_dual_one_by_one():
+    x = torch.randn(150, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(150) % 3
+    machine, forms = KernelLSSVM(Linear(), C=0.1, num_classes=3), []
+    ids = [int(machine.add(x[i : i + 1], y[i : i + 1])) for i in range(150)]
+    random.Random(0).shuffle(ids)
+    for step, i in enumerate(ids[:-2]):
+        machine.remove(i)
+        forms.append(type(machine._engine).__name__)
+        if step % 10 == 0 or forms[-1] != forms[-2]:
+            held = machine.ids  # ids count from 0, like the rows
+            assert error(machine, x[held], code(y[held], 3), lambda a, b: a @ b.mT) < 1e-9
+    assert {"Primal", "Dual"} == set(forms)
+
+
+def test_no_features_at_all():
+    machine = KernelLSSVM(RBF(sigma=1.0), C=1.0, num_classes=3)
+    machine.add(POOL[:30, :0], LABELS[:30])
+    scores = machine(POOL[:2, :0])
+    share = code(LABELS[:30], 3).mean(0)
+    torch.testing.assert_close(scores, share.expand(2, 3), rtol=1e-9, atol=1e-9)  # nothing but the bias is left
+
+
 def test_drift_is_repaired_and_said_once():
     machine, ids = filled(200)
     machine.remove(ids[:1])

@@ -40,7 +40,7 @@ class Term(NamedTuple):
 def removal(R: Tensor, slots: Tensor, h: Tensor) -> Term:
     """The term that takes rows out. R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t."""
     W, info = _inverse_factor(R[:, slots])
-    return Term(W @ R, W @ h[slots], -1, info)
+    return Term(W @ R, v := W @ h[slots], -1, _judged(info, v))
 
 
 def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: Tensor, t: Tensor) -> Term:
@@ -52,7 +52,12 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: Tensor, t: Tensor) -> Te
     E = B.neg()
     E[torch.arange(len(slots), device=slots.device), slots] = 1.0
     Z = W @ E
-    return Term(Z, Z @ t, 1, info)
+    return Term(Z, v := Z @ t, 1, _judged(info, v))
+
+
+def _judged(info: Tensor, v: Tensor) -> Tensor:
+    """Not zero, too, when something is NaN or inf."""
+    return info + (~torch.isfinite(v).all()).to(info.dtype)
 
 
 def _inverse_factor(S: Tensor) -> tuple[Tensor, Tensor]:

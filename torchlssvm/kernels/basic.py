@@ -51,7 +51,7 @@ class RBF(Kernel):
 
     def diag(self, x: Tensor) -> Tensor:
         """Ones."""
-        return torch.ones_like(x[:, 0])
+        return x.new_ones(len(x))
 
 
 class Laplacian(Kernel):
@@ -75,7 +75,7 @@ class Laplacian(Kernel):
 
     def diag(self, x: Tensor) -> Tensor:
         """Ones."""
-        return torch.ones_like(x[:, 0])
+        return x.new_ones(len(x))
 
 
 class Polynomial(Kernel):

@@ -10,6 +10,7 @@ added or removed by update, or when its diagonal is asked for.
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -254,11 +255,15 @@ class Inverse:
     def factor_of(self, X: Tensor) -> tuple[system.Factor, float]:
         """The factor of Q for rows X (n, J), with the help of eigenvalues if rounding spoils it; and Q's largest entry."""
         n, work = len(X), self._system(X)
-        largest = work.diagonal()[:n].amax()
+        largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
         factor = system.factor_(work, n)
-        host = checks.to_host(factor.info, largest)
-        if host is None or host[0][0] == 0:
-            return factor, 1.0 if host is None else host[1][0]
+        host = checks.to_host(factor.info, largest, total)
+        if host is None:
+            return factor, 1.0
+        if not math.isfinite(host[2][0]):
+            raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
+        if host[0][0] == 0:
+            return factor, host[1][0]
         work = self._system(X)
         factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
         if float(least) < -1e-12 * n * host[1][0]:

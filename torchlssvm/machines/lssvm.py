@@ -191,6 +191,7 @@ class KernelLSSVM(KernelMachine):
                 self._engine = Primal(self._rows, self._C, self._bias)
             elif isinstance(self._engine, Primal) and 2 * left <= J:
                 self._engine = Dual(self.kernel, self._rows, self._C, self._bias)
+                self._engine.solve()
         out: list[int] = self._engine.change(removed, x, y)
         self._next_id = self._rows.next_id
         if not len(self):

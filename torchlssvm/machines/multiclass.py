@@ -36,6 +36,8 @@ class MultiClass(nn.Module):
             raise ValueError("machine must be empty: it is copied for each task")
         if getattr(empty, "num_classes", 2) != 2:
             raise ValueError(f"machine must be for two classes, it is for {empty.num_classes}")
+        if getattr(empty, "budget", None) is not None:
+            raise ValueError("machine must have no budget: machines that drop samples on their own cannot share ids")
         self.num_classes, self.tasks = num_classes, tasks
         self.machines = nn.ModuleList(copy.deepcopy(empty) for _ in tasks)
         self._device = torch.device(getattr(empty, "device", "cpu"))
