@@ -373,12 +373,13 @@ def test_a_kernel_that_overflows_is_refused_and_nothing_changes():
             assert torch.equal(machine(POOL), before)
 
 
-def test_linear_kernel_crosses_between_primal_and_dual_one_by_one():
+@pytest.mark.parametrize("seed", range(4))
+def test_linear_kernel_crosses_between_primal_and_dual_one_by_one(seed):
     x = torch.randn(150, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.arange(150) % 3
     machine, forms = KernelLSSVM(Linear(), C=0.1, num_classes=3), []
     ids = [int(machine.add(x[i : i + 1], y[i : i + 1])) for i in range(150)]
-    random.Random(0).shuffle(ids)
+    random.Random(seed).shuffle(ids)
     for step, i in enumerate(ids[:-2]):
         machine.remove(i)
         forms.append(type(machine._engine).__name__)
@@ -394,6 +395,22 @@ def test_no_features_at_all():
     scores = machine(POOL[:2, :0])
     share = code(LABELS[:30], 3).mean(0)
     torch.testing.assert_close(scores, share.expand(2, 3), rtol=1e-9, atol=1e-9)  # nothing but the bias is left
+
+
+def test_near_duplicates_at_a_large_C_are_as_accurate_as_a_fit():
+    x, rng = torch.cat([POOL[:100], POOL[:100] + 1e-9]), random.Random(0)
+    machine, held = KernelLSSVM(RBF(sigma=2.0), C=1e6, num_classes=3), {}
+    held |= dict(zip(machine.add(x[:150], LABELS[:150]).tolist(), range(150), strict=True))
+    for _ in range(60):
+        r = rng.randrange(200)
+        held[int(machine.add(x[r : r + 1], LABELS[r : r + 1]))] = r
+        i = rng.choice(sorted(held))
+        machine.remove(i)
+        del held[i]
+    rows = list(held.values())
+    alpha, b = lssvm(rbf(x[rows], x[rows]), code(LABELS[rows], 3), 1e6)
+    truth = rbf(POOL, x[rows]) @ alpha + b
+    assert float((machine(POOL) - truth).abs().max() / truth.abs().max()) < 1e-8
 
 
 def test_drift_is_repaired_and_said_once():

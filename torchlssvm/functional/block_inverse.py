@@ -29,18 +29,29 @@ from torch import Tensor
 
 
 class Term(NamedTuple):
-    """U changes by ``sign`` Z^T Z and h = U t by ``sign`` Z^T v; info is zero if the blocks were positive definite."""
+    """U changes by ``sign`` Z^T Z and h = U t by ``sign`` Z^T v; info is zero if the blocks were positive definite.
+
+    ``share`` is how much is left where the most cancels: of the Schur complement against Q_cc when rows are added, of the
+    diagonal of U when they are removed. Rounding errors of U grow by its inverse.
+    """
 
     Z: Tensor  # (k, N)
     v: Tensor  # (k, m)
     sign: int
     info: Tensor
+    share: Tensor
 
 
-def removal(R: Tensor, slots: Tensor, h: Tensor) -> Term:
-    """The term that takes rows out. R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t."""
+def removal(R: Tensor, slots: Tensor, h: Tensor, diagonal: Tensor) -> Term:
+    """The term that takes rows out.
+
+    R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t; diagonal: (N,) of U, zero where no row is.
+    """
     W, info = _inverse_factor(R[:, slots])
-    return Term(W @ R, v := W @ h[slots], -1, _judged(info, v))
+    Z, v = W @ R, W @ h[slots]
+    left = 1.0 - Z.square().sum(0) / diagonal
+    left[slots] = 1.0
+    return Term(Z, v, -1, _judged(info, v), torch.where(diagonal > 0, left, 1.0).min())
 
 
 def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: Tensor, t: Tensor) -> Term:
@@ -52,7 +63,8 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: Tensor, t: Tensor) -> Te
     E = B.neg()
     E[torch.arange(len(slots), device=slots.device), slots] = 1.0
     Z = W @ E
-    return Term(Z, v := Z @ t, 1, _judged(info, v))
+    share = 1.0 / (W.square().sum(0).max() * Qcc.diagonal().max())  # the diagonal of S^-1 = W^T W
+    return Term(Z, v := Z @ t, 1, _judged(info, v), share)
 
 
 def _judged(info: Tensor, v: Tensor) -> Tensor:

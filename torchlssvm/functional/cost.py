@@ -41,6 +41,9 @@ def batch_size(J: int) -> int:
 SMALL_KERNEL = 64
 """Below this many samples a kernel machine factors anew: cheaper than the bookkeeping, and free of drift."""
 
+LEAST_SHARE = 1e-3
+"""Updates of a kernel machine in which all but this share cancels (a near-duplicate at a large C) are factored anew."""
+
 DEFERRED = 64
 """Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
 

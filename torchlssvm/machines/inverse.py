@@ -100,8 +100,8 @@ class Inverse:
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
             slots = self.rows.index(self.rows.slot_of[i] for i in removed)
-            term = block_inverse.removal(self.inverse_rows(slots), slots, self.h[: self.rows.top])
-            if self._failed(term.info):
+            term = block_inverse.removal(self.inverse_rows(slots), slots, self.h[: self.rows.top], self.diagonal())
+            if self._inaccurate(term):
                 self._change_and_solve(removed, x[:0], y[:0])
                 return out
             self.rows.drop(removed)
@@ -122,7 +122,7 @@ class Inverse:
         t = pad(self.targets(), (0, 0, *more))
         t[at] = torch.cat([y, y.new_ones(len(y), 1)], 1)
         term = block_inverse.addition(pad(B, more), pad(Qc, more), Qcc, at, t)
-        if self._failed(term.info):
+        if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
         if places[0] < before:  # what a removed sample left there
@@ -196,9 +196,9 @@ class Inverse:
         # A leading dimension that is no power of two: products on aliased rows are slower.
         return self.rows.x.new_zeros(capacity, capacity + system.PAD)[:, :capacity]
 
-    def _failed(self, info: Tensor) -> bool:
-        host = checks.to_host(info)
-        return host is not None and host[0][0] != 0
+    def _inaccurate(self, term: block_inverse.Term) -> bool:
+        host = checks.to_host(term.info, term.share)
+        return host is not None and not (host[0][0] == 0 and host[1][0] >= cost.LEAST_SHARE)
 
     def _take(self, term: block_inverse.Term) -> None:
         top, k, waiting = self.rows.top, len(term.Z), self.waiting
