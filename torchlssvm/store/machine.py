@@ -152,7 +152,7 @@ class ByIds:
         return self.signature() != self.seen
 
     def _machine_ids(self, ids: Sequence[str]) -> Tensor:
-        return torch.tensor([self.where[i] for i in ids], dtype=torch.int64)
+        return torch.tensor([self.where[i] for i in ids], dtype=torch.int64, device=self.head.ids.device)
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Learn samples."""
