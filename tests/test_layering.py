@@ -18,7 +18,7 @@ LAYERS = [
     ["functional/"],
     ["statistics/", "certificate", "kernels"],
     ["heads/", "machines/", "features/"],
-    ["distributed", "export"],
+    ["distributed/", "export", "window"],
     ["store", "events", "audit"],
     ["__init__"],
     ["lightning/", "sklearn"],

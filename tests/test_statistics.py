@@ -87,8 +87,9 @@ def test_runs_are_exact_chunks():
 def test_packed_layout(J):
     generator = torch.Generator().manual_seed(J)
     rows = torch.randint(-9, 9, (20, J + 3), generator=generator).double()
-    packed = torch.zeros(gram.packed_size(J, 3), dtype=torch.float64)
-    gram.accumulate_(packed, rows, J)
+    acc = torch.zeros(gram.packed_size(J, 3, product=True), dtype=torch.float64)
+    gram.accumulate_(acc, rows, J)
+    packed = gram.fold_(None, acc, J, 3, torch.float64)
     full = rows[:, :J].T @ rows[:, :J]
     assert torch.equal(gram.unpack(packed, J), full)
     assert torch.equal(gram.side_view(packed, J, 3), rows[:, J:].T @ rows[:, :J])

@@ -15,6 +15,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import persistence
 from torchlssvm.heads.compact import Compact
 from torchlssvm.heads.engines import Options, Pairwise, engine_for
+from torchlssvm.heads.ledger import Ledger
 from torchlssvm.heads.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 
@@ -78,6 +79,7 @@ class HeadBase(nn.Module):
         self._in_features, self._num_classes = in_features, num_classes
         self._unverified = False
         self._version = 0
+        self._ledger = Ledger()
         persistence.make_live(self)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -176,6 +178,7 @@ class HeadBase(nn.Module):
     def _roll_back(self, reason: str) -> None:
         assert self.statistics is not None
         self.statistics.restore()
+        self._ledger.keys.clear()  # they may be of what was rolled back
         self._unverified = False
         self._restart()
         error = checks.removal_error(reason)

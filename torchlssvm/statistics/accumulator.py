@@ -62,13 +62,13 @@ class Rows:
 
 @dataclass
 class Guard:
-    """What is needed to go back: kept as a tail length until the sums themselves are about to change, then as copies."""
+    """What is needed to go back: a tail length, and the sums of each group from before it first changed (None: none)."""
 
     length: int
     uniform: float | None
     tail_bound: float
     diag: Tensor
-    sums: dict[int, Tensor] | None = None
+    sums: dict[int, Tensor | None]
     tail: Tensor | None = None
     scale: Tensor | None = None
     codes: Tensor | None = None
@@ -85,8 +85,9 @@ class Accumulator:
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
+        base: dict[int, Tensor | None] | None = None,
     ):
-        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers."""
+        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers; ``base``: see ``keep``."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
         self.sums: dict[int, Tensor] = {}
@@ -99,6 +100,7 @@ class Accumulator:
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._guard: Guard | None = None
+        self._base = base
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Accumulator:
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         for a, b in runs(bounds):
-            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R)
+            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
             side.index_add_(0, old[a:b], moved[a:b], alpha=-1)
         return q
@@ -230,9 +232,9 @@ class Accumulator:
 
     def _open(self, group: int, bound: float) -> Tensor:
         """The float64 sums of a group with room for ``bound``."""
-        self.protect()
+        self.protect(group)
         if self._acc is None:
-            size = gram.packed_size(self.J, self.R)
+            size = gram.packed_size(self.J, self.R, product=True)
             self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
         if group != self._acc_group or self._acc_bound + bound > gram.EXACT:
             self.fold()
@@ -248,11 +250,8 @@ class Accumulator:
         """Move the float64 sums into the canonical ones. Changes no value."""
         if self._acc is None or self._acc_bound == 0.0:
             return
-        part = self._acc.to(self.dtype)
-        if self._acc_group in self.sums:
-            self.sums[self._acc_group] += part
-        else:
-            self.sums[self._acc_group] = part.clone() if part is self._acc else part
+        group = self._acc_group
+        self.sums[group] = gram.fold_(self.sums.get(group), self._acc, self.J, self.R, self.dtype)
         self._acc.zero_()
         self._acc_bound = 0.0
 
@@ -274,7 +273,7 @@ class Accumulator:
         if group in self.sums:
             diag = diag + gram.diagonal(self.sums[group], self.J)
         if self._acc is not None and self._acc_group == group:
-            diag = diag + gram.diagonal(self._acc, self.J).to(self.dtype)
+            diag = diag + gram.diagonal(self._acc, self.J, product=True).to(self.dtype)
         return diag
 
     def refresh_diagonals(self) -> None:
@@ -286,20 +285,30 @@ class Accumulator:
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def guard(self) -> None:
-        """Remember this state until :meth:`release`; nothing is copied until the sums are about to change."""
+        """Remember this state until :meth:`release`; a group is copied when its sums are about to change."""
         if self._guard is None:
-            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone())
+            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone(), {})
+
+    def keep(self, base: dict[int, Tensor | None] | None) -> None:
+        """From now on put the sums of each group into ``base`` before they first change. Rows that wait go in first."""
+        if base is not None:
+            self.settle()
+        self._base = base
 
     @property
     def guarded(self) -> bool:
         """Whether there is a state to go back to."""
         return self._guard is not None
 
-    def protect(self) -> None:
-        """Copy what the guard stands for: the sums are about to change."""
-        if self._guard is not None and self._guard.sums is None:
-            self.fold()
-            self._guard.sums = {k: v.clone() for k, v in self.sums.items()}
+    def protect(self, group: int) -> None:
+        """Copy what guard and base stand for: the sums of a group are about to change."""
+        kept = [d for d in (None if self._guard is None else self._guard.sums, self._base) if d is not None]
+        if all(group in d for d in kept):
+            return
+        self.fold()
+        before = self.sums[group].clone() if group in self.sums else None
+        for d in kept:
+            d.setdefault(group, before)
 
     def release(self) -> None:
         """Accept everything since :meth:`guard`."""
@@ -311,11 +320,17 @@ class Accumulator:
         if guard is None:
             return
         self._guard = None
-        if guard.sums is not None:
-            self.sums, self._acc_bound = guard.sums, 0.0
-            self.touched.update(range(self.groups))
-            if self._acc is not None:
-                self._acc.zero_()
+        if self._acc is not None and self._acc_group in guard.sums:
+            self._acc.zero_()
+            self._acc_bound = 0.0
+        for group, before in guard.sums.items():
+            self.touched.add(group)
+            if before is None:
+                self.sums.pop(group, None)
+            else:
+                self.sums[group] = before
+            if self._base is not None and before is not None and self._base.get(group) is before:
+                del self._base[group]  # unchanged again, and the copy is now the sum itself
         if guard.tail is not None and guard.scale is not None and guard.codes is not None:
             n = guard.length
             self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes

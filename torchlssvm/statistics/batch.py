@@ -34,8 +34,8 @@ class Choices:
 class Batch:
     """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
 
-    On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and
-    ``gross`` that of all; ``size`` is the total weight.
+    ``ids``: of the rows, where given. On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared
+    (ones without a grid), and ``gross`` that of all; ``size`` is the total weight.
     """
 
     x: Tensor
@@ -47,6 +47,7 @@ class Batch:
     size: float
     gross: float
     choices: Choices
+    ids: list[Any] | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -97,7 +98,10 @@ def check_batch(
         raise ValueError(
             f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
         )
-    fold_index = _folds(ids, folds, x.shape[0], device)
+    ids = _ids(ids, folds, x.shape[0])
+    fold_index = (
+        None if ids is None or not folds else torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64)
+    )
     if x.shape[0] == 0:
         return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
     host = inspect(x, y, kind, mult)
@@ -135,7 +139,7 @@ def check_batch(
                 )
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices)
+        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids)
     assert choices.grid is not None
     choices.grid.check(largest_x, "x")
     steps = np.ones(x.shape[0])
@@ -149,20 +153,20 @@ def check_batch(
             steps = np.maximum(steps, np.floor(host[1] / choices.target_grid.resolution + 1))
     bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
     labels = y if kind == "labels" else None
-    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices))
+    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids))
 
 
-def _folds(ids: Any, folds: int, length: int, device: torch.device) -> Tensor | None:
+def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
     if ids is None:
         if folds and length:
             raise ValueError(f"folds={folds} needs ids: the fold of a sample is a hash of its id")
         return None
     if not isinstance(ids, Iterable):
         raise ValueError(f"ids must be a sequence, one for each row of x; got {ids!r}")
-    ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    if len(ids) != length:
-        raise ValueError(f"x and ids differ in length: {length} rows, {len(ids)} ids")
-    return torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64) if folds else None
+    listed: list[Any] = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if len(listed) != length:
+        raise ValueError(f"x and ids differ in length: {length} rows, {len(listed)} ids")
+    return listed
 
 
 def _check_values(
@@ -215,4 +219,5 @@ def _split_heavy(batch: Batch) -> Batch:
         folds=None if batch.folds is None else batch.folds[pick],
         mult=torch.from_numpy(share).to(batch.x.device),
         bounds=(batch.bounds / np.maximum(weight, 1))[index] * share,
+        ids=None if batch.ids is None else [batch.ids[i] for i in index],
     )

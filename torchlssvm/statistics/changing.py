@@ -25,6 +25,8 @@ class Changing(Reading):
     def check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Batch | None = None) -> Batch:
         """A checked batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first."""
         choices = self._choices if like is None or self._sums is not None else like.choices
+        if choices.kind is None and self._base is not None:
+            choices = self._base.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self._wanted,
@@ -83,6 +85,8 @@ class Changing(Reading):
         self._side = side
         self._gross += gross
         self._n += sum(b.size * s for b, s in changes)
+        if self._base is not None:
+            self._base.shrunk |= any(s < 0 for _, s in changes)
         return views
 
     def _sum(self, sums: Accumulator, rows: list[Rows], held: bool) -> list[Tensor] | None:
@@ -199,6 +203,7 @@ class Changing(Reading):
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ValueError(f"k must be an int >= 0, got {k!r}")
         old, K = self.num_classes, self.num_classes + k
+        self._grow_base(K)
         if self._sums is None:
             self.num_classes = K
             return self._reset()
@@ -225,12 +230,18 @@ class Changing(Reading):
         if self._sums is not None:
             self._sums.settle()
             for fold in range(max(1, self.folds)):
+                self._sums.protect(fold * self.num_classes + label)
                 self._sums.sums.pop(fold * self.num_classes + label, None)
             self._sums.refresh_diagonals()
+            if self._base is not None:
+                self._base.shrunk = True
             keep = torch.arange(self.num_classes, device=self.device) != label
             gone = checks.to_host(self._side[:, label].sum())
             self._n -= gone[0][0] if gone else 0.0
             self._side = self._side * keep
+
+    def _grow_base(self, K: int) -> None:
+        """The mark, if there is one, for K classes: see :mod:`torchlssvm.statistics.marking`."""
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
