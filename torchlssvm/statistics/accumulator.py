@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
+from torchlssvm.statistics.before import Before, Chunk
 
 CHUNK = 1024
 SMALL = 256
@@ -62,13 +63,13 @@ class Rows:
 
 @dataclass
 class Guard:
-    """What is needed to go back: a tail length, and the sums of each group from before it first changed (None: none)."""
+    """What is needed to go back: a tail length, and each group as it was before it first changed."""
 
     length: int
     uniform: float | None
     tail_bound: float
     diag: Tensor
-    sums: dict[int, Tensor | None]
+    sums: dict[int, Before]
     tail: Tensor | None = None
     scale: Tensor | None = None
     codes: Tensor | None = None
@@ -85,7 +86,7 @@ class Accumulator:
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
-        base: dict[int, Tensor | None] | None = None,
+        base: dict[int, Before] | None = None,
     ):
         """Start at zero. J features, R side columns; ``exact`` says whether rows are integers; ``base``: see ``keep``."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
@@ -173,8 +174,8 @@ class Accumulator:
             rows = tail[: b - a]
             self.quantize(x[pick], rows[:, : self.J], self._scratch)
             change.write_side(rows[:, self.J :], pick)
-            scaled = None if mult is None else rows * mult[pick][:, None]
-            self._accumulate(group, rows, scaled, float(change.sign), float(bounds[a:b].sum()))
+            by = None if mult is None else mult[pick]
+            self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
 
     def _room(self) -> Tensor:
         if self._buffer is None:
@@ -190,6 +191,7 @@ class Accumulator:
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
+        self.protect(0)
         for a, b in runs(bounds):
             side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
@@ -228,11 +230,10 @@ class Accumulator:
     def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
         if self._uniform is not None:
             return rows, None, self._uniform
-        return rows, rows * self._scale[pick][:, None], 1.0
+        return rows, self._scale[pick], 1.0
 
     def _open(self, group: int, bound: float) -> Tensor:
         """The float64 sums of a group with room for ``bound``."""
-        self.protect(group)
         if self._acc is None:
             size = gram.packed_size(self.J, self.R, product=True)
             self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
@@ -243,7 +244,9 @@ class Accumulator:
         self.touched.add(group)
         return self._acc
 
-    def _accumulate(self, group: int, rows: Tensor, scaled: Tensor | None, alpha: float, bound: float) -> None:
+    def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
+        self._record(group, rows, mult, alpha)
+        scaled = None if mult is None else rows * mult[:, None]
         gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
 
     def fold(self) -> None:
@@ -289,8 +292,8 @@ class Accumulator:
         if self._guard is None:
             self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone(), {})
 
-    def keep(self, base: dict[int, Tensor | None] | None) -> None:
-        """From now on put the sums of each group into ``base`` before they first change. Rows that wait go in first."""
+    def keep(self, base: dict[int, Before] | None) -> None:
+        """From now on keep in ``base`` what each group was before it first changed. Rows that wait go in first."""
         if base is not None:
             self.settle()
         self._base = base
@@ -300,15 +303,28 @@ class Accumulator:
         """Whether there is a state to go back to."""
         return self._guard is not None
 
+    def _kept(self, group: int) -> list[Before]:
+        """What guard and base keep of a group."""
+        both = (None if self._guard is None else self._guard.sums, self._base)
+        return [d.setdefault(group, Before(self.J)) for d in both if d is not None]
+
+    def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:
+        """Rows are about to be summed: keep them, or a copy of the sums, for guard and base."""
+        kept = [b for b in self._kept(group) if not b.copied]
+        if self.exact and kept and all(b.takes(rows.shape[0]) for b in kept):
+            chunk = Chunk(rows.to(torch.int32), None if mult is None else mult.clone(), alpha)
+            for b in kept:
+                b.append(chunk)
+        elif kept:
+            self.protect(group)
+
     def protect(self, group: int) -> None:
         """Copy what guard and base stand for: the sums of a group are about to change."""
-        kept = [d for d in (None if self._guard is None else self._guard.sums, self._base) if d is not None]
-        if all(group in d for d in kept):
-            return
-        self.fold()
-        before = self.sums[group].clone() if group in self.sums else None
-        for d in kept:
-            d.setdefault(group, before)
+        kept = [b for b in self._kept(group) if not b.copied]
+        if kept:
+            self.fold()
+            for b in kept:
+                b.make_copy(self.sums.get(group))
 
     def release(self) -> None:
         """Accept everything since :meth:`guard`."""
@@ -320,17 +336,18 @@ class Accumulator:
         if guard is None:
             return
         self._guard = None
-        if self._acc is not None and self._acc_group in guard.sums:
-            self._acc.zero_()
-            self._acc_bound = 0.0
+        self.fold()
         for group, before in guard.sums.items():
             self.touched.add(group)
-            if before is None:
+            value = before.value(self.sums.get(group))
+            if self._base is not None and not self._base[group].copied:  # its last rows are the guard's: they are undone
+                self._base[group].drop(len(before.chunks))
+                if not self._base[group].chunks:
+                    del self._base[group]
+            if value is None:
                 self.sums.pop(group, None)
             else:
-                self.sums[group] = before
-            if self._base is not None and before is not None and self._base.get(group) is before:
-                del self._base[group]  # unchanged again, and the copy is now the sum itself
+                self.sums[group] = value
         if guard.tail is not None and guard.scale is not None and guard.codes is not None:
             n = guard.length
             self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes

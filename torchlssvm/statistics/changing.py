@@ -203,11 +203,12 @@ class Changing(Reading):
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ValueError(f"k must be an int >= 0, got {k!r}")
         old, K = self.num_classes, self.num_classes + k
+        if self._sums is not None:
+            self._sums.settle()
         self._grow_base(K)
         if self._sums is None:
             self.num_classes = K
             return self._reset()
-        self._sums.settle()
         sums, R = self._sums.sums, self._sums.R
         side = self._side
         self.num_classes, self._sums, self._hashes = K, None, {}

@@ -1,8 +1,8 @@
 """What changed since a mark: the state that several machines agreed on, and what each has changed since.
 
-A mark costs nothing when it is made. Before the sums of a class change for the first time after it, they are copied; so the
-memory of pending changes is that of the classes touched (and none while changes still wait as rows). What is pending is
-the difference, exact in integers, and the agreed state is the sums with the copies put back.
+A mark costs nothing when it is made. After it the rows that change a class are kept while they are few, and a copy of its
+sums when they are many (:mod:`torchlssvm.statistics.before`); so pending changes take memory for the classes touched, at
+most. What is pending and what was agreed on follow from either, exact in integers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.before import Before
 from torchlssvm.statistics.changing import Changing
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Base:
-    """The state at a mark: counts or moments, bounds, and the sums of groups that changed since (None: there were none).
+    """The state at a mark: counts or moments, bounds, and groups that changed since, as they were before.
 
     ``shrunk``: whether anything was removed since, so that the sums may no longer be those of samples.
     """
@@ -34,7 +35,7 @@ class Base:
     side: Tensor
     gross: float
     n: float
-    sums: dict[int, Tensor | None]
+    sums: dict[int, Before]
     shrunk: bool = False
 
 
@@ -55,6 +56,8 @@ class Marking(Changing):
     @exactly
     def mark(self) -> None:
         """Everything up to now is agreed; what changes from here on is pending."""
+        if self._saved is not None:
+            raise RuntimeError("removals are not verified yet: read the weights, or release() them, before a mark")
         self.canonicalize()
         self._base = Base(self._choices, self._side, self._gross, self._n, {})
         if self._sums is not None:
@@ -76,7 +79,8 @@ class Marking(Changing):
         self.canonicalize()
         sums = out._decide(base.choices)
         here = {} if self._sums is None else self._sums.sums
-        both = {g: v for g, v in here.items() if g not in base.sums} | base.sums
+        before = {g: b.value(here.get(g)) for g, b in base.sums.items()}
+        both = {g: v for g, v in here.items() if g not in before} | before
         sums.sums = {g: v for g, v in both.items() if v is not None}
         sums.refresh_diagonals()
         out._side, out._gross, out._n = base.side, base.gross, base.n
@@ -98,12 +102,16 @@ class Marking(Changing):
             raise ValueError(f"what is held now is on {choices}, what was agreed on {base.choices}")
         sums = out._decide(choices)
         here = {} if self._sums is None else self._sums.sums
-        for group, before in base.sums.items():
+        for group, b in base.sums.items():
             now = here.get(group)
-            if now is not None:
-                sums.sums[group] = now.clone() if before is None else now - before
-            elif before is not None:
-                sums.sums[group] = -before
+            if not b.copied:
+                change = b.change()
+            elif now is None:
+                change = None if b.copy is None else -b.copy
+            else:
+                change = now.clone() if b.copy is None else now - b.copy
+            if change is not None:
+                sums.sums[group] = change
         sums.refresh_diagonals()
         side = torch.zeros_like(out._side)
         for part, sign in ((self._side, 1), (base.side, -1)):
@@ -138,13 +146,15 @@ class Marking(Changing):
         if base is None:
             return
         old, k = self.num_classes, K - self.num_classes
+        here = {} if self._sums is None else self._sums.sums
         if self.per_class:
             grown = {(g // old) * K + g % old: v for g, v in base.sums.items()}
         else:
-            grown = {
-                g: None if v is None else torch.nn.functional.pad(v, (0, k * self.in_features))
-                for g, v in base.sums.items()
-            }
+            grown = {}
+            for g, b in base.sums.items():
+                b.make_copy(here.get(g))
+                b.copy = None if b.copy is None else torch.nn.functional.pad(b.copy, (0, k * self.in_features))
+                grown[g] = b
         side = torch.nn.functional.pad(base.side, (0, k) if base.side.ndim == 2 else (0, k, 0, k))
         self._base = Base(base.choices, side, base.gross, base.n, grown, base.shrunk)
 
@@ -155,10 +165,12 @@ class Marking(Changing):
         base = self._base
         if base is None:
             return {}, {}
-        groups = sorted(g for g, v in base.sums.items() if v is not None)
+        here = {} if self._sums is None else self._sums.sums
+        before = {g: b.value(here.get(g)) for g, b in base.sums.items()}  # sums only: rows are never written out
+        groups = sorted(g for g, v in before.items() if v is not None)
         out = {"base_counts": base.side.clone()}
         if groups:
-            out["base_sums"] = torch.stack([cast(Tensor, base.sums[g]) for g in groups])
+            out["base_sums"] = torch.stack([cast(Tensor, before[g]) for g in groups])
         grids = [base.choices.grid, base.choices.target_grid]
         numbers = [None if g is None else [g.limit.hex(), g.bits, g.headroom] for g in grids]
         absent = sorted(set(base.sums) - set(groups))
@@ -172,13 +184,17 @@ class Marking(Changing):
         grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in meta["grids"]]
         base = Base(
             Choices(meta["kind"], *grids), state["base_counts"].to(self.device, copy=True), float(meta["gross"]),
-            float(meta["n"]), dict.fromkeys(map(int, meta["absent"])), bool(meta["shrunk"]),
+            float(meta["n"]), {}, bool(meta["shrunk"]),
         )  # fmt: skip
+        before: dict[int, Tensor | None] = dict.fromkeys(map(int, meta["absent"]))
         if meta["groups"]:
             saved = zip(meta["groups"], state["base_sums"], strict=True)
-            base.sums |= {int(g): v.to(self.device, copy=True) for g, v in saved}
+            before |= {int(g): v.to(self.device, copy=True) for g, v in saved}
+        for group, value in before.items():
+            base.sums[group] = Before(self.in_features)
+            base.sums[group].copied, base.sums[group].copy = True, value
         mine = {v.shape for v in (self._sums.sums.values() if self._sums is not None else ())}
-        if len(mine | {v.shape for v in base.sums.values() if v is not None}) > 1:
+        if len(mine | {v.shape for v in before.values() if v is not None}) > 1:
             raise ValueError("the saved base does not have the shape of the saved sums")
         self._base = base
         if self._sums is not None:
