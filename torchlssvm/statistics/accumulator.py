@@ -340,7 +340,9 @@ class Accumulator:
         for group, before in guard.sums.items():
             self.touched.add(group)
             value = before.value(self.sums.get(group))
-            if self._base is not None and not self._base[group].copied:  # its last rows are the guard's: they are undone
+            if (
+                self._base is not None and not self._base[group].copied
+            ):  # its last rows are the guard's: they are undone
                 self._base[group].drop(len(before.chunks))
                 if not self._base[group].chunks:
                     del self._base[group]
