@@ -31,7 +31,10 @@ def _main(rank: int, world: int, folder: str, seconds: float, jobs: list[Callabl
         except BaseException:
             results[job.__name__] = Failed(traceback.format_exc())
         torch.save(results, Path(folder) / f"{rank}.part")
-        dist.barrier()  # a scenario that went wrong on one rank ends here for all, not in the next one
+        try:
+            dist.barrier()  # a scenario that went wrong on one rank ends here for all, not in the next one
+        except RuntimeError:
+            return
     os.replace(Path(folder) / f"{rank}.part", Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from unittest import mock
 
 import pytest
@@ -588,16 +589,19 @@ def dies_in_the_middle(rank, world):
             os.kill(os.getpid(), 9)
 
         Peers.total = last
+    start = time.monotonic()
     error = ranks.caught(lambda: sync(h))
+    waited = time.monotonic() - start
     agreed = h.statistics.agreed().digest() == batch(range(27), "weighted").digest()
-    torch.save((*error, state(h) == before, agreed, h.n), os.environ["TORCHLSSVM_TEST_OUT"] + f"{rank}")
+    torch.save((*error, state(h) == before, agreed, h.n, waited), os.environ["TORCHLSSVM_TEST_OUT"] + f"{rank}")
 
 
 def test_a_rank_that_dies_changes_nothing_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHLSSVM_TEST_OUT", f"{tmp_path}/")
-    ranks.run(3, [dies_in_the_middle], seconds=10)
+    ranks.run(3, [dies_in_the_middle], seconds=30)
     for rank in (0, 1):
-        kind, text, unchanged, agreed, n = torch.load(tmp_path / f"{rank}")
+        kind, text, unchanged, agreed, n, waited = torch.load(tmp_path / f"{rank}")
+        assert waited < 30  # the group's timeout: an error, not a hang
         assert kind == "RuntimeError"
         assert "lost its peers" in text
         assert unchanged
