@@ -27,6 +27,9 @@ CHUNK = 1024
 SMALL = 256
 """Changes of at most this many rows wait in the tail; larger ones go straight to the product."""
 
+NUMBERS = 2**17
+"""A product takes 1,024 rows, or more of a few features: so many numbers, which stay in the cache."""
+
 
 @dataclass
 class Rows:
@@ -98,6 +101,7 @@ class Accumulator:
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
         self._scratch: Tensor | None = None
+        self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._guard: Guard | None = None
@@ -150,32 +154,44 @@ class Accumulator:
         if change.codes is None:
             self._push_group(0, change, None)
         else:
-            order = torch.argsort(change.codes, stable=True)
-            # One read of the group sizes: rows of a group are summed together, and the loop runs on the host.
-            sizes = (
-                [len(order)] if checks.is_fake(order) else torch.bincount(change.codes, minlength=self.groups).tolist()
-            )
-            start = 0
-            for group, size in enumerate(sizes):
-                if size:
-                    self._push_group(group, change, order[start : start + size])
-                start += size
+            for group, index in self._by_group(change.codes):
+                self._push_group(group, change, index)
         for group in sorted(self.touched):
             self.diag[group] = self._diagonal(group)
+
+    def _by_group(self, codes: Tensor) -> list[tuple[int, Tensor]]:
+        """The rows of each group that has any: they are summed together."""
+        if checks.is_fake(codes):
+            return [(0, torch.argsort(codes, stable=True))]
+        sizes = torch.bincount(codes, minlength=self.groups).tolist()  # one read: the loop runs on the host
+        present = [g for g, size in enumerate(sizes) if size]
+        if len(present) <= 4:
+            return [(g, (codes == g).nonzero()[:, 0]) for g in present]
+        parts = torch.argsort(codes, stable=True).split([sizes[g] for g in present])
+        return list(zip(present, parts, strict=True))
 
     def _push_group(self, group: int, change: Rows, index: Tensor | None) -> None:
         bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
         x, mult = change.x, change.mult
-        tail = self._room()
+        chunk = max(CHUNK, NUMBERS // (self.J + self.R))
+        work = self._room() if chunk == CHUNK else self._wide(chunk)
         if self._scratch is None:
-            self._scratch = torch.empty(CHUNK, self.J, dtype=torch.float32, device=self.device)
-        for a, b in runs(bounds):
+            self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
+        gathered = None if index is None else torch.empty(chunk, self.J, dtype=x.dtype, device=self.device)
+        for a, b in runs(bounds, chunk):
             pick = slice(a, b) if index is None else index[a:b]
-            rows = tail[: b - a]
-            self.quantize(x[pick], rows[:, : self.J], self._scratch)
+            rows = work[: b - a]
+            part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
+            self.quantize(part, rows[:, : self.J], self._scratch)
             change.write_side(rows[:, self.J :], pick)
             by = None if mult is None else mult[pick]
             self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+
+    def _wide(self, rows: int) -> Tensor:
+        """A buffer for more rows than the tail has."""
+        if self._buffer_wide is None:
+            self._buffer_wide = torch.empty(rows, self.J + self.R, dtype=torch.float64, device=self.device)
+        return self._buffer_wide
 
     def _room(self) -> Tensor:
         if self._buffer is None:
@@ -361,10 +377,10 @@ class Accumulator:
         )
 
 
-def runs(bounds: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Split rows into runs of at most 1,024 whose products sum exactly. bounds: (B,)."""
+def runs(bounds: NDArray[np.float64], chunk: int = CHUNK) -> list[tuple[int, int]]:
+    """Split rows into runs of at most 1,024, or as given, whose products sum exactly. bounds: (B,)."""
     out: list[tuple[int, int]] = []
-    stack = [(a, min(a + CHUNK, len(bounds))) for a in range(0, len(bounds), CHUNK)][::-1]
+    stack = [(a, min(a + chunk, len(bounds))) for a in range(0, len(bounds), chunk)][::-1]
     while stack:
         a, b = stack.pop()
         if b - a > 1 and float(bounds[a:b].sum()) > gram.EXACT:

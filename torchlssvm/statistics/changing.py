@@ -159,7 +159,7 @@ class Changing(Reading):
             return Rows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
         if self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
-            ones = torch.ones(len(b), 1, dtype=torch.float64, device=self.device)
+            ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
             return Rows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
         return Rows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
 
