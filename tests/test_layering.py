@@ -21,7 +21,7 @@ LAYERS = [
     ["distributed/", "export", "window"],
     ["store", "events", "audit"],
     ["__init__"],
-    ["lightning/", "sklearn"],
+    ["lightning/", "sklearn", "spark"],
     ["cli", "demo", "__main__", "testing/"],
 ]
 LEVEL = {name.rstrip("/"): level for level, row in enumerate(LAYERS) for name in row}

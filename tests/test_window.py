@@ -60,7 +60,7 @@ def test_a_refused_batch_leaves_the_window_as_it_was():
     window = SlidingWindow(LSSVMHead(4, 3, grid=GRID), 10).add(X[:10], Y[:10])
     before = window.machine.digest()
     for bad in ((X[:3], Y[:2]), (X[:3, :2], Y[:3]), (X[:3] * 100, Y[:3]), (X[:3], Y[:3] + 5)):
-        with pytest.raises(ValueError, match="shape|length|grid|label"):
+        with pytest.raises(ValueError, match=r"shape|length|grid|label"):
             window.add(*bad)
     assert (len(window), window.machine.digest()) == (10, before)
     window.machine.remove(X[:4], Y[:4])  # behind its back: what is to leave is gone already
