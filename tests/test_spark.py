@@ -93,24 +93,34 @@ def ranked(rank, world):
     return sync(head.add(X[rank::world], Y[rank::world])).digest()
 
 
-def test_spark_gives_the_digest_of_torch_distributed(context):
+ROWS = [(x, int(y)) for x, y in zip(X.numpy(), Y, strict=True)]
+
+
+def test_spark_gives_the_same_digest_and_needs_no_torch(context):
     from torchlssvm.spark import statistics_from
 
-    rows = [(x, int(y)) for x, y in zip(X.numpy(), Y, strict=True)]
-    stats = statistics_from(context.parallelize(rows, 7), J, K, grid=GRID, per_class=True)
+    stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, per_class=True)
     loaded = (
         context.range(4, numSlices=2).map(lambda _: {"torch", "torchlssvm"} & set(__import__("sys").modules)).collect()
     )
     assert loaded == [set()] * 4  # the workers that summed have imported neither
     head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
-    assert ranks.run(2, [ranked])["ranked"] == [head.digest()] * 2
     assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced").add(X, Y).digest()
+
+
+@pytest.mark.slow
+def test_spark_and_torch_distributed(context):
+    from torchlssvm.spark import statistics_from
+
+    stats = statistics_from(context.parallelize(ROWS, 7), J, K, grid=GRID, per_class=True)
+    head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
+    assert ranks.run(2, [ranked])["ranked"] == [head.digest()] * 2
     blocks = [(X[a : a + 300].numpy().astype(np.float32), Y[a : a + 300].numpy()) for a in range(0, 2500, 300)]
     total = statistics_from(context.parallelize(blocks, 3), J, K, grid=GRID)
     assert total.digest() == Statistics(J, K, grid=GRID).add(X.float(), Y).digest()
     from pyspark.sql import SparkSession
 
-    frame = SparkSession(context).createDataFrame([(x.tolist(), y) for x, y in rows[:600]], ["features", "label"])
+    frame = SparkSession(context).createDataFrame([(x.tolist(), y) for x, y in ROWS[:600]], ["features", "label"])
     part = statistics_from(frame, J, K, grid=GRID, per_class=True)
     assert part.digest() == Statistics(J, K, grid=GRID, per_class=True).add(X[:600], Y[:600]).digest()
     assert statistics_from(context.parallelize([], 2), J, K, grid=GRID).empty
@@ -119,4 +129,4 @@ def test_spark_gives_the_digest_of_torch_distributed(context):
     with pytest.raises(ValueError, match=r"integers in 0\.\.2"):
         statistics_from(context.parallelize([(X[0].numpy(), 7)], 1), J, K, grid=GRID)
     with pytest.raises(ValueError, match="known beforehand"):
-        statistics_from(context.parallelize(rows, 2), J, K, grid="auto")
+        statistics_from(context.parallelize(ROWS, 2), J, K, grid="auto")
