@@ -4,8 +4,8 @@
 
 A shard is an .npz with arrays ``x`` (n, J) and ``y`` (n,), or a .pt with such a dictionary. Shards are dealt out in turn; the
 head is, bit for bit, the same for any number of ranks and any order. The grid must be known beforehand, hence --limit: the
-largest magnitude of a feature. Load the head again with the same arguments: LSSVMHead(J, K, ...).load_state_dict(torch.load(path)).
-Without torchrun it runs as one rank.
+largest magnitude of a feature. Load the head again into one made with the same arguments:
+LSSVMHead(J, K, ...).load_state_dict(torch.load(path)). Without torchrun it runs as one rank.
 """
 
 from __future__ import annotations
