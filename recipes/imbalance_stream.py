@@ -163,7 +163,7 @@ def draw(r: dict[str, Any], path: Path) -> None:
     for axis, kind, label in ((middle, 0, "recall, rare class, %"), (bottom, 1, "recall, frequent class, %")):
         for name, (color, line) in styles.items():
             axis.plot([v[kind] for v in r[name]], color=color, linestyle=line, label=name)
-        axis.set(ylabel=label, ylim=(-3, 103))
+        axis.set(ylabel=label)
     bottom.set(xlabel="batch")
     middle.legend(loc="lower right")
     figure.savefig(path, dpi=120)
