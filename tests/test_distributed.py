@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests import ranks
 from torchlssvm import FixedPoint, LSSVMHead, Statistics, attach
-from torchlssvm.distributed import Delta, agree, discard, fingerprint, merge, reduce_to, sync
+from torchlssvm.distributed import Delta, agree, discard, fingerprint, merge, reduce_to, status, sync
 
 GRID = FixedPoint(16.0)
 J, K = 6, 3
@@ -104,6 +104,7 @@ def again_changes_nothing(rank, world):
     before = state(h)
     for _ in range(3):
         sync(h)
+    assert status(h) == (1, h.digest(), False)
     return before == state(h), before[0] == batch([i for r in range(world) for i in range(r * 10, r * 10 + r)]).digest()
 
 

@@ -36,7 +36,7 @@ def shards(tmp_path):
     return tmp_path, torch.from_numpy(np.vstack([x, x[:9]])), torch.from_numpy(np.append(y, y[:9]))
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_one_head_from_shards(shards, ranks):
     folder, x, y = shards
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks else []
@@ -54,15 +54,16 @@ def test_one_head_from_shards(shards, ranks):
     assert torch.allclose(head.w, truth.w, rtol=1e-12, atol=1e-14)
 
 
-def table(*names):
-    rows = [line.split() for line in run(RECIPES / "wlpsvm_tables.py", "--sets", *names).splitlines()]
+def table(*names, ranks=4):
+    said = run(RECIPES / "wlpsvm_tables.py", "--ranks", ranks, "--sets", *names)
+    rows = [line.split() for line in said.splitlines()]
     return [row for row in rows if row and row[0] in names and row[1].isdigit()]
 
 
 @pytest.mark.data(*TABLE_DATA)
 def test_table_1_small():
-    rows = table("Heart", "BreastWisconsin")
-    assert len(rows) == 8
+    rows = table("Heart", "BreastWisconsin", ranks=2)
+    assert len(rows) == 4
     assert {value for row in rows for value in row[2:]} == {"0"}
 
 

@@ -17,7 +17,7 @@ any class; it is no differential privacy. Where ids are given, hashes of id and 
 rank that guesses a sample and its id can tell that it was removed. Files of deltas hold no such hashes.
 """
 
-from torchlssvm.distributed.delta import Delta, agree, discard, fingerprint, merge
+from torchlssvm.distributed.delta import Delta, Status, agree, discard, fingerprint, merge, status
 from torchlssvm.distributed.sync import reduce_to, sync
 
-__all__ = ["Delta", "agree", "discard", "fingerprint", "merge", "reduce_to", "sync"]
+__all__ = ["Delta", "Status", "agree", "discard", "fingerprint", "merge", "reduce_to", "status", "sync"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -234,13 +234,34 @@ def agree(target: Any) -> LSSVMHead:
     return head
 
 
+class Status(NamedTuple):
+    """How often ranks agreed, the digest they agreed on (empty: on nothing yet), and whether anything changed here since."""
+
+    epoch: int
+    agreed: str
+    pending: bool
+
+
+@exactly
+def status(target: Any) -> Status:
+    """Where a head stands between its ranks. Runs no collective.
+
+    >>> from torchlssvm import FixedPoint, LSSVMHead
+    >>> head = LSSVMHead(2, 2, grid=FixedPoint(1.0)).add(torch.eye(2), torch.tensor([0, 1]))
+    >>> status(head), status(agree(head)).pending
+    (Status(epoch=0, agreed='', pending=True), False)
+    """
+    head, stats = head_of(target)
+    return Status(head._ledger.epoch, head._ledger.agreed, not stats.pending().empty)
+
+
 @exactly
 def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
     head, stats = head_of(target)
     stats.adopt(stats.agreed())
     ledger = head._ledger
-    ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.origins, ledger.sink)
+    ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
     head._unverified = False
     head._restart()
     return head

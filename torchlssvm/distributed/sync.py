@@ -132,7 +132,7 @@ class Turn:
             },
             "to": self.to, "kind": held.kind, "grid": numbers(held.grid), "target_grid": numbers(held.target_grid),
             "epoch": ledger.epoch, "agreed": ledger.agreed, "origins": sorted(ledger.origins | new) if some else [],
-            "merged": sorted(ledger.merged | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
+            "merged": sorted(ledger.deltas | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
             "gross": pending._gross, "agreed_gross": self.agreed._gross, "keys": len(self.removed),
             "shrunk": delta is not None or (stats._base is not None and stats._base.shrunk),
         }  # fmt: skip
@@ -194,7 +194,8 @@ class Turn:
         if self.stats._sums is not None:
             self.stats._hashes = hashes
             self.stats._sums.touched.clear()
-        self.head._ledger.commit(self.head._ledger.epoch + 1, digest, plan.merged, self.to)
+        ledger = self.head._ledger
+        ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
         self.head._unverified = False
         self.head._restart()
 
@@ -218,7 +219,7 @@ def _run(
         message = problem(error)
     plan = decide(peers.exchange(message))
     if plan.empty:
-        turn.head._ledger.merged = plan.merged
+        turn.head._ledger.merged |= plan.merged
         return target
     turn.removed_twice(plan)
     total, digest, verdict = turn.stats.zero(), "", {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.statistics.batch import Batch
 
@@ -36,6 +37,11 @@ class Ledger:
             self.keys[key] = self.keys.get(key, 0) + sign
             if self.keys[key] == 0:
                 del self.keys[key]
+
+    @property
+    def deltas(self) -> set[str]:
+        """The ids of deltas that are pending."""
+        return self.origins & self.merged
 
     def commit(self, epoch: int, agreed: str, merged: set[str], sink: int | None = None) -> None:
         """Nothing is pending any more."""
@@ -80,7 +86,7 @@ class Ledger:
 
 def keys_of(batch: Batch, grid: FixedPoint | None) -> list[bytes]:
     """A hash of id, target and gridded features of each sample; none without ids, or with weights (parts of a sample)."""
-    if batch.ids is None or batch.mult is not None or grid is None:
+    if batch.ids is None or batch.mult is not None or grid is None or checks.is_fake(batch.x):
         return []
     target = batch.labels[:, None] if batch.labels is not None else batch.targets
     assert target is not None
