@@ -12,7 +12,6 @@ A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,61 +20,14 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.before import Before, Chunk
+from torchlssvm.statistics.before import Before, Chunk, Guard
+from torchlssvm.statistics.rows import CHUNK, Rows, runs
 
-CHUNK = 1024
 SMALL = 256
 """Changes of at most this many rows wait in the tail; larger ones go straight to the product."""
 
 NUMBERS = 2**17
 """A product takes 1,024 rows, or more of a few features: so many numbers, which stay in the cache."""
-
-
-@dataclass
-class Rows:
-    """Signed rows on their way in: x (B, J) and side columns z (B, R).
-
-    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
-    multiplicities (B,), or None.
-
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1.
-    """
-
-    x: Tensor
-    z: Tensor
-    codes: Tensor | None
-    mult: Tensor | None
-    bounds: NDArray[np.float64]
-    gross: float
-    sign: int
-
-    def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
-        """Write the side columns of some rows. out: (b, R)."""
-        z = self.z[pick]
-        if z.ndim == 2:
-            out.copy_(z)
-        else:
-            out.zero_().scatter_(1, z[:, None], 1.0)
-
-    @property
-    def scale(self) -> Tensor | float:
-        """The signed multiplicities."""
-        return float(self.sign) if self.mult is None else self.mult * self.sign
-
-
-@dataclass
-class Guard:
-    """What is needed to go back: a tail length, and each group as it was before it first changed."""
-
-    length: int
-    uniform: float | None
-    tail_bound: float
-    diag: Tensor
-    sums: dict[int, Before]
-    tail: Tensor | None = None
-    scale: Tensor | None = None
-    codes: Tensor | None = None
 
 
 class Accumulator:
@@ -375,17 +327,3 @@ class Accumulator:
             guard.tail_bound,
             guard.diag,
         )
-
-
-def runs(bounds: NDArray[np.float64], chunk: int = CHUNK) -> list[tuple[int, int]]:
-    """Split rows into runs of at most 1,024, or as given, whose products sum exactly. bounds: (B,)."""
-    out: list[tuple[int, int]] = []
-    stack = [(a, min(a + chunk, len(bounds))) for a in range(0, len(bounds), chunk)][::-1]
-    while stack:
-        a, b = stack.pop()
-        if b - a > 1 and float(bounds[a:b].sum()) > gram.EXACT:
-            middle = (a + b) // 2
-            stack += [(middle, b), (a, middle)]
-        else:
-            out.append((a, b))
-    return out

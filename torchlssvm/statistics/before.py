@@ -6,6 +6,7 @@ an eighth of what a copy of the sums takes at the very worst. More rows, or chan
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -77,3 +78,17 @@ class Before:
         if not self.copied:
             self.copy = self.value(now)
             self.copied, self.chunks, self.count = True, [], 0
+
+
+@dataclass
+class Guard:
+    """What is needed to go back: a tail length, and each group as it was before it first changed."""
+
+    length: int
+    uniform: float | None
+    tail_bound: float
+    diag: Tensor
+    sums: dict[int, Before]
+    tail: Tensor | None = None
+    scale: Tensor | None = None
+    codes: Tensor | None = None

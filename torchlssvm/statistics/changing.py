@@ -11,9 +11,10 @@ from torch import Tensor
 from torchlssvm.errors import GridError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.accumulator import Accumulator, Rows, runs
+from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 from torchlssvm.statistics.reading import LIMIT, Reading
+from torchlssvm.statistics.rows import Rows, runs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
