@@ -206,6 +206,19 @@ def test_few_samples_are_not_written(tmp_path):
         enough.save(tmp_path / "f.pt", min_samples=-1)
 
 
+def test_a_copy_saves_what_its_original_saves():
+    h = batch(range(20))
+    plain = h.state_dict()
+    twin = copy.deepcopy(h)
+    loaded = head()
+    loaded.load_state_dict(plain)
+    for other in (h, twin, loaded):
+        saved = other.state_dict()
+        assert all(torch.equal(saved[k], v) for k, v in plain.items())
+    with pytest.raises(ValueError, match=r"Delta\.take"):
+        Delta(h)
+
+
 def test_discard_goes_back_to_what_was_agreed():
     h = agree(batch(range(30)))
     before, w = h.digest(), h.w.clone()

@@ -235,6 +235,18 @@ def removed_twice(rank, world):
     return out
 
 
+def what_one_rank_never_held(rank, world):
+    """A removal that its own rank has not verified yet is judged in the sum, also before the first sync."""
+    few = 4.0 + torch.eye(J)[:4]
+    h = head(per_class=True).add(few, Y[:1].expand(4)) if rank == 1 else head(per_class=True)
+    if rank == 1:
+        h.remove(few[:1] + 0.5, Y[:1])  # nobody has looked at the weights
+    error = ranks.caught(lambda: sync(h))
+    if rank == 1:
+        h.add(few[:1] + 0.5, Y[:1])
+    return (*error, sync(h).n)
+
+
 def ids_net_out(rank, world):
     """What one rank removes and another adds again is no double removal; relabelling twice is one."""
     h = sync(batch(range(60)) if rank == 0 else head())
@@ -425,7 +437,7 @@ def ddp(rank, world):
 
 SCENARIOS = [
     same_for_every_number_of_ranks, again_changes_nothing, random_sequences, differences_are_one_error_everywhere,
-    removed_twice, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
+    removed_twice, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
     classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp,
 ]  # fmt: skip
@@ -496,6 +508,12 @@ def test_removed_twice(result):
     assert "below zero" in result[0]["diagonal"][1]
     assert "semidefinite" in result[0]["definite"][1]
     assert [r["many, without ids"][0] for r in result] == ["none"] * 4
+
+
+def test_what_one_rank_never_held(result):
+    assert {r[0] for r in result} == {"RemovalError"}
+    assert "semidefinite" in result[0][1]
+    assert [r[2] for r in result] == [4] * 4
 
 
 def test_ids_net_out(result):

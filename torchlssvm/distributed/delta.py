@@ -76,6 +76,11 @@ class Delta:
 
     def __init__(self, statistics: Statistics, *, fingerprint: str | None = None, id: str | None = None):
         """Wrap statistics, which may be negative."""
+        if not isinstance(statistics, Statistics):
+            raise ValueError(
+                f"a Delta wraps Statistics, got {type(statistics).__name__}: Delta.take(head) has a head's changes, "
+                "Delta.like(head) is empty"
+            )
         self.statistics = statistics
         self.fingerprint = fingerprint
         self.id = os.urandom(16).hex() if id is None else id
@@ -97,7 +102,10 @@ class Delta:
     @classmethod
     @exactly
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """The head's pending changes; they count as agreed from now on, so that no two deltas hold the same change."""
+        """The head's pending changes; they count as agreed from now on, so that no two deltas hold the same change.
+
+        For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
+        """
         head, stats = head_of(target)
         head._current()  # removals that cannot be are found here
         delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))

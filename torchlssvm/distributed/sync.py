@@ -134,7 +134,7 @@ class Turn:
             "epoch": ledger.epoch, "agreed": ledger.agreed, "origins": sorted(ledger.origins | new) if some else [],
             "merged": sorted(ledger.deltas | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
             "gross": pending._gross, "agreed_gross": self.agreed._gross, "keys": len(self.removed),
-            "shrunk": delta is not None or (stats._base is not None and stats._base.shrunk),
+            "shrunk": delta is not None or self.head._unverified or (stats._base is not None and stats._base.shrunk),
         }  # fmt: skip
 
     def removed_twice(self, plan: Plan) -> None:
@@ -237,12 +237,8 @@ def _run(
     verdicts = peers.exchange(verdict or {"digest": digest})
     raise_first(verdicts)
     if to is None and len({v["digest"] for v in verdicts}) > 1:
-        raise_first(
-            [
-                problem(
-                    RuntimeError("the sums arrived differently on different ranks: the network is not to be trusted.")
-                )
-            ]
+        raise RuntimeError(
+            "the sums arrived differently on different ranks: check the network. No rank changed anything."
         )
     turn.commit(total, digest, plan)
     return target

@@ -68,8 +68,8 @@ class Ledger:
             self.origins.add("copy:" + os.urandom(16).hex())
 
     def to_json(self) -> dict[str, Any]:
-        """What is saved: no key of a sample."""
-        sets = {"origins": sorted(self.origins), "merged": sorted(self.merged)}
+        """What is saved: no key of a sample, and nothing by which a copy would differ from what it was made of."""
+        sets = {"origins": sorted(self.deltas), "merged": sorted(self.merged)}
         return {"epoch": self.epoch, "agreed": self.agreed, "sink": self.sink} | sets
 
     @classmethod

@@ -118,7 +118,7 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
             known = head.statistics.exact and not checks.is_fake(head.statistics.counts)
             meta["digest"] = head.statistics.digest() if known else None
-            if head._ledger != Ledger():
+            if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
         else:
             engine, s = head._engine, head._engine.solution
