@@ -151,7 +151,10 @@ class Reading:
 
     def _view(self, group: int) -> Tensor:
         assert self._sums is not None
-        return gram.side_view(self._sums.total(group), self.in_features, self._sums.R)
+        self._sums.settle()
+        if group not in self._sums.sums:
+            return torch.zeros(self._sums.R, self.in_features, dtype=self._sums.dtype, device=self.device)
+        return gram.side_view(self._sums.sums[group], self.in_features, self._sums.R)
 
     def packed(self, label: int | None = None, folds: list[int] | None = None) -> Tensor:
         """The packed M of one class, or of everything; over the given folds or all. Do not write to it."""
@@ -175,6 +178,10 @@ class Reading:
 
     def sums(self, label: int | None = None, weight: float | None = None, folds: list[int] | None = None) -> Sums:
         """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
+        if label is not None and self.per_class:  # one class: not a copy of what all have
+            keep = list(range(max(1, self.folds)) if folds is None else folds)
+            m = torch.stack([self._view(f * self.num_classes + label)[0] for f in keep]).sum(0)
+            return Sums(weight, self.packed(label, folds), m, self._side[keep, label].sum())
         V, side = self.class_sums(folds)
         if side.ndim == 2:
             return Sums(weight, self.packed(None, folds), V[0], side[0, 0])
