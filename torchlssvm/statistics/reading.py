@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Choices
+
+if TYPE_CHECKING:
+    from torchlssvm.statistics.marking import Base
 
 LIMIT = 2**62
 """Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
@@ -53,6 +58,7 @@ class Reading:
             grid if isinstance(grid, FixedPoint) else None,
             target_grid if isinstance(target_grid, FixedPoint) and self.exact else None,
         )
+        self._base: Base | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -79,8 +85,9 @@ class Reading:
                 groups, R = F * K, 1
             grid = choices.grid
             self._sums = Accumulator(
-                J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize
-            )
+                J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize,
+                None if self._base is None else self._base.sums,
+            )  # fmt: skip
         return self._sums
 
     @staticmethod
@@ -144,7 +151,10 @@ class Reading:
 
     def _view(self, group: int) -> Tensor:
         assert self._sums is not None
-        return gram.side_view(self._sums.total(group), self.in_features, self._sums.R)
+        self._sums.settle()
+        if group not in self._sums.sums:
+            return torch.zeros(self._sums.R, self.in_features, dtype=self._sums.dtype, device=self.device)
+        return gram.side_view(self._sums.sums[group], self.in_features, self._sums.R)
 
     def packed(self, label: int | None = None, folds: list[int] | None = None) -> Tensor:
         """The packed M of one class, or of everything; over the given folds or all. Do not write to it."""
@@ -168,6 +178,10 @@ class Reading:
 
     def sums(self, label: int | None = None, weight: float | None = None, folds: list[int] | None = None) -> Sums:
         """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
+        if label is not None and self.per_class:  # one class: not a copy of what all have
+            keep = list(range(max(1, self.folds)) if folds is None else folds)
+            m = torch.stack([self._view(f * self.num_classes + label)[0] for f in keep]).sum(0)
+            return Sums(weight, self.packed(label, folds), m, self._side[keep, label].sum())
         V, side = self.class_sums(folds)
         if side.ndim == 2:
             return Sums(weight, self.packed(None, folds), V[0], side[0, 0])
