@@ -41,6 +41,7 @@ class Inverse:
         self.s = rows.x.new_zeros(cost.DEFERRED)
         self.waiting = 0
         self.h = rows.x.new_zeros(rows.capacity, rows.y.shape[1] + 1)
+        self.d = rows.x.new_zeros(rows.capacity)  # the diagonal of the inverse, while there is one
         self.floor, self.warned = DRIFT, False
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -70,8 +71,8 @@ class Inverse:
         """The diagonal (top,) of the inverse. With Q = L L^T it is the sum of squares of the columns of L^-1."""
         if self.U is None and self.factor is not None:
             return triangular.inverse_lower(self.factor.L).square_().sum(0)[: self.rows.top]
-        U, V, s, top = self._inverse(), self.V[: self.waiting], self.s[: self.waiting], self.rows.top
-        return (U.diagonal()[:top] + (V[:, :top].square() * s[:, None]).sum(0)) * self.rows.mask[:top]
+        self._inverse()
+        return self.d[: self.rows.top]
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """K + offset for prepared rows."""
@@ -156,6 +157,7 @@ class Inverse:
             self.U[:top, :top].addmm_((V * self.s[: self.waiting, None]).mT, V)
             self.waiting = 0
             self.h[:top] = (self.U[:top, :top] @ self.targets()).mul_(rows.mask[:top, None])
+            self.d[:top] = self.U.diagonal()[:top] * rows.mask[:top]
             if self._watch():
                 return
         rows.release()
@@ -176,7 +178,7 @@ class Inverse:
         """Move."""
         self.rows.to(device)
         self.U = None if self.U is None else self.U.to(device)
-        self.V, self.s, self.h = self.V.to(device), self.s.to(device), self.h.to(device)
+        self.V, self.s, self.h, self.d = (t.to(device) for t in (self.V, self.s, self.h, self.d))
         if self.factor is not None:
             self.factor = system.Factor(self.factor.L.to(device), self.factor.J, self.factor.info.to(device))
 
@@ -189,6 +191,7 @@ class Inverse:
                 factor, _ = self.factor_of(self.rows.x[:n])
             self.U = self._room(self.rows.capacity)
             self.U[:n, :n] = factor.inverse()
+            self.d = self.U.diagonal().clone()
             self.factor = None
         return self.U
 
@@ -203,6 +206,7 @@ class Inverse:
     def _take(self, term: block_inverse.Term) -> None:
         top, k, waiting = self.rows.top, len(term.Z), self.waiting
         self.h[:top].addmm_(term.Z.mT, term.v, alpha=term.sign).mul_(self.rows.mask[:top, None])
+        self.d[:top].add_(term.Z.square().sum(0), alpha=term.sign).mul_(self.rows.mask[:top])
         if k > cost.DEFERRED:  # nothing waits: change() saw to that
             self._inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
             self.rows.release()
@@ -302,6 +306,7 @@ class Inverse:
             self.U = U
             self.V = pad(self.V, (0, self.rows.capacity - before))
             self.h = pad(self.h, (0, 0, 0, self.rows.capacity - before))
+            self.d = pad(self.d, (0, self.rows.capacity - before))
 
     def _compact(self) -> None:
         U, keep = self._inverse(), self.rows.compact()
@@ -310,4 +315,4 @@ class Inverse:
         self.U[:n, :n] = U[keep][:, keep]
         h, self.h = self.h[keep], self.h.new_zeros(self.rows.capacity, self.h.shape[1])
         self.h[:n] = h
-        self.V = self.V.new_zeros(cost.DEFERRED, self.rows.capacity)
+        self.V, self.d = self.V.new_zeros(cost.DEFERRED, self.rows.capacity), self.U.diagonal().clone()
