@@ -1,0 +1,159 @@
+r"""The steps of the exact incremental SVM (Cauwenberghs and Poggio, NIPS 2000), as pure functions.
+
+The SVM minimizes, over 0 <= alpha_i <= u_i (u = C, per sample), with Q_ij = y_i y_j K(x_i, x_j),
+
+    W = 1/2 alpha^T Q alpha - 1^T alpha + b y^T alpha                                                              (1)
+    g_i = dW/dalpha_i = sum_j Q_ij alpha_j + y_i b - 1:  >= 0 in R (alpha = 0), = 0 in S, <= 0 in E (alpha = u)    (2)
+    dW/db = sum_j y_j alpha_j = 0                                                                                  (3)
+
+The margin vectors S live in *slots*: index 0 belongs to b, a free slot is a row and a column of zeros, so that growing and
+shrinking never move anything. In slots, with the letters of the paper:
+
+    A = [[0, y_S^T], [y_S, Q_SS]], the Jacobian                                                                    (7)
+    R = A^-1 on the slots in use, zero elsewhere
+    a = [b; alpha_S]
+
+What moves is a *drive*: coefficients alpha_k outside S that change at the rate d_k while a parameter p runs from 0 to 1
+(Diehl and Cauwenberghs, 2003); one sample c with d_c = 1 is the case of the first paper. The right-hand side of (6) is then
+h = [sum_k y_k d_k; sum_k Q_Sk d_k].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # (m, m), (m, m), (m,) -> (m,), ()
+    """beta = -R h (10), with one step of refinement, and the largest residual |h + A beta| before it.
+
+    The residual measures the drift of R: refinement divides the error by (1 / drift), so R may be far from exact before
+    beta is. h must be zero in free slots.
+
+    Example:
+        >>> A = torch.tensor([[0.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+        >>> beta, residual = sensitivities(torch.linalg.inv(A), A, torch.tensor([1.0, 0.5], dtype=torch.float64))
+        >>> beta.tolist(), float(residual)
+        ([1.5, -1.0], 0.0)
+    """
+    beta = torch.mv(R, h).neg_()
+    residual = torch.addmv(h, A, beta)
+    worst = torch.linalg.vector_norm(residual, float("inf"))
+    return beta.sub_(torch.mv(R, residual)), worst
+
+
+def margin_sensitivities(QS: Tensor, beta: Tensor, drive: Tensor) -> Tensor:  # (n, m), (m,), (n,) -> (n,)
+    """gamma_i = sum_k Q_ik d_k + sum_S Q_ij beta_j + y_i beta_0, the rate of every g_i (12).
+
+    QS holds the columns Q_:S in their slots, and y in column 0; drive_i = sum_k Q_ik d_k.
+    """
+    return torch.addmv(drive, QS, beta)
+
+
+def coefficient_steps(a: Tensor, beta: Tensor, lower: Tensor, upper: Tensor, rise: Tensor | None = None) -> Tensor:
+    """(m,) How far each margin vector can go until alpha_j = 0 or alpha_j = u_j (2.3, condition 3); inf where it stays.
+
+    rise: the rate of u, when the bounds move (a change of C). Slots for b and free slots have infinite bounds.
+    """
+    up = beta if rise is None else beta - rise
+    scale = torch.linalg.vector_norm(beta, float("inf")) * EPS
+    t = torch.where(up > scale, (upper - a) / up, torch.inf)
+    t = torch.where(beta < -scale, torch.minimum(t, (lower - a) / beta), t)
+    return t.clamp_(min=0.0)
+
+
+def margin_steps(g: Tensor, gamma: Tensor, sign: Tensor, floor: Tensor | float) -> Tensor:  # (n,) x 3 -> (n,)
+    """(n,) How far each sample outside S can go until g_i = 0 (2.3, conditions 1, 4 and 5); inf where it never does.
+
+    sign: +1 where g_i >= 0 must hold (R), -1 where g_i <= 0 must (E, and candidates), 0 where nothing must (S, leaving).
+    Rates up to ``floor`` are rounding: a sample in the span of S, such as a duplicate, has the rate 0.
+    """
+    rate = gamma * sign
+    t = (g * sign).clamp_(min=0.0) / rate.neg()
+    return torch.where(rate < -floor, t, torch.inf)
+
+
+def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m), (m,) -> (m, m)
+    """R += v v^T / gamma_c with v = [beta; 1], in place: c enters S in a free slot (13).
+
+    beta = -R [y_c; Q_Sc] and gamma_c = Q_cc + [y_c; Q_Sc]^T beta, by (10) and (12).
+    """
+    v = beta.clone()
+    v[slot] = 1.0
+    return R.addr_(v, v, alpha=1.0 / gamma)
+
+
+def shrink_(R: Tensor, slot: int) -> Tensor:  # (m, m) -> (m, m)
+    """R_ij -= R_ik R_kj / R_kk, in place: k leaves S and its slot is free again (14)."""
+    v = R[:, slot].clone()
+    R.addr_(v, v, alpha=-1.0 / float(v[slot]))
+    R[:, slot] = 0.0
+    R[slot] = 0.0
+    return R
+
+
+def first_(R: Tensor, q: float, y: float, slot: int) -> Tensor:
+    """R = [[-Q_cc, y_c], [y_c, 0]], in place: S was empty, where (7) has no inverse and (13) does not apply."""
+    R.zero_()
+    R[0, 0] = -q
+    R[0, slot] = R[slot, 0] = y
+    return R
+
+
+def inverse(A: Tensor, used: Tensor) -> Tensor:  # (m, m), (s,) -> (m, m)
+    """R from A anew: the slots in use inverted (LU with pivoting), the others zero.
+
+    Rows are scaled to a unit diagonal of Q first, D A D with D = diag(1, Q_jj^-1/2): features of any scale then give a
+    system as well conditioned as the geometry allows. One Newton-Schulz step R (2 I - A R) removes the rounding of LU.
+    """
+    B = A[used][:, used]
+    d = B.diagonal().clamp(min=torch.finfo(B.dtype).tiny).rsqrt()
+    d[0] = d[1:].reciprocal().mean() if len(d) > 1 else 1.0
+    scaled = B * d[:, None] * d
+    inv = torch.linalg.inv(scaled)
+    inv = inv + inv @ (torch.eye(len(d), dtype=B.dtype, device=B.device) - scaled @ inv)
+    inv = (inv + inv.T) * 0.5 * d[:, None] * d
+    R = torch.zeros_like(A)
+    R[used[:, None], used] = inv
+    return R
+
+
+def distance_to_span(K_cc: Tensor, K_cS: Tensor, K_SS: Tensor, y_c: Tensor, y_S: Tensor) -> Tensor:
+    """gamma_c = min over beta of |X_c + sum_S X_j beta_j|^2 with sum_S y_j beta_j = -y_c (20), (21), X_i = y_i phi(x_i).
+
+    The squared distance in feature space from sample c to the affine span of the margin vectors, by a dense solve: what
+    the path reads off R in passing.
+
+    Example:
+        >>> one = torch.ones(2, dtype=torch.float64)  # two points at distance 1 on a line, and a third at distance 3
+        >>> K = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 9.0]], dtype=torch.float64)
+        >>> float(distance_to_span(K[2, 2], K[2, :2], K[:2, :2], one[0], one))
+        9.0
+    """
+    A = torch.zeros(len(y_S) + 1, len(y_S) + 1, dtype=K_SS.dtype, device=K_SS.device)
+    A[0, 1:], A[1:, 0], A[1:, 1:] = y_S, y_S, K_SS * torch.outer(y_S, y_S)
+    h = torch.cat([y_c.reshape(1), y_c * y_S * K_cS])
+    return K_cc - h @ torch.linalg.solve(A, h)
+
+
+def b_interval(g: Tensor, y: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:  # (n,) x 3 -> (), ()
+    """The shifts of b that keep every g_i on its side when S is empty: (lowest, highest), infinite where nothing binds.
+
+    g_i moves by y_i delta. R needs g_i >= 0 and E needs g_i <= 0.
+    """
+    rises = sign * y  # the side on which delta is bounded: from below where +1, from above where -1
+    low = torch.where(rises > 0, -g * y, -torch.inf)
+    high = torch.where(rises < 0, -g * y, torch.inf)
+    return low.amax(), high.amin()
+
+
+def kkt_violation(alpha: Tensor, g: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 4 -> ()
+    """The largest violation of (2) and (3): of g where alpha is free, of g's sign at a bound, of the box, of y^T alpha."""
+    if not len(alpha):
+        return torch.zeros((), dtype=alpha.dtype, device=alpha.device)
+    low, high = alpha <= 0, alpha >= u
+    wrong = torch.where(low, (-g).clamp(min=0.0), torch.where(high, g.clamp(min=0.0), g.abs()))
+    box = torch.maximum(-alpha, alpha - u).clamp(min=0.0)
+    return torch.maximum(torch.maximum(wrong, box).amax(), (y @ alpha).abs())
