@@ -4,6 +4,7 @@ Each error also derives from the built-in one that fits it, so ``except ValueErr
 """
 
 __all__ = [
+    "ConvergenceError",
     "GridError",
     "NotFittedError",
     "NumericalWarning",
@@ -50,6 +51,13 @@ class VerificationError(TorchLSSVMError):
 
     Raised by ``verify`` with the reason; a certificate without a signature counts as a failure too, unless
     ``allow_unsigned=True``.
+    """
+
+
+class ConvergenceError(TorchLSSVMError, RuntimeError):
+    """An exact solver found no end within its budget of steps; the state is left as it was before the call.
+
+    Raised instead of an answer that does not satisfy its own optimality conditions.
     """
 
 

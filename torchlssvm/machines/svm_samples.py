@@ -1,0 +1,236 @@
+"""What the incremental SVM keeps of each sample, by position, and the kernel rows it computes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.kernels import RBF, Kernel
+
+VECTORS = ("y", "weight", "u", "alpha", "g", "sign")
+"""Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, margin g, and the side that g must keep
+to (+1: g >= 0, the reserve set; -1: g <= 0, the error set; 0: a margin vector)."""
+
+
+class Samples:
+    """Samples in positions 0..n-1 of buffers that double; a removal moves the last sample into the gap.
+
+    Rows of Q are computed on demand and kept, up to ``cache_bytes``, for the next time.
+    """
+
+    def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.kernel, self.device, self.cache_bytes = kernel, device, cache_bytes
+        self.n, self.capacity = 0, 0
+        self.ids: list[int] = []
+        self.where: dict[int, int] = {}  # id -> position
+        self.x = torch.empty(0, 0, dtype=torch.float64, device=device)  # prepared rows, or the Gram matrix itself
+        self.vectors = {name: self._new(0) for name in VECTORS}
+        self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
+        self._centre: Tensor | None = None
+        self.forget_rows()
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in VECTORS:
+            return self.__dict__["vectors"][name][: self.__dict__["n"]]  # type: ignore[no-any-return]
+        raise AttributeError(name)
+
+    @property
+    def precomputed(self) -> bool:
+        """Whether x is the Gram matrix."""
+        return self.kernel is None
+
+    # -- appending and deleting ----------------------------------------------------------------------------------------
+
+    def append(self, x: Tensor, ids: list[int], **vectors: Tensor) -> range:  # (B, J), or (B, n + B) if precomputed
+        """Take over samples; returns their positions. Columns of cached rows are filled in."""
+        old, n = self.n, self.n + len(ids)
+        self._reserve(n, x.shape[1])
+        if self.precomputed:
+            self.x[old:n, :n] = x
+            self.x[:old, old:n] = x[:, :old].T
+        else:
+            self.x[old:n] = x
+        for name in VECTORS:
+            self.vectors[name][old:n] = vectors.get(name, 0.0)  # type: ignore[assignment]
+        self.ids += ids
+        self.where |= {i: old + k for k, i in enumerate(ids)}
+        self.n = n
+        self._lifted(old, n)
+        return range(old, n)
+
+    def delete(self, positions: Iterable[int]) -> list[tuple[int, int]]:
+        """Drop samples; returns the moves (from, to) by which the last samples filled the gaps, in order."""
+        moves = []
+        for i in sorted(positions, reverse=True):
+            last = self.n - 1
+            del self.where[self.ids[i]]
+            if i != last:
+                moves.append((last, i))
+                for t in (self.x, *self.vectors.values()):
+                    t[i] = t[last]
+                if self.precomputed:
+                    self.x[:, i] = self.x[:, last]
+                if len(self._lift):
+                    self._lift[i] = self._lift[last]
+                self.ids[i] = self.ids[last]
+                self.where[self.ids[i]] = i
+            self.ids.pop()
+            self._move_row(last, i)
+            self.n = last
+        return moves
+
+    def truncate(self, n: int) -> None:
+        """Drop everything from position n on: what was appended last, and failed."""
+        while self.n > n:
+            self.delete([self.n - 1])
+
+    def _reserve(self, n: int, J: int) -> None:
+        if n <= self.capacity and (self.precomputed or self.x.shape[1] == J):
+            return
+        capacity = max(16, self.capacity)
+        while capacity < n:
+            capacity *= 2
+        x = self._new(capacity, capacity if self.precomputed else J)
+        if self.n:
+            x[: self.n, : self.x.shape[1]] = self.x[: self.n]
+        self.x = x
+        for name, old in self.vectors.items():
+            self.vectors[name] = self._new(capacity)
+            self.vectors[name][: self.n] = old[: self.n]
+        lift, self._lift = self._lift, self._new(0, 0)
+        if type(self.kernel) is RBF:
+            self._lift = self._new(capacity, J + 2)
+            if self.n:
+                self._lift[: self.n] = lift[: self.n]
+        self.capacity = capacity
+        self.forget_rows()
+
+    # -- rows of the kernel --------------------------------------------------------------------------------------------
+
+    def _lifted(self, start: int, stop: int) -> None:
+        """Rows P_i = [x_i, |x_i|^2, 1] of RBF, for which -gamma |x - z|^2 = P_x . [2 gamma z, -gamma, -gamma |z|^2].
+
+        One product and one exp make a row; centred on the first batch, a common offset costs no digits.
+        """
+        if not len(self._lift) or start == stop:
+            return
+        if self._centre is None or start == 0:
+            self._centre = self.x[start:stop].mean(0)
+        x = self.x[start:stop] - self._centre
+        self._lift[start:stop, :-2] = x
+        self._lift[start:stop, -2] = x.square().sum(1)
+        self._lift[start:stop, -1] = 1.0
+
+    def q(self, i: int) -> Tensor:  # -> (n,)
+        """Q_i: = y_i y K(x_i, X), from the cache if it is there. Not to be written to."""
+        slot = self._row_of.get(i)
+        if slot is not None:
+            self._row_of[i] = self._row_of.pop(i)  # used last
+            return self._rows[slot, : self.n]
+        row = self._compute(i)
+        self.keep_row(i, row)
+        return row
+
+    def _compute(self, i: int) -> Tensor:
+        if self.precomputed:
+            return self.x[i, : self.n] * self.y * self.y[i]
+        if type(self.kernel) is RBF:
+            z = self._lift[i].clone()
+            gamma = self.kernel.gamma
+            square = z[-2].clone()
+            z[:-2] *= 2 * gamma
+            z[-2] = -gamma
+            z[-1] = square * -gamma
+            row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()
+            return row.mul_(self.y).mul_(self.y[i])
+        assert self.kernel is not None
+        row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
+        return row * self.y * self.y[i]
+
+    def block(self, i: Tensor, j: Tensor | None = None) -> Tensor:  # (k,), (l,) -> (k, l)
+        """Q_ij for positions i and j (all of them by default)."""
+        if self.precomputed:
+            K = self.x[i][:, : self.n] if j is None else self.x[i][:, j]
+        elif type(self.kernel) is RBF:
+            K = self._between(self._lift[i], self._lift[: self.n] if j is None else self._lift[j])
+        else:
+            assert self.kernel is not None
+            K = self.kernel.tiled(self.x[i], self.x[: self.n] if j is None else self.x[j]).to(torch.float64)
+        return K * self.y[i][:, None] * (self.y if j is None else self.y[j])
+
+    def _between(self, p: Tensor, other: Tensor) -> Tensor:
+        assert isinstance(self.kernel, RBF)
+        z = torch.cat([p[:, :-2] * 2, -torch.ones_like(p[:, :1]), -p[:, -2:-1]], 1) * self.kernel.gamma
+        return torch.mm(z, other.T).clamp_(max=0.0).exp_()
+
+    def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
+        """Q v, using only the columns where v is not zero, a few thousand kernel values at a time."""
+        out = torch.zeros_like(v)
+        used = v.nonzero()[:, 0]
+        for part in used.split(max(1, 2**22 // max(1, self.n))):
+            out.addmv_(self.block(part).T, v[part])
+        return out
+
+    def between(self, x: Tensor, used: Tensor) -> Tensor:  # (B, J), (k,) -> (B, k)
+        """K(x, x_used) for rows from outside, as they come (differentiable); x is (B, n) if precomputed."""
+        if self.precomputed:
+            return x[:, used]
+        assert self.kernel is not None
+        return self.kernel.tiled(x, self.x[used])
+
+    def diagonal(self) -> Tensor:  # -> (n,)
+        """K(x_i, x_i)."""
+        if self.precomputed:
+            return self.x.diagonal()[: self.n].clone()
+        assert self.kernel is not None
+        if type(self.kernel) is RBF:
+            return torch.ones_like(self.y)
+        if self.kernel.deep:  # x holds prepared rows
+            return torch.cat([self.block(i, i).diagonal() for i in torch.arange(self.n, device=self.device).split(64)])
+        return self.kernel.diag(self.x[: self.n]).to(torch.float64)
+
+    # -- the cache -----------------------------------------------------------------------------------------------------
+
+    def forget_rows(self) -> None:
+        """Empty the cache: the kernel or the buffers have changed."""
+        room = self.cache_bytes // (8 * self.capacity) if self.capacity else 0
+        self._rows = torch.empty(min(room, self.capacity), self.capacity, dtype=torch.float64, device=self.device)
+        self._row_of: dict[int, int] = {}  # position -> row of the cache, least recently used first
+        self._free = list(range(len(self._rows)))[::-1]
+
+    def keep_row(self, i: int, row: Tensor) -> None:
+        """Remember Q_i:, dropping the row that was not used for the longest time."""
+        if not len(self._rows):
+            return
+        slot = self._row_of.pop(i, None)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._row_of.pop(next(iter(self._row_of)))
+        self._row_of[i] = slot
+        self._rows[slot, : self.n] = row
+
+    def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
+        """Fill in the columns of samples just appended."""
+        if self._row_of:
+            at = torch.tensor(list(self._row_of), device=self.device)
+            slots = torch.tensor(list(self._row_of.values()), device=self.device)
+            self._rows[slots, positions.start : positions.stop] = Q[:, at].T
+
+    def _move_row(self, last: int, i: int) -> None:
+        """Position ``last`` becomes position i; what was in i is gone."""
+        if (slot := self._row_of.pop(i, None)) is not None:
+            self._free.append(slot)
+        if last != i:
+            if (slot := self._row_of.pop(last, None)) is not None:
+                self._row_of[i] = slot
+            if len(self._rows):
+                self._rows[:, i] = self._rows[:, last]
+
+    def settings(self) -> dict[str, Any]:
+        """What a copy is made with."""
+        return {"kernel": self.kernel, "device": self.device, "cache_bytes": self.cache_bytes}
