@@ -20,14 +20,24 @@ h = [sum_k y_k d_k; sum_k Q_Sk d_k].
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
+Array = Any  # a Tensor, or a NumPy array on the same memory
 
 
-def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # (m, m), (m, m), (m,) -> (m,), ()
-    """beta = -R h (10), with one step of refinement, and the largest residual |h + A beta| before it.
+def _namespace(array: Array) -> Any:
+    return torch if isinstance(array, Tensor) else np
+
+
+
+
+def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # (m, m), (m, m), (m,) -> (m,), (m,)
+    """beta = -R h (10), with one step of refinement, and the residual h + A beta before it.
 
     The residual measures the drift of R: refinement divides the error by (1 / drift), so R may be far from exact before
     beta is. h must be zero in free slots.
@@ -35,13 +45,12 @@ def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # 
     Example:
         >>> A = torch.tensor([[0.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
         >>> beta, residual = sensitivities(torch.linalg.inv(A), A, torch.tensor([1.0, 0.5], dtype=torch.float64))
-        >>> beta.tolist(), float(residual)
-        ([1.5, -1.0], 0.0)
+        >>> beta.tolist(), residual.tolist()
+        ([1.5, -1.0], [0.0, 0.0])
     """
     beta = torch.mv(R, h).neg_()
     residual = torch.addmv(h, A, beta)
-    worst = torch.linalg.vector_norm(residual, float("inf"))
-    return beta.sub_(torch.mv(R, residual)), worst
+    return torch.addmv(beta, R, residual, alpha=-1.0), residual
 
 
 def margin_sensitivities(QS: Tensor, beta: Tensor, drive: Tensor) -> Tensor:  # (n, m), (m,), (n,) -> (n,)
@@ -52,27 +61,38 @@ def margin_sensitivities(QS: Tensor, beta: Tensor, drive: Tensor) -> Tensor:  # 
     return torch.addmv(drive, QS, beta)
 
 
-def coefficient_steps(a: Tensor, beta: Tensor, lower: Tensor, upper: Tensor, rise: Tensor | None = None) -> Tensor:
+def coefficient_steps(a: Array, beta: Array, lower: Array, upper: Array, rise: Array | None = None) -> Array:
     """(m,) How far each margin vector can go until alpha_j = 0 or alpha_j = u_j (2.3, condition 3); inf where it stays.
 
-    rise: the rate of u, when the bounds move (a change of C). Slots for b and free slots have infinite bounds.
+    rise: the rate of u, when the bounds move (a change of C). Slots for b and free slots have infinite bounds. Tensors or
+    arrays, as :func:`margin_steps`.
     """
+    xp = _namespace(a)
     up = beta if rise is None else beta - rise
-    scale = torch.linalg.vector_norm(beta, float("inf")) * EPS
-    t = torch.where(up > scale, (upper - a) / up, torch.inf)
-    t = torch.where(beta < -scale, torch.minimum(t, (lower - a) / beta), t)
-    return t.clamp_(min=0.0)
+    floor = EPS * float(xp.abs(beta).max())
+    t = xp.where(up > floor, (upper - a) / up, xp.inf)
+    down = beta < -floor
+    t = xp.where(down, (lower - a) / beta, t) if rise is None else xp.where(down, xp.minimum((lower - a) / beta, t), t)
+    return xp.where(t > 0, t, 0.0)
 
 
-def margin_steps(g: Tensor, gamma: Tensor, sign: Tensor, floor: Tensor | float) -> Tensor:  # (n,) x 3 -> (n,)
+def margin_steps(g: Array, gamma: Array, sign: Array, floor: float) -> Array:  # (n,) x 3 -> (n,)
     """(n,) How far each sample outside S can go until g_i = 0 (2.3, conditions 1, 4 and 5); inf where it never does.
 
     sign: +1 where g_i >= 0 must hold (R), -1 where g_i <= 0 must (E, and candidates), 0 where nothing must (S, leaving).
     Rates up to ``floor`` are rounding: a sample in the span of S, such as a duplicate, has the rate 0.
+
+    Tensors or NumPy arrays: on the CPU a step is so small that what it costs is the overhead of its operations.
+
+    Example:
+        >>> g, gamma = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-0.5, 4.0, 1.0])
+        >>> margin_steps(g, gamma, torch.tensor([1.0, -1.0, 1.0]), 0.0)
+        tensor([2.0000, 0.5000,    inf])
     """
+    xp = _namespace(g)
     rate = gamma * sign
-    t = (g * sign).clamp_(min=0.0) / rate.neg()
-    return torch.where(rate < -floor, t, torch.inf)
+    t = (g * sign) / -rate
+    return xp.where(rate < -floor, xp.where(t > 0, t, 0.0), xp.inf)
 
 
 def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m), (m,) -> (m, m)
@@ -87,7 +107,7 @@ def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m)
 
 def shrink_(R: Tensor, slot: int) -> Tensor:  # (m, m) -> (m, m)
     """R_ij -= R_ik R_kj / R_kk, in place: k leaves S and its slot is free again (14)."""
-    v = R[:, slot].clone()
+    v = R[slot].clone()
     R.addr_(v, v, alpha=-1.0 / float(v[slot]))
     R[:, slot] = 0.0
     R[slot] = 0.0

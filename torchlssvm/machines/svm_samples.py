@@ -8,11 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.functional import checks
 from torchlssvm.kernels import RBF, Kernel
 
 VECTORS = ("y", "weight", "u", "alpha", "g", "sign")
 """Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, margin g, and the side that g must keep
 to (+1: g >= 0, the reserve set; -1: g <= 0, the error set; 0: a margin vector)."""
+
+
+def host(t: Tensor) -> Any:
+    """The same memory as a NumPy array, on the CPU: indexing it costs a twentieth of what a tensor's does."""
+    return t.numpy() if t.device.type == "cpu" and not checks.is_fake(t) else t
 
 
 class Samples:
@@ -24,6 +30,7 @@ class Samples:
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.kernel, self.device, self.cache_bytes = kernel, device, cache_bytes
         self.n, self.capacity = 0, 0
+        self.scale = 1.0  # the largest K(x, x) seen: what rounding is measured by
         self.ids: list[int] = []
         self.where: dict[int, int] = {}  # id -> position
         self.x = torch.empty(0, 0, dtype=torch.float64, device=device)  # prepared rows, or the Gram matrix itself
@@ -31,14 +38,16 @@ class Samples:
         self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
         self._centre: Tensor | None = None
         self.forget_rows()
+        self._set_n(0)
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name in VECTORS:
-            return self.__dict__["vectors"][name][: self.__dict__["n"]]  # type: ignore[no-any-return]
-        raise AttributeError(name)
+    def _set_n(self, n: int) -> None:
+        self.n = n
+        self.y, self.weight, self.u, self.alpha, self.g, self.sign = (self.vectors[name][:n] for name in VECTORS)
+        views = (host(t) for t in (self.y, self.u, self.alpha, self.g, self.sign))
+        self.hy, self.hu, self.halpha, self.hg, self.hsign = views
 
     @property
     def precomputed(self) -> bool:
@@ -60,8 +69,9 @@ class Samples:
             self.vectors[name][old:n] = vectors.get(name, 0.0)  # type: ignore[assignment]
         self.ids += ids
         self.where |= {i: old + k for k, i in enumerate(ids)}
-        self.n = n
+        self._set_n(n)
         self._lifted(old, n)
+        self._measure(old, n)
         return range(old, n)
 
     def delete(self, positions: Iterable[int]) -> list[tuple[int, int]]:
@@ -72,8 +82,9 @@ class Samples:
             del self.where[self.ids[i]]
             if i != last:
                 moves.append((last, i))
-                for t in (self.x, *self.vectors.values()):
-                    t[i] = t[last]
+                self.x[i] = self.x[last]
+                for h in (self.hy, self.hu, self.halpha, self.hg, self.hsign, self.weight):
+                    h[i] = h[last]
                 if self.precomputed:
                     self.x[:, i] = self.x[:, last]
                 if len(self._lift):
@@ -82,7 +93,7 @@ class Samples:
                 self.where[self.ids[i]] = i
             self.ids.pop()
             self._move_row(last, i)
-            self.n = last
+            self._set_n(last)
         return moves
 
     def truncate(self, n: int) -> None:
@@ -113,6 +124,12 @@ class Samples:
 
     # -- rows of the kernel --------------------------------------------------------------------------------------------
 
+    def _measure(self, start: int, stop: int) -> None:
+        if type(self.kernel) is not RBF and stop > start and not checks.is_fake(self.x):
+            if start == 0:
+                self.scale = torch.finfo(torch.float64).tiny
+            self.scale = max(self.scale, float(self.diagonal(start).amax()))
+
     def _lifted(self, start: int, stop: int) -> None:
         """Rows P_i = [x_i, |x_i|^2, 1] of RBF, for which -gamma |x - z|^2 = P_x . [2 gamma z, -gamma, -gamma |z|^2].
 
@@ -141,14 +158,12 @@ class Samples:
         if self.precomputed:
             return self.x[i, : self.n] * self.y * self.y[i]
         if type(self.kernel) is RBF:
-            z = self._lift[i].clone()
-            gamma = self.kernel.gamma
-            square = z[-2].clone()
-            z[:-2] *= 2 * gamma
-            z[-2] = -gamma
-            z[-1] = square * -gamma
+            z = self._lift[i] * (2 * self.kernel.gamma)
+            h, gamma = host(z), self.kernel.gamma
+            h[-1] = h[-2] * -0.5
+            h[-2] = -gamma
             row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()
-            return row.mul_(self.y).mul_(self.y[i])
+            return row.mul_(self.y).mul_(float(self.hy[i]))
         assert self.kernel is not None
         row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
         return row * self.y * self.y[i]
@@ -184,16 +199,17 @@ class Samples:
         assert self.kernel is not None
         return self.kernel.tiled(x, self.x[used])
 
-    def diagonal(self) -> Tensor:  # -> (n,)
-        """K(x_i, x_i)."""
+    def diagonal(self, start: int = 0) -> Tensor:  # -> (n - start,)
+        """K(x_i, x_i) from position ``start`` on."""
         if self.precomputed:
-            return self.x.diagonal()[: self.n].clone()
+            return self.x.diagonal()[start : self.n].clone()
         assert self.kernel is not None
         if type(self.kernel) is RBF:
-            return torch.ones_like(self.y)
-        if self.kernel.deep:  # x holds prepared rows
-            return torch.cat([self.block(i, i).diagonal() for i in torch.arange(self.n, device=self.device).split(64)])
-        return self.kernel.diag(self.x[: self.n]).to(torch.float64)
+            return torch.ones_like(self.y[start:])
+        if not self.kernel.deep:
+            return self.kernel.diag(self.x[start : self.n]).to(torch.float64)
+        at = torch.arange(start, self.n, device=self.device)  # x holds rows that are prepared already
+        return torch.cat([self.block(i, i).diagonal() for i in at.split(64)])
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 
