@@ -36,8 +36,8 @@ def _namespace(array: Array) -> Any:
 
 
 
-def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # (m, m), (m, m), (m,) -> (m,), (m,)
-    """beta = -R h (10), with one step of refinement, and the residual h + A beta before it.
+def sensitivities(R: Tensor, A: Tensor, h: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """beta = -R h (m,) (10), or a guess at it, with one step of refinement; and the residual h + A beta (m,) before it.
 
     The residual measures the drift of R: refinement divides the error by (1 / drift), so R may be far from exact before
     beta is. h must be zero in free slots.
@@ -48,7 +48,8 @@ def sensitivities(R: Tensor, A: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:  # 
         >>> beta.tolist(), residual.tolist()
         ([1.5, -1.0], [0.0, 0.0])
     """
-    beta = torch.mv(R, h).neg_()
+    if beta is None:
+        beta = torch.mv(R, h).neg_()
     residual = torch.addmv(h, A, beta)
     return torch.addmv(beta, R, residual, alpha=-1.0), residual
 
@@ -62,37 +63,41 @@ def margin_sensitivities(QS: Tensor, beta: Tensor, drive: Tensor) -> Tensor:  # 
 
 
 def coefficient_steps(a: Array, beta: Array, lower: Array, upper: Array, rise: Array | None = None) -> Array:
-    """(m,) How far each margin vector can go until alpha_j = 0 or alpha_j = u_j (2.3, condition 3); inf where it stays.
+    """(m,) How far each margin vector can go until alpha_j = 0 or alpha_j = u_j (2.3, condition 3).
 
-    rise: the rate of u, when the bounds move (a change of C). Slots for b and free slots have infinite bounds. Tensors or
-    arrays, as :func:`margin_steps`.
-    """
-    xp = _namespace(a)
-    up = beta if rise is None else beta - rise
-    floor = EPS * float(xp.abs(beta).max())
-    t = xp.where(up > floor, (upper - a) / up, xp.inf)
-    down = beta < -floor
-    t = xp.where(down, (lower - a) / beta, t) if rise is None else xp.where(down, xp.minimum((lower - a) / beta, t), t)
-    return xp.where(t > 0, t, 0.0)
-
-
-def margin_steps(g: Array, gamma: Array, sign: Array, floor: float) -> Array:  # (n,) x 3 -> (n,)
-    """(n,) How far each sample outside S can go until g_i = 0 (2.3, conditions 1, 4 and 5); inf where it never does.
-
-    sign: +1 where g_i >= 0 must hold (R), -1 where g_i <= 0 must (E, and candidates), 0 where nothing must (S, leaving).
-    Rates up to ``floor`` are rounding: a sample in the span of S, such as a duplicate, has the rate 0.
-
-    Tensors or NumPy arrays: on the CPU a step is so small that what it costs is the overhead of its operations.
+    rise: the rate of u, when the bounds move (a change of C). Slots for b and free slots have infinite bounds. Where beta_j
+    is 0 to rounding the quotient means nothing (it may be 0): the caller looks at beta_j. Tensors or NumPy arrays: on the
+    CPU a step is so small that what it costs is the overhead of its operations.
 
     Example:
-        >>> g, gamma = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-0.5, 4.0, 1.0])
-        >>> margin_steps(g, gamma, torch.tensor([1.0, -1.0, 1.0]), 0.0)
-        tensor([2.0000, 0.5000,    inf])
+        >>> a, beta = torch.tensor([0.25, 1.0]), torch.tensor([-0.5, 4.0])
+        >>> coefficient_steps(a, beta, torch.zeros(2), torch.tensor([3.0, 3.0]))
+        tensor([0.5000, 0.5000])
     """
-    xp = _namespace(g)
+    xp = _namespace(a)
+    if rise is None:
+        bound = xp.where(beta > 0, upper, lower)
+        return abs(bound - a) / (abs(beta) + 1e-300)
+    up, down = beta - rise, -beta
+    t_up = xp.where(up > 0, (upper - a).clip(0.0) / (abs(up) + 1e-300), xp.inf)
+    t_down = xp.where(down > 0, (a - lower).clip(0.0) / (abs(down) + 1e-300), xp.inf)
+    return xp.minimum(t_up, t_down)
+
+
+def margin_rates(slack: Array, gamma: Array, sign: Array) -> tuple[Array, Array]:  # (n,) x 3 -> (n,), (n,)
+    """Of each sample outside S the rate of its slack, sign_i gamma_i, and that rate over the slack.
+
+    The slack is sign_i g_i >= 0: sign +1 where g_i >= 0 must hold (R), -1 where g_i <= 0 must (E, and candidates); it is
+    infinite where nothing must hold (S, leaving). The sample with the smallest quotient, if that is negative, is the first
+    to come to g_i = 0, after the step -1 / quotient (2.3, conditions 1, 4 and 5).
+
+    Example:
+        >>> slack, gamma = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-0.5, 4.0, 1.0])
+        >>> margin_rates(slack, gamma, torch.tensor([1.0, -1.0, 1.0]))[1]
+        tensor([-0.5000, -2.0000,  0.3333])
+    """
     rate = gamma * sign
-    t = (g * sign) / -rate
-    return xp.where(rate < -floor, xp.where(t > 0, t, 0.0), xp.inf)
+    return rate, rate / slack.clip(1e-200)
 
 
 def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m), (m,) -> (m, m)
@@ -112,6 +117,19 @@ def shrink_(R: Tensor, slot: int) -> Tensor:  # (m, m) -> (m, m)
     R[:, slot] = 0.0
     R[slot] = 0.0
     return R
+
+
+def after_growth(beta: Array, v: Array, rate: float, gamma: float) -> Array:  # (m,), (m,) -> (m,)
+    """The sensitivities of a drive after (13): beta - v (rate / gamma_c), with v = [beta_c; 1].
+
+    -R' h = -R h - v (v^T h) / gamma_c, and v^T h is the rate of g_c under the drive, read off (12).
+    """
+    return beta - v * (rate / gamma)
+
+
+def after_shrinkage(beta: Array, R_k: Array, slot: int) -> Array:  # (m,), (m,) -> (m,)
+    """The sensitivities of a drive after (14): beta - R_:k (beta_k / R_kk), R_:k taken before."""
+    return beta - R_k * (float(beta[slot]) / float(R_k[slot]))
 
 
 def first_(R: Tensor, q: float, y: float, slot: int) -> Tensor:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import svm_path
-from torchlssvm.machines.svm_samples import Samples, host
+from torchlssvm.machines.svm_samples import Samples
 
 DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
 DRIFT = 1e-7
 """A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
+STEADY = 1e-13
+"""With a residual of R below this, R needs no help: refinement is left out between checks."""
 ENDLESS = float("inf")
 
 
@@ -22,11 +24,11 @@ class Margin:
     """Slots 1.. for margin vectors, slot 0 for b; buffers double, a free slot is a row and a column of zeros.
 
     QS (n, slots) holds the columns of Q, sample by sample, so that dropping or picking samples moves whole rows. Names that
-    begin with h are views of the same memory for the host (see :func:`host`).
+    begin with h are views of the same memory for the host (see :class:`Samples`).
     """
 
     def __init__(self, samples: Samples):
-        self.samples, self.device = samples, samples.device
+        self.samples, self.device, self.host = samples, samples.device, samples.host
         self._empty(8)
 
     def _empty(self, slots: int, b: float = 0.0) -> None:
@@ -34,6 +36,7 @@ class Margin:
         self.slot: dict[int, int] = {}  # of each position
         self.free: list[int] = []  # free slots below top
         self.slots = 0
+        self.residual = ENDLESS  # of R, when last seen
         self._allocate(slots)
         self.ha[0] = b
 
@@ -63,9 +66,10 @@ class Margin:
 
     def _set_top(self) -> None:
         k = self.top
-        self.Rk, self.Ak, self.QSk = self.R[:k, :k], self.A[:k, :k], self.QS[:, :k]
+        self.Rk, self.Ak, self.QSn = self.R[:k, :k], self.A[:k, :k], self.QS[: self.samples.n, :k]
+        self.hAk, self.hRk, self.hQS = self.host(self.Ak), self.host(self.Rk), self.host(self.QS)
         vectors = (self.a, self.rise, self.used, self.lower, self.upper, self.at)
-        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (host(t[:k]) for t in vectors)
+        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (self.host(t[:k]) for t in vectors)
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -80,24 +84,25 @@ class Margin:
             QS = torch.zeros(self.samples.capacity, self.slots, dtype=torch.float64, device=self.device)
             QS[: len(self.QS)] = self.QS
             self.QS = QS
-            self._set_top()
 
     def appended(self, positions: range, Q: Tensor | None) -> None:  # (B, n)
         """Rows of QS for samples just appended, from their rows of Q."""
         self.fit_capacity()
+        self._set_top()
         start, stop = positions.start, positions.stop
         if len(self) and Q is not None:
-            self.QSk[start:stop] = Q[:, self.at[: self.top]]
+            self.QSn[start:stop] = Q[:, self.at[: self.top]]
         self.QS[start:stop, 0] = self.samples.y[start:stop]
 
     def moved(self, moves: list[tuple[int, int]]) -> None:
-        """Follow the samples that filled gaps."""
+        """Follow the samples that filled gaps, after a deletion."""
         for last, i in moves:
             self.QS[i] = self.QS[last]
             if (slot := self.slot.pop(last, None)) is not None:
                 self.slot[i] = slot
                 self.position[slot] = i
                 self.hat[slot] = i
+        self.QSn = self.QS[: self.samples.n, : self.top]
 
     def gather(self, values: Any, first: float) -> Any:  # (n,) -> (top,)
         """values of the margin vectors in their slots, ``first`` in b's, zero in free ones: a right-hand side of (6)."""
@@ -107,26 +112,33 @@ class Margin:
 
     # -- who is in -----------------------------------------------------------------------------------------------------
 
-    def sensitivities(self, h: Any) -> Tensor:  # (top,) -> (top,)
-        """beta = -R h (10), refined; R is made anew when it has drifted."""
+    def sensitivities(self, h: Any, beta: Any = None) -> Any:  # (top,) -> (top,)
+        """beta = -R h (10), refined, or a beta known already; R is made anew when it has drifted."""
         tensor = h if isinstance(h, Tensor) else torch.from_numpy(h)
-        beta, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor)
-        if float(abs(host(residual)).max()) > DRIFT * float(abs(h).max()):
+        out, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor, beta)
+        self.residual = float(abs(self.host(residual)).max()) / max(float(abs(h).max()), 1e-300)
+        if self.residual > DRIFT:
             self.refresh()
-            beta, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
-        return beta
+            out, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
+        return out
 
-    def span(self, i: int, row: Tensor) -> tuple[Tensor, float, float]:  # (n,) -> (top,)
-        """beta for a unit of alpha_i, gamma_i (12), and the size of the terms gamma_i is the difference of."""
-        hrow = host(row)
+    def span(self, i: int, hrow: Any) -> tuple[Tensor, float, bool]:  # (n,) -> (top,)
+        """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
         h = self.gather(hrow, float(self.samples.hy[i]))
-        beta = self.sensitivities(h)
+        self.border = h
         q = float(hrow[i])
-        terms = h * host(beta)
-        return beta, q + float(terms.sum()), abs(q) + float(abs(terms).sum())
+        if self.residual < STEADY:
+            beta = torch.mv(self.Rk, h if isinstance(h, Tensor) else torch.from_numpy(h)).neg_()
+            gamma = q + float(h @ self.host(beta))
+            if gamma > 1e-3 * q:  # far from the span: no need to look more closely
+                return beta, gamma, False
+        beta = self.sensitivities(h)
+        terms = h * self.host(beta)
+        gamma = q + float(terms.sum())
+        return beta, gamma, gamma <= DEPENDENT * (abs(q) + float(abs(terms).sum()))
 
-    def enter(self, i: int, row: Tensor, alpha: float, beta: Tensor | None, gamma: float) -> None:
-        """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`."""
+    def enter(self, i: int, row: Tensor, hrow: Any, alpha: float, beta: Tensor | None, gamma: float) -> None:
+        """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before."""
         y = float(self.samples.hy[i])
         slot = heapq.heappop(self.free) if self.free else self.top
         if slot == self.top:
@@ -136,16 +148,18 @@ class Margin:
             self._set_top()
             beta = None if beta is None else torch.cat([beta, beta.new_zeros(1)])
         if beta is None:
-            svm_path.first_(self.Rk, float(row[i]), y, slot)
+            svm_path.first_(self.Rk, float(hrow[i]), y, slot)
         else:
             svm_path.grow_(self.Rk, beta, gamma, slot)
         self.position[slot], self.slot[i] = i, slot
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
-        self.QS[: self.samples.n, slot] = row
-        border = self.gather(host(row), y)
-        host(self.Ak)[slot, :] = border
-        host(self.Ak)[:, slot] = border
+        self.hQS[: self.samples.n, slot] = hrow
+        border = self.border if beta is not None else (y,)
+        A, k = self.hAk, len(border)
+        A[slot, :k] = border if k > 1 else y
+        A[:k, slot] = border if k > 1 else y
+        A[slot, slot] = hrow[i]
 
     def leave(self, i: int) -> float:
         """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
@@ -155,8 +169,7 @@ class Margin:
             svm_path.shrink_(self.Rk, slot)
         else:
             self.R.zero_()
-        hA = host(self.Ak)
-        hA[slot, :], hA[:, slot] = 0.0, 0.0
+        self.hAk[slot, :], self.hAk[:, slot] = 0.0, 0.0
         self.position[slot] = -1
         self.hat[slot], self.hused[slot], self.ha[slot], self.hrise[slot] = 0, 0.0, 0.0, 0.0
         self.hlower[slot], self.hupper[slot] = -ENDLESS, ENDLESS

@@ -11,24 +11,30 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.kernels import RBF, Kernel
 
-VECTORS = ("y", "weight", "u", "alpha", "g", "sign")
-"""Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, margin g, and the side that g must keep
-to (+1: g >= 0, the reserve set; -1: g <= 0, the error set; 0: a margin vector)."""
+VECTORS = ("y", "weight", "u", "alpha", "sign", "slack")
+"""Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, the side that g must keep to (+1: g >= 0,
+the reserve set; -1: g <= 0, the error set; 0: a margin vector), and the slack sign * g, infinite for a margin vector."""
 
 
-def host(t: Tensor) -> Any:
-    """The same memory as a NumPy array, on the CPU: indexing it costs a twentieth of what a tensor's does."""
-    return t.numpy() if t.device.type == "cpu" and not checks.is_fake(t) else t
+def _numpy(t: Tensor) -> Any:
+    return t if checks.is_fake(t) else t.numpy()
+
+
+def _same(t: Tensor) -> Any:
+    return t
 
 
 class Samples:
     """Samples in positions 0..n-1 of buffers that double; a removal moves the last sample into the gap.
 
-    Rows of Q are computed on demand and kept, up to ``cache_bytes``, for the next time.
+    Rows of Q are computed on demand and kept, up to ``cache_bytes``, for the next time. ``host(t)`` is the same memory as a
+    NumPy array where it is on the CPU (indexing it costs a twentieth of what a tensor's does), else t; attributes that begin
+    with h are such views.
     """
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.kernel, self.device, self.cache_bytes = kernel, device, cache_bytes
+        self.host = _numpy if device.type == "cpu" else _same
         self.n, self.capacity = 0, 0
         self.scale = 1.0  # the largest K(x, x) seen: what rounding is measured by
         self.ids: list[int] = []
@@ -45,9 +51,14 @@ class Samples:
 
     def _set_n(self, n: int) -> None:
         self.n = n
-        self.y, self.weight, self.u, self.alpha, self.g, self.sign = (self.vectors[name][:n] for name in VECTORS)
-        views = (host(t) for t in (self.y, self.u, self.alpha, self.g, self.sign))
-        self.hy, self.hu, self.halpha, self.hg, self.hsign = views
+        self.y, self.weight, self.u, self.alpha, self.sign, self.slack = (self.vectors[name][:n] for name in VECTORS)
+        views = (self.host(t) for t in (self.y, self.u, self.alpha, self.sign, self.slack))
+        self.hy, self.hu, self.halpha, self.hsign, self.hslack = views
+
+    @property
+    def g(self) -> Tensor:
+        """g (n,): zero for margin vectors."""
+        return torch.where(self.sign == 0, 0.0, self.slack * self.sign)
 
     @property
     def precomputed(self) -> bool:
@@ -83,7 +94,7 @@ class Samples:
             if i != last:
                 moves.append((last, i))
                 self.x[i] = self.x[last]
-                for h in (self.hy, self.hu, self.halpha, self.hg, self.hsign, self.weight):
+                for h in (self.hy, self.hu, self.halpha, self.hsign, self.hslack, self.weight):
                     h[i] = h[last]
                 if self.precomputed:
                     self.x[:, i] = self.x[:, last]
@@ -159,7 +170,7 @@ class Samples:
             return self.x[i, : self.n] * self.y * self.y[i]
         if type(self.kernel) is RBF:
             z = self._lift[i] * (2 * self.kernel.gamma)
-            h, gamma = host(z), self.kernel.gamma
+            h, gamma = self.host(z), self.kernel.gamma
             h[-1] = h[-2] * -0.5
             h[-2] = -gamma
             row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,52 +11,15 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
-from torchlssvm.machines.svm_margin import DEPENDENT, Margin
-from torchlssvm.machines.svm_samples import Samples, host
+from torchlssvm.machines.svm_drive import Drive, Event
+from torchlssvm.machines.svm_margin import STEADY, Margin
+from torchlssvm.machines.svm_samples import Samples
 
 TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
+REFINE = 6
+"""While R is steady, beta is carried from event to event and refined every so many."""
 ENDLESS = float("inf")
-
-
-class Drive:
-    """What moves while p goes from 0 to 1.
-
-    Coefficients at the rate d to their target; upper bounds at the rate ``rise``; and the gradient itself at the rate
-    ``tilt``, for a kernel that has changed. Margin vectors are never driven.
-    """
-
-    def __init__(
-        self,
-        samples: Samples,
-        d: Tensor,  # (n,) rate of alpha; zero where it does not move by itself
-        target: Tensor,  # (n,) alpha at p = 1
-        rise: Tensor | None = None,  # (n,) rate of the upper bounds u
-        tilt: Tensor | None = None,  # (n,) rate of g that no coefficient causes
-        force: Tensor | None = None,  # (n,) Q d, where it is known
-    ):
-        self.d, self.target, self.rise = d, target, rise
-        self.force = samples.product(d) if force is None else force  # rate of g with the margin vectors at rest
-        if tilt is not None:
-            self.force = self.force + tilt
-        self.hd, self.htarget, self.hforce = host(d), host(target), host(self.force)
-        self.hrise = None if rise is None else host(rise)
-        self.measure(samples)
-
-    def measure(self, samples: Samples) -> None:
-        """The balance sum y_k d_k and the size sum |d_k|, after a change of d."""
-        self.balance = float((samples.hy * self.hd).sum())
-        self.size = float(abs(self.hd).sum())
-
-
-@dataclass
-class Event:
-    """One step of a walk: at ``p``, sample ``id`` went to ``to``: "margin", "error", "reserve"; "end" when p = 1."""
-
-    p: float
-    id: int | None
-    to: str
-    step: float
 
 
 class Walker:
@@ -67,84 +29,105 @@ class Walker:
         self.samples, self.margin, self.watch = samples, margin, watch
         self.events = 0
 
-    def walk(self, drive: Drive, watching: int | None = None, stop_below: float = -ENDLESS) -> bool:
-        """From p = 0 to 1. With ``watching`` a sample, ends early (False) once its g falls below ``stop_below``."""
+    def walk(self, drive: Drive, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS) -> float:
+        """From p = 0 to 1. The g of the sample ``watching``, which starts at g, is returned; below ``stop_below`` it ends."""
+        s, m = self.samples, self.margin
         self.p, self.drive = 0.0, drive
-        self.budget = self.events + 100 + 40 * self.samples.n
+        self.budget = self.events + 100 + 40 * s.n
+        self.beta: Any = None  # carried over from the last event, where it can be
+        self.age = 0
         if drive.hrise is not None:
-            self.margin.hrise[:] = self.margin.gather(drive.hrise, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
+            m.hrise[:] = m.gather(drive.hrise, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while 1.0 - self.p > TINY:
-                if not self._step(watching, stop_below):
-                    return False
+                g += self._step(watching)
+                if g < stop_below:
+                    return g
         self._finish()
-        return True
+        return g
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def _step(self, watching: int | None, stop_below: float) -> bool:
+    def _step(self, watching: int) -> float:
+        """One event, and the change of the watched g."""
         s, m, drive = self.samples, self.margin, self.drive
         if self.events > self.budget:
             raise ConvergenceError(
                 f"no end after {self.events} events with {s.n} samples; the walk is at p = {self.p:.6g}"
             )
-        if len(m):
-            beta = m.sensitivities(m.gather(drive.hforce, drive.balance))
-            gamma = svm_path.margin_sensitivities(m.QSk[: s.n], beta, drive.force)
-        elif abs(drive.balance) > 1e-14 * drive.size:
-            self._shift_b()
-            return True
-        else:
-            beta, gamma = torch.zeros_like(m.a[:1]), drive.force
-        hbeta, hgamma = host(beta), host(gamma)
-        t, to, i = self._largest_step(hbeta, hgamma, 1.0 - self.p)
-        if watching is not None and float(s.hg[watching]) + t * float(hgamma[watching]) < stop_below:
-            return False
+        if not len(m) and abs(drive.balance) > 1e-14 * drive.size:
+            return self._shift_b(watching)
+        beta = self._sensitivities()
+        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, drive.force))
+        hbeta = m.host(beta)
+        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        t, to, i = self._largest_step(hbeta, rate, quotient, 1.0 - self.p)
         if t > 0:
-            self._advance(t, hbeta, hgamma)
+            m.ha += t * hbeta
+            s.hslack += t * rate
+            drive.advance(s, t)
+            if drive.hrise is not None:
+                m.hupper += t * m.hrise
+            self.p += t
         if to == "margin":
-            self._enter(i)
+            self._enter(i, float(gamma[i]), hbeta)
         elif to != "end":
-            self._leave(i, to)
+            self._leave(i, to, hbeta)
         self._note(to, i, t)
-        return True
+        return t * float(gamma[watching])
 
-    def _largest_step(self, beta: Any, gamma: Any, most: float) -> tuple[float, str, int]:
+    def _sensitivities(self) -> Tensor:
+        m, drive = self.margin, self.drive
+        if not len(m):
+            return torch.zeros_like(m.a[: m.top])
+        if self.beta is not None and self.age < REFINE and m.residual < STEADY:
+            self.age += 1
+            return self.beta if isinstance(self.beta, Tensor) else torch.from_numpy(self.beta)
+        self.age = 0
+        return m.sensitivities(m.gather(drive.hforce, drive.balance))
+
+    def _largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
         """The largest step (2.3), what ends it ("end" if nothing does), and the position of the sample."""
-        s, m = self.samples, self.margin
+        m = self.margin
         rise = m.hrise if self.drive.rise is not None else None
         inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
-        floor = 16 * svm_path.EPS * s.scale * (float(abs(beta).sum()) + self.drive.size)
-        outer = svm_path.margin_steps(s.hg, gamma, s.hsign, floor)
-        slot, i = int(inner.argmin()), int(outer.argmin())
-        t, u = float(inner[slot]), float(outer[i])
-        if min(t, u) <= TINY:
-            return self._tie(inner, outer, beta)
+        slot, i = int(inner.argmin()), int(quotient.argmin())
+        t, q = float(inner[slot]), float(quotient[i])
+        u = -1.0 / q if q < 0 else ENDLESS
+        floor = 16 * svm_path.EPS * self.samples.scale * (float(abs(beta).sum()) + self.drive.size)
+        if min(t, u) <= TINY or -float(rate[i]) <= floor:
+            return self._careful_step(inner, beta, rate, quotient, floor, most)
         if min(t, u) >= most:
             return most, "end", -1
         if u <= t:
             return u, "margin", i
         return t, "error" if float(beta[slot]) > 0 else "reserve", m.position[slot]
 
-    def _tie(self, inner: Any, outer: Any, beta: Any) -> tuple[float, str, int]:
-        """Among simultaneous events the sample with the smallest index goes first (Bland): no cycles."""
-        m = self.margin
-        slots = [slot for slot in range(m.top) if float(inner[slot]) <= TINY]
-        i = int((outer <= TINY).argmax()) if bool((outer <= TINY).any()) else self.samples.n
-        j, slot = min(((m.position[slot], slot) for slot in slots), default=(self.samples.n, 0))
-        if i < j:
-            return 0.0, "margin", i
-        return 0.0, "error" if float(beta[slot]) > 0 else "reserve", j
+    def _careful_step(
+        self, inner: Any, beta: Any, rate: Any, quotient: Any, floor: float, most: float
+    ) -> tuple[float, str, int]:
+        """The same where rates are 0 to rounding (a sample in the span of S, such as a duplicate, has no events).
 
-    def _advance(self, t: float, beta: Any, gamma: Any) -> None:
-        s, m, drive = self.samples, self.margin, self.drive
-        m.ha += t * beta
-        s.hg += t * gamma
-        s.halpha += t * drive.hd
-        if drive.hrise is not None:
-            s.hu += t * drive.hrise
-            m.hupper += t * m.hrise
-        self.p += t
+        Among simultaneous events the sample with the smallest index goes first (Bland): no cycles.
+        """
+        m, still = self.margin, svm_path.EPS * float(abs(beta).max())
+        if self.drive.rise is None:
+            inner[abs(beta) <= still] = ENDLESS
+        quotient[rate >= -floor] = ENDLESS
+        t, q = float(inner.min()), float(quotient.min())
+        u = -1.0 / q if q < 0 else ENDLESS
+        if min(t, u) >= most:
+            return most, "end", -1
+        at_once = max(min(t, u), TINY)
+        slots = ((m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once)
+        found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
+        first = found[0] if isinstance(found, tuple) else found[:, 0]
+        i = int(first[0]) if len(first) else self.samples.n
+        j, slot = min(slots, default=(self.samples.n, 0))
+        t = 0.0 if min(t, u) <= TINY else min(t, u)
+        if i < j:
+            return t, "margin", i
+        return t, "error" if float(beta[slot]) > 0 else "reserve", j
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -152,13 +135,21 @@ class Walker:
             self.settle()
             self.watch(Event(self.p, None if i < 0 else self.samples.ids[i], to, t))
 
-    def _leave(self, i: int, to: str) -> None:
+    def _leave(self, i: int, to: str, beta: Any = None) -> None:
         """A margin vector reaches a bound: to the reserve set at 0, to the error set at u, which may itself move."""
-        s, drive = self.samples, self.drive
-        self.margin.leave(i)
+        s, m, drive = self.samples, self.margin, self.drive
+        slot = m.slot[i]
+        self.beta = None
+        if beta is not None and len(m) > 1 and m.residual < STEADY:
+            self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
+        m.leave(i)
+        if self.beta is not None:
+            self.beta = self.beta[: m.top]
+            if slot < m.top:
+                self.beta[slot] = 0.0
         up = to == "error"
         s.halpha[i] = s.hu[i] if up else 0.0
-        s.hg[i] = 0.0
+        s.hslack[i] = 0.0
         s.hsign[i] = -1.0 if up else 1.0
         if up and drive.hrise is not None:
             self._redirect(i, float(drive.hrise[i]))
@@ -168,6 +159,7 @@ class Walker:
         s, drive = self.samples, self.drive
         change = rate - float(drive.hd[i])
         if change:
+            self.beta = None
             drive.hd[i] = rate
             drive.htarget[i] = s.halpha[i] + rate * (1.0 - self.p)
             drive.force.add_(s.q(i), alpha=change)
@@ -175,50 +167,64 @@ class Walker:
 
     # -- entering the margin set ---------------------------------------------------------------------------------------
 
-    def _enter(self, i: int) -> None:
+    def _enter(self, i: int, rate: float = 0.0, drive_beta: Any = None) -> None:
         """g_i has come to 0: sample i becomes a margin vector, or takes the place of one if it lies in their span."""
         s, m = self.samples, self.margin
+        self.beta = None
+        carry = drive_beta is not None and len(m) > 0 and float(self.drive.hd[i]) == 0
         self._redirect(i, 0.0)
-        direction = -1.0 if float(s.halpha[i]) >= float(s.hu[i]) else 1.0
-        s.hg[i], s.hsign[i] = 0.0, 0.0
+        s.hsign[i], s.hslack[i] = 0.0, ENDLESS
         row = s.q(i)
-        while True:
-            if not len(m):
-                m.enter(i, row, float(s.halpha[i]), None, 0.0)
+        hrow = m.host(row)
+        while len(m):
+            beta, gamma, dependent = m.span(i, hrow)
+            if not dependent:
+                m.enter(i, row, hrow, float(s.halpha[i]), beta, gamma)
+                if carry and m.residual < STEADY:
+                    self.beta = self._carried(drive_beta, m.host(beta), m.slot[i], rate, gamma)
                 break
-            beta, gamma, size = m.span(i, row)
-            if gamma > DEPENDENT * size:
-                m.enter(i, row, float(s.halpha[i]), beta, gamma)
-                break
-            if self._exchange(i, row, beta, direction):
+            carry = False
+            if self._exchange(i, row, beta):
                 return
+        else:
+            m.enter(i, row, hrow, float(s.halpha[i]), None, 0.0)
         if self.drive.hrise is not None:
             m.hrise[m.slot[i]] = self.drive.hrise[i]
 
-    def _exchange(self, i: int, row: Tensor, beta: Tensor, direction: float) -> bool:
+    def _carried(self, beta: Any, v: Any, slot: int, rate: float, gamma: float) -> Any:
+        if slot == len(beta):
+            xp = torch if isinstance(beta, Tensor) else np
+            beta, v = (xp.concatenate([part, part[:1] * 0.0]) for part in (beta, v))
+        v[slot] = 1.0
+        return svm_path.after_growth(beta, v, rate, gamma)
+
+    def _exchange(self, i: int, row: Tensor, beta: Tensor) -> bool:
         """Along the null vector [beta; 1] no g changes: move until a margin vector, or i itself, is at a bound.
 
         p waits. Whatever the rounding of gamma_i moves all the same is followed. True if i is at its other bound.
         """
         s, m = self.samples, self.margin
+        direction = -1.0 if float(s.halpha[i]) >= float(s.hu[i]) else 1.0
         beta = beta * direction
-        gamma = host(svm_path.margin_sensitivities(m.QSk[: s.n], beta, row * direction))
-        hbeta = host(beta)
+        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, row * direction))
+        hbeta = m.host(beta)
         room = float(s.hu[i] - s.halpha[i] if direction > 0 else s.halpha[i])
         inner = svm_path.coefficient_steps(m.ha, hbeta, m.hlower, m.hupper)
-        outer = svm_path.margin_steps(s.hg, gamma, s.hsign, 1e-9 * s.scale * float(abs(hbeta).sum()))
-        slot, j = int(inner.argmin()), int(outer.argmin())
-        t_in, t_out = float(inner[slot]), float(outer[j])
+        inner[abs(hbeta) <= svm_path.EPS * float(abs(hbeta).max())] = ENDLESS
+        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        quotient[rate >= -1e-9 * s.scale * float(abs(hbeta).sum())] = ENDLESS
+        slot, j = int(inner.argmin()), int(quotient.argmin())
+        t_in, q = float(inner[slot]), float(quotient[j])
+        t_out = -1.0 / q if q < 0 else ENDLESS
         t = min(room, t_in, t_out)
         m.ha += t * hbeta
-        s.hg += t * gamma
+        s.hslack += t * rate
         s.halpha[i] += direction * t
-        s.hg[i] = 0.0
         if self.events > self.budget:
             raise ConvergenceError(f"no end to the exchanges of margin vectors after {self.events} events")
         if t == room:
             s.halpha[i] = s.hu[i] if direction > 0 else 0.0
-            s.hsign[i] = -direction
+            s.hsign[i], s.hslack[i] = -direction, 0.0
             self.events += 1
             return True
         if t == t_in:
@@ -230,30 +236,32 @@ class Walker:
             self._note("margin", j, 0.0)
         return False
 
-    def _shift_b(self) -> None:
+    def _shift_b(self, watching: int) -> float:
         """S is empty and the drive unbalanced: move b, alone, until a sample that can give way reaches its margin."""
         s, m, drive = self.samples, self.margin, self.drive
         direction = 1.0 if drive.balance > 0 else -1.0
-        gamma = s.hy * direction
-        outer = svm_path.margin_steps(s.hg, gamma, s.hsign, 0.5)
-        i = int(outer.argmin())
-        t = float(outer[i])
-        if t == ENDLESS:
+        rate, quotient = svm_path.margin_rates(s.hslack, s.hy * direction, s.hsign)
+        i = int(quotient.argmin())
+        q = float(quotient[i])
+        if q >= 0:
             left = float(abs((drive.htarget - s.halpha) * (drive.hd != 0)).sum())
             if left > 1e-12 * float(s.hu.max()):
                 raise ConvergenceError("no sample can balance the drive: sum y alpha = 0 does not hold")
             self.p = 1.0  # what is left to be driven is rounding
-            return
+            return 0.0
+        t = -1.0 / q
         m.ha[0] += t * direction
-        s.hg += t * gamma
+        s.hslack += t * rate
         self._enter(i)
         self._note("margin", i, 0.0)
+        return t * direction * float(s.hy[watching])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         s, drive = self.samples, self.drive
-        s.alpha.copy_(torch.where(drive.d != 0, drive.target, s.alpha))
+        driven = drive.hd != 0
+        s.halpha[driven] = drive.htarget[driven]
         if drive.rise is not None:
             self.margin.rise.zero_()
         self.settle()
@@ -262,5 +270,5 @@ class Walker:
         """Write the margin vectors' coefficients back to the samples."""
         m = self.margin
         if len(m):
-            slots = m.members()
-            self.samples.alpha[m.at[slots]] = m.a[slots]
+            slots = list(m.slot.values())
+            self.samples.halpha[m.hat[slots]] = m.ha[slots]
