@@ -1,6 +1,7 @@
 """Classifier heads that learn and unlearn exactly."""
 
 from torchlssvm.errors import (
+    ConvergenceError,
     GridError,
     NotFittedError,
     NumericalWarning,
@@ -9,14 +10,17 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.machines import IncrementalSVM
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttachedClassifier",
+    "ConvergenceError",
     "FixedPoint",
     "GridError",
+    "IncrementalSVM",
     "LSSVMHead",
     "NotFittedError",
     "NumericalWarning",

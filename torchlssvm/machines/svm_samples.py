@@ -107,6 +107,12 @@ class Samples:
             self._set_n(last)
         return moves
 
+    def rename(self, names: dict[int, int]) -> None:
+        """Give samples other ids."""
+        for old, new in names.items():
+            i = self.where.pop(old)
+            self.ids[i], self.where[new] = new, i
+
     def truncate(self, n: int) -> None:
         """Drop everything from position n on: what was appended last, and failed."""
         while self.n > n:
@@ -132,6 +138,18 @@ class Samples:
                 self._lift[: self.n] = lift[: self.n]
         self.capacity = capacity
         self.forget_rows()
+
+    def change_kernel(self, kernel: Kernel | None, x: Tensor | None) -> None:
+        """Another kernel, on other rows x (n, J) where they are not the same: the Gram matrix (n, n), if precomputed."""
+        self.kernel, n, capacity = kernel, self.n, self.capacity
+        if x is not None:
+            self.x = self._new(capacity, capacity if kernel is None else x.shape[1])
+            self.x[: len(x), : x.shape[1]] = x
+        self._lift = self._new(capacity, self.x.shape[1] + 2) if type(kernel) is RBF else self._new(0, 0)
+        self.forget_rows()
+        self.scale = 1.0
+        self._lifted(0, n)
+        self._measure(0, n)
 
     # -- rows of the kernel --------------------------------------------------------------------------------------------
 
@@ -258,6 +276,3 @@ class Samples:
             if len(self._rows):
                 self._rows[:, i] = self._rows[:, last]
 
-    def settings(self) -> dict[str, Any]:
-        """What a copy is made with."""
-        return {"kernel": self.kernel, "device": self.device, "cache_bytes": self.cache_bytes}

@@ -1,0 +1,2 @@
+"""Generalization estimates."""
+class Estimates: pass

@@ -1,0 +1,390 @@
+"""The operations of the incremental SVM on its state: change, correct, solve; the module around it validates and saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional import checks, svm_path
+from torchlssvm.kernels import Kernel
+from torchlssvm.machines.svm_drive import Drive
+from torchlssvm.machines.svm_margin import STEADY, Margin
+from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_solve import Pivoting, first_guess
+from torchlssvm.machines.svm_walk import Walker
+
+ENDLESS = float("inf")
+CORRECT_EVERY = 8  # operations between corrections by the true residual of the margin vectors
+RESYNC_EVERY = 2000  # events between recomputations of every g
+
+
+class Engine:
+    """Samples, margin vectors and the walk, and what is done with them."""
+
+    def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.samples = Samples(kernel, device, cache_bytes)
+        self.margin = Margin(self.samples)
+        self.walker = Walker(self.samples, self.margin)
+        self.operations, self.synced = 0, 0  # operations so far, and the count of events when g was last recomputed
+        self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
+
+    @property
+    def b(self) -> float:
+        """The offset."""
+        return 0.0 if checks.is_fake(self.margin.a) else float(self.margin.ha[0])
+
+    # -- adding and removing -------------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        x: Tensor | None,  # (B, J) prepared rows, or (B, n + B)
+        ids: list[int],
+        vectors: dict[str, Tensor],  # y, weight, u of the new samples
+        remove: list[int],  # positions
+        method: str = "auto",
+    ) -> None:
+        """Add and remove samples, along one parameter or by pivoting: the answer is the same."""
+        s = self.samples
+        before = self.snapshot()
+        try:
+            new = range(s.n, s.n)
+            if x is not None and len(ids):
+                new = s.append(x, ids, sign=torch.ones(len(ids), device=s.device, dtype=torch.float64), **vectors)
+                self.margin.fit_capacity()
+            if checks.is_fake(s.y):
+                self._dry_run(new)
+            else:
+                self._choose(new, remove, method)
+        except ConvergenceError:
+            self.restore(before)
+            raise
+        self.margin.moved(s.delete(remove))
+        self.operations += 1
+        self.finish()
+
+    def _choose(self, new: range, remove: list[int], method: str) -> None:
+        """The planner. Few samples walk; many are pivoted, and walk if pivoting fails."""
+        s = self.samples
+        held = new.start - len(remove)
+        many = len(new) > max(32, 2 * held)
+        if many and not remove and method == "auto":
+            self.last = "solve"
+            if not self._solve_all():
+                self.one_by_one()
+            return
+        if len(new) == 1 and not remove:
+            Q = s.q(new.start)[None]
+        else:
+            Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
+        self.margin.appended(new, Q)
+        s.extend_rows(new, Q)
+        g = Q @ s.alpha + s.y[new.start :] * self.b - 1.0
+        s.slack[new.start :] = g.abs()
+        s.sign[new.start :] = torch.where(g < 0, -1.0, 1.0)
+        moving = [new.start + k for k in (g < 0).nonzero()[:, 0].tolist()]
+        support = [i for i in remove if float(s.halpha[i]) > 0]
+        count = len(moving) + len(support)
+        if method == "pivot" or (method == "auto" and count >= 6):
+            if self._pivot(remove):
+                self.last = "pivot"
+                return
+            method = "joint"
+        for i in remove:
+            self._withdraw(i)
+        if method == "path" and count > 1:
+            self.last = "path"
+            for i in (*support, *moving):
+                self._walk([i] if i in set(moving) else [], [i] if i not in set(moving) else [], Q, new.start)
+        elif count:
+            self.last = "joint" if count > 1 else "path"
+            self._walk(moving, support, Q, new.start)
+
+    def _withdraw(self, i: int) -> None:
+        """Sample i is to go: its margin is nobody's concern any more."""
+        s, m = self.samples, self.margin
+        if i in m.slot:
+            s.halpha[i] = m.leave(i)
+        s.hsign[i], s.hslack[i] = 0.0, ENDLESS
+
+    def _walk(self, up: list[int], down: list[int], Q: Tensor, start: int) -> None:
+        """alpha goes to u for ``up``, unless it comes to the margin on the way, and to 0 for ``down``."""
+        s = self.samples
+        target = torch.zeros_like(s.y)
+        d = torch.zeros_like(s.y)
+        hd, ht = s.host(d), s.host(target)
+        for i in up:
+            if float(s.hsign[i]) < 0 and float(s.hslack[i]) > 0:  # still on the wrong side
+                ht[i] = s.hu[i]
+                hd[i] = s.hu[i]
+            else:
+                s.hsign[i], s.hslack[i] = 1.0, abs(s.hslack[i])
+        for i in down:
+            hd[i] = -s.halpha[i]
+        if len(up) + len(down) == 1:
+            (i,) = (*up, *down)
+            force = (Q[i - start] if i >= start else s.q(i)) * float(hd[i])
+        else:
+            force = None
+        self.walker.walk(Drive(s, d, target, force=force))
+
+    # -- all at once ---------------------------------------------------------------------------------------------------
+
+    def _pivot(self, remove: list[int] | Tensor = (), side: Tensor | None = None) -> bool:  # type: ignore[assignment]
+        """Pivot from the present sets; samples to be removed are held at 0. False, and nothing changed, if it fails."""
+        s, m = self.samples, self.margin
+        known = None
+        if side is None:
+            side = s.sign.clone()
+            # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
+            side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
+            positions = [i for i in m.slot if i < s.n]
+            slots = [m.slot[i] for i in positions]
+            known = (positions, m.QS[: s.n, slots].T.contiguous())
+        u = s.u.clone()
+        if len(remove):
+            at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
+            side[at] = -1.0
+            s.u[at] = 0.0
+        found = Pivoting(s, known).solve(side)
+        s.u.copy_(u)
+        if found is None:
+            return False
+        alpha, g, b, side = found
+        inside = (side == 0).nonzero()[:, 0]
+        old = self.snapshot()
+        if len(inside) < 2 or not m.build(inside, alpha[inside], b):
+            self.restore(old, appended=True)
+            return False
+        s.alpha.copy_(alpha)
+        s.sign.copy_(side)
+        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        self.walker.events += 1
+        return True
+
+    def _solve_all(self) -> bool:
+        """From scratch: interior points on a part, pivoting on the whole."""
+        s = self.samples
+        side = first_guess(s, torch.Generator().manual_seed(0))
+        if side is not None:
+            return self._pivot((), side)
+        s.alpha.zero_()  # one class only: alpha = 0, and b alone puts every sample on its margin
+        s.sign.fill_(1.0)
+        s.slack.zero_()
+        self.margin.ha[0] = s.hy[0]
+        self.margin.clear()
+        return True
+
+    def rebuild(self, alpha: Tensor, b: float) -> None:
+        """From any alpha in the box with y^T alpha = 0, walk to the optimum: the gradient is tilted and straightened again.
+
+        With r such that g + r satisfies (2) at this alpha, g + (1 - p) r does so all along the walk, and at p = 1 r is gone.
+        """
+        s, m = self.samples, self.margin
+        inside = ((alpha > 0) & (alpha < s.u)).nonzero()[:, 0]
+        if not m.build(inside, alpha[inside], b):
+            raise ConvergenceError("the margin vectors to start from are dependent")
+        s.alpha.copy_(alpha)
+        g = s.product(alpha) + s.y * b - 1.0
+        side = torch.where(alpha >= s.u, -1.0, 1.0)
+        side[inside] = 0.0
+        slack = g * side
+        wrong = slack < 0
+        slack = torch.where(wrong, -0.1 * slack, slack)  # what is wrong is put on the right side, a tenth beyond
+        tilted = torch.where(side == 0, 0.0, slack * side)
+        s.sign.copy_(side)
+        s.slack.copy_(torch.where(side == 0, ENDLESS, slack))
+        zero = torch.zeros_like(alpha)
+        self.walker.walk(Drive(s, zero, zero.clone(), tilt=g - tilted, force=zero.clone()))
+
+    def resolve(self) -> None:
+        """Everything anew with the samples held: pivoting from the sets, walking from alpha, or one sample at a time."""
+        s, m = self.samples, self.margin
+        if not s.n:
+            m.clear()
+            return
+        alpha, b = s.alpha.clone(), self.b
+        g = s.product(alpha) + s.y * b - 1.0
+        side = s.sign.clone()
+        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        if self._pivot((), side):
+            self.last = "pivot"
+        else:
+            try:
+                self.rebuild(alpha, b)
+                self.last = "joint"
+            except ConvergenceError:
+                self.one_by_one()
+        self.finish(True)
+
+    def one_by_one(self) -> None:
+        """The guaranteed way: from nothing, one sample after the other."""
+        s, m = self.samples, self.margin
+        n = s.n
+        s.alpha.zero_()
+        s.sign.zero_()
+        s.slack.fill_(ENDLESS)
+        m.ha[0] = 0.0
+        m.clear()
+        zero = torch.zeros_like(s.y)
+        for i in range(n):
+            self.walker.settle()
+            row = s.q(i)
+            g = float(row @ s.alpha) + float(s.hy[i]) * self.b - 1.0
+            s.hsign[i], s.hslack[i] = (-1.0 if g < 0 else 1.0), abs(g)
+            if g < 0:
+                d, target = zero.clone(), zero.clone()
+                d[i] = target[i] = s.hu[i]
+                self.walker.walk(Drive(s, d, target, force=row * float(s.hu[i])))
+        self.last = "path"
+
+    # -- bounds and kernels --------------------------------------------------------------------------------------------
+
+    def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
+        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        s, m = self.samples, self.margin
+        before, old = self.snapshot(), s.u.clone()
+        try:
+            if method != "path" and len(m) and s.n > 300:
+                s.u.copy_(u)
+                if self._pivot():
+                    self.last = "pivot"
+                    self.operations += 1
+                    self.finish()
+                    return
+                s.u.copy_(old)
+            rise = u - old
+            d = torch.where(s.sign < 0, rise, 0.0)
+            self.walker.walk(Drive(s, d, u.clone(), rise=rise))
+            s.u.copy_(u)
+            if len(m):
+                m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
+            self.last = "joint"
+        except ConvergenceError:
+            s.u.copy_(old)
+            self.restore(before)
+            raise
+        self.operations += 1
+        self.finish()
+
+    def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
+        """Another kernel on the same samples: change it, then correct the violations."""
+        s = self.samples
+        before, old = self.snapshot(), (s.kernel, s.x)
+        try:
+            s.change_kernel(kernel, x)
+            if s.n and not checks.is_fake(s.y):
+                self.resolve()
+        except ConvergenceError:
+            s.change_kernel(*old)
+            self.restore(before)
+            raise
+
+    # -- keeping exact -------------------------------------------------------------------------------------------------
+
+    def finish(self, thoroughly: bool = False) -> None:
+        """The end of an operation: b in the middle where it is free, and drift removed from time to time."""
+        s, m = self.samples, self.margin
+        if checks.is_fake(s.y):
+            return
+        inside = (m.ha > m.hlower) & (m.ha < m.hupper) & (m.hused > 0)
+        inside[0] = False
+        if not bool(inside.any()):
+            self._centre_b()
+        elif thoroughly or self.operations % CORRECT_EVERY == 0 or m.residual >= STEADY:
+            if thoroughly or self.walker.events - self.synced > RESYNC_EVERY:
+                self.resync()
+            self.correct()
+
+    def _centre_b(self) -> None:
+        """No coefficient is strictly inside its box: S is empty, and b the middle of the interval it is free in."""
+        s, m = self.samples, self.margin
+        for i, slot in m.slot.items():
+            up = float(m.ha[slot]) > 0
+            s.halpha[i] = s.hu[i] if up else 0.0
+            s.hsign[i], s.hslack[i] = (-1.0 if up else 1.0), 0.0
+        if len(m):
+            m.clear()
+        if not s.n:
+            m.ha[0] = 0.0
+            return
+        low, high = (float(v) for v in svm_path.b_interval(s.g, s.y, s.sign))
+        ends = [v for v in (low, high) if abs(v) < ENDLESS]
+        shift = sum(ends) / len(ends) if ends else 0.0
+        s.slack.add_(s.sign * s.y, alpha=shift).clamp_(min=0.0)
+        m.ha[0] += shift
+
+    def correct(self) -> None:
+        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r."""
+        s, m = self.samples, self.margin
+        support = s.alpha.nonzero()[:, 0]
+        r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
+        r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0
+        r *= m.used[: m.top]
+        delta = m.sensitivities(m.host(r))
+        m.a[: m.top] += delta
+        m.a[1 : m.top] = torch.minimum(torch.maximum(m.a[1 : m.top], m.lower[1 : m.top]), m.upper[1 : m.top])
+        s.slack.add_(s.sign * (m.QSn @ delta))
+        self.walker.settle()
+
+    def resync(self) -> None:
+        """Every g from its definition, not from its history."""
+        s = self.samples
+        g = s.product(s.alpha) + s.y * self.b - 1.0
+        s.slack.copy_(torch.where(s.sign == 0, ENDLESS, g * s.sign))
+        self.synced = self.walker.events
+
+    def violation(self) -> float:
+        """The largest violation of (2), (3), from the definition."""
+        s = self.samples
+        g = s.product(s.alpha) + s.y * self.b - 1.0
+        return float(svm_path.kkt_violation(s.alpha, g, s.u, s.y))
+
+    def polish(self) -> None:
+        """R and every g anew, corrections until they no longer help, and a walk if a sample is on the wrong side."""
+        s, m = self.samples, self.margin
+        if not s.n:
+            return
+        m.refresh()
+        for _ in range(3):
+            self.resync()
+            if len(m):
+                self.correct()
+        wrong = float((-s.slack).amax())
+        if wrong > 1e-11 * max(1.0, float(s.alpha.amax()) * s.scale):
+            self.resolve()
+
+    # -- going back ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What it takes to go back."""
+        s, m = self.samples, self.margin
+        vectors = {name: s.vectors[name][: s.n].clone() for name in ("alpha", "sign", "slack", "u")}
+        return {"n": s.n, "vectors": vectors, "slots": dict(m.slot), "b": self.b}
+
+    def restore(self, old: dict[str, Any], appended: bool = False) -> None:
+        """Go back to a snapshot; the samples appended since are dropped."""
+        s, m = self.samples, self.margin
+        if not appended:
+            s.truncate(old["n"])
+        for name, value in old["vectors"].items():
+            s.vectors[name][: s.n] = value
+        inside = torch.tensor(list(old["slots"]), dtype=torch.int64, device=s.device)
+        m.fit_capacity()
+        if not m.build(inside, s.alpha[inside], old["b"]):
+            self.one_by_one()
+
+    def _dry_run(self, new: range) -> None:
+        """Without data (fake tensors) no event can be found: one step of each kind runs, for its shapes and devices."""
+        s, m = self.samples, self.margin
+        Q = s.block(torch.arange(s.n, device=s.device))
+        m.appended(range(s.n), Q)
+        beta, _ = svm_path.sensitivities(m.Rk, m.Ak, m.gather(Q[0], 1.0))
+        gamma = svm_path.margin_sensitivities(m.QSn, beta, Q[0])
+        svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper)
+        svm_path.margin_rates(s.slack, gamma, s.sign)
+        m.R.addr_(m.a, m.a)
+        s.alpha.copy_(torch.linalg.solve(Q, s.y))
+        svm_path.kkt_violation(s.alpha, gamma, s.u, s.y)
