@@ -78,10 +78,15 @@ def coefficient_steps(a: Array, beta: Array, lower: Array, upper: Array, rise: A
     if rise is None:
         bound = xp.where(beta > 0, upper, lower)
         return abs(bound - a) / (abs(beta) + 1e-300)
-    up, down = beta - rise, -beta
-    t_up = xp.where(up > 0, (upper - a).clip(0.0) / (abs(up) + 1e-300), xp.inf)
-    t_down = xp.where(down > 0, (a - lower).clip(0.0) / (abs(down) + 1e-300), xp.inf)
+    up, floor = beta - rise, 16 * EPS * (float(abs(beta[1:]).max()) + float(abs(rise).max()))
+    t_up = xp.where(up > floor, (upper - a).clip(0.0) / (abs(up) + 1e-300), xp.inf)
+    t_down = xp.where(-beta > floor, (a - lower).clip(0.0) / (abs(beta) + 1e-300), xp.inf)
     return xp.minimum(t_up, t_down)
+
+
+def reaches_upper(a: float, beta: float, upper: float, rise: float, t: float) -> bool:
+    """Whether the bound that a margin vector comes to after a step t is the upper one, which moves at the rate ``rise``."""
+    return abs(upper + t * rise - a - t * beta) <= abs(a + t * beta)
 
 
 def margin_rates(slack: Array, gamma: Array, sign: Array) -> tuple[Array, Array]:  # (n,) x 3 -> (n,), (n,)

@@ -87,7 +87,7 @@ class Engine:
         moving = [new.start + k for k in (g < 0).nonzero()[:, 0].tolist()]
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
-        if method == "pivot" or (method == "auto" and count >= 6):
+        if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):
             if self._pivot(remove):
                 self.last = "pivot"
                 return
@@ -167,9 +167,16 @@ class Engine:
     def _solve_all(self) -> bool:
         """From scratch: interior points on a part, pivoting on the whole."""
         s = self.samples
-        side = first_guess(s, torch.Generator().manual_seed(0))
-        if side is not None:
-            return self._pivot((), side)
+        guess = first_guess(s, torch.Generator().manual_seed(0))
+        if guess is not None:
+            side, alpha, b = guess
+            if self._pivot((), side):
+                return True
+            try:
+                self.rebuild(alpha, b)
+            except ConvergenceError:
+                return False
+            return True
         s.alpha.zero_()  # one class only: alpha = 0, and b alone puts every sample on its margin
         s.sign.fill_(1.0)
         s.slack.zero_()
@@ -184,9 +191,11 @@ class Engine:
         """
         s, m = self.samples, self.margin
         inside = ((alpha > 0) & (alpha < s.u)).nonzero()[:, 0]
-        if not m.build(inside, alpha[inside], b):
-            raise ConvergenceError("the margin vectors to start from are dependent")
         s.alpha.copy_(alpha)
+        if not m.build(inside, alpha[inside], b):
+            self.walker.assemble(inside.tolist())
+            alpha = s.alpha.clone()
+            inside = torch.tensor(list(m.slot), dtype=torch.int64, device=s.device)
         g = s.product(alpha) + s.y * b - 1.0
         side = torch.where(alpha >= s.u, -1.0, 1.0)
         side[inside] = 0.0
@@ -259,6 +268,7 @@ class Engine:
             d = torch.where(s.sign < 0, rise, 0.0)
             self.walker.walk(Drive(s, d, u.clone(), rise=rise))
             s.u.copy_(u)
+            s.alpha.copy_(torch.where(s.sign < 0, u, s.alpha))
             if len(m):
                 m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
             self.last = "joint"

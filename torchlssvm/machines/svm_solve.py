@@ -39,6 +39,18 @@ class Pivoting:
             self.row_of |= {i: used + k for k, i in enumerate(new)}
         return self.rows[torch.tensor([self.row_of[i] for i in places], device=self.samples.device)]
 
+    def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
+        """Q v, from rows at hand as far as they are."""
+        used = v.nonzero()[:, 0]
+        places = used.tolist()
+        known = [k for k, i in enumerate(places) if i in self.row_of]
+        out = torch.zeros_like(v)
+        if known:
+            at = torch.tensor([self.row_of[places[k]] for k in known], device=v.device)
+            out = self.rows[at].T @ v[used[known]]
+            v = v.index_fill(0, used[known], 0.0)
+        return out + self.samples.product(v) if len(known) < len(places) else out
+
     def solve(self, side: Tensor) -> tuple[Tensor, Tensor, float, Tensor] | None:  # (n,): +1 R, -1 E, 0 S
         """alpha, g, b and the sets at the optimum, or None if pivoting does not get there.
 
@@ -47,14 +59,17 @@ class Pivoting:
         """
         s = self.samples
         side = side.clone()
+        held = torch.zeros_like(s.u)  # the coefficients at their bounds, and
+        outer = torch.zeros_like(s.u)  # what they make of g
         best, patience = s.n + 1, 6
         for _ in range(ROUNDS):
             inside = (side == 0).nonzero()[:, 0]
             if not len(inside) or len(inside) > 3000:
                 return None
-            bound = torch.where(side < 0, s.u, 0.0)
-            outer = s.product(bound)
             rows = self.rows_for(inside)
+            bound = torch.where(side < 0, s.u, 0.0)
+            outer = outer + self.product(bound - held)
+            held = bound
             k = len(inside) + 1
             A = rows.new_zeros(k, k)
             A[0, 1:] = A[1:, 0] = s.y[inside]
@@ -92,10 +107,10 @@ def _refined_solve(A: Tensor, right: Tensor) -> Tensor | None:
     return x[:, 0] if bool(torch.isfinite(x).all()) else None
 
 
-def first_guess(samples: Samples, generator: torch.Generator) -> Tensor | None:  # -> (n,)
-    """The sets of the full problem, guessed from the solution on a part of it; None with one class only.
+def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, Tensor, float] | None:
+    """The sets of the full problem (n,), and alpha (n,) and b on a part of it; None with one class only.
 
-    A random part of each class is solved by interior points; g of all samples then says on which side they are.
+    A random part is solved by interior points; g of all samples then says on which side they are.
     """
     s = samples
     part = torch.randperm(s.n, generator=generator)[:START].to(s.device)
@@ -105,19 +120,26 @@ def first_guess(samples: Samples, generator: torch.Generator) -> Tensor | None: 
             return None
         if not bool((s.y[part] == label).any()):
             part = torch.cat([own[:5], part])
-    for _ in range(2):
-        u = s.u[part]
-        alpha, b = interior_point(s.block(part, part), s.y[part], u)
-        full = torch.zeros_like(s.y)
-        full[part] = torch.where(alpha < 1e-5 * u, 0.0, torch.where(alpha > (1 - 1e-5) * u, u, alpha))
-        g = s.product(full) + s.y * b - 1.0
-        side = (full <= 0).to(full.dtype) - (full >= s.u).to(full.dtype)
-        wrong = ((side > 0) & (g < -1e-3)).nonzero()[:, 0]
-        if len(part) == s.n or len(wrong) <= 0.02 * s.n:
-            break
-        worst = wrong[g[wrong].argsort()[: 2 * START]]
-        part = torch.unique(torch.cat([(full > 0).nonzero()[:, 0], worst]))
+    u = s.u[part]
+    inner, b = interior_point(s.block(part, part), s.y[part], u, 1e-3)
+    alpha = torch.zeros_like(s.y)
+    alpha[part] = balanced(torch.where(inner < 1e-4 * u, 0.0, torch.where(inner > (1 - 1e-4) * u, u, inner)), u, s.y[part])
+    g = s.product(alpha) + s.y * b - 1.0
+    side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
     # What is far on the wrong side will be an error vector, what is near a margin vector.
     outside = torch.ones_like(s.y, dtype=torch.bool)
     outside[part] = False
-    return torch.where(outside & (g < -1.0), -1.0, torch.where(outside & (g < 0), 0.0, side))
+    side = torch.where(outside & (g < -1.0), -1.0, torch.where(outside & (g < 0), 0.0, side))
+    return side, alpha, b
+
+
+def balanced(alpha: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 3 -> (n,)
+    """alpha in its box with y^T alpha = 0: the heavier class gives way, its free coefficients first."""
+    excess = y @ alpha
+    heavy = y == excess.sign()
+    free = heavy & (alpha < u)
+    for giving in (free, heavy):
+        total, excess = alpha[giving].sum(), (y @ alpha).abs()
+        share = torch.clamp(1.0 - excess / total, min=0.0) if float(total) > 0 else excess * 0.0
+        alpha = torch.where(giving, alpha * share, alpha)
+    return alpha

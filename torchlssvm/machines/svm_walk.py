@@ -101,7 +101,14 @@ class Walker:
             return most, "end", -1
         if u <= t:
             return u, "margin", i
-        return t, "error" if float(beta[slot]) > 0 else "reserve", m.position[slot]
+        return t, self._bound(slot, beta, t), m.position[slot]
+
+    def _bound(self, slot: int, beta: Any, t: float) -> str:
+        m = self.margin
+        if self.drive.rise is None:
+            return "error" if float(beta[slot]) > 0 else "reserve"
+        a, b, u, r = (float(v[slot]) for v in (m.ha, beta, m.hupper, m.hrise))
+        return "error" if svm_path.reaches_upper(a, b, u, r, t) else "reserve"
 
     def _careful_step(
         self, inner: Any, beta: Any, rate: Any, quotient: Any, floor: float, most: float
@@ -127,7 +134,7 @@ class Walker:
         t = 0.0 if min(t, u) <= TINY else min(t, u)
         if i < j:
             return t, "margin", i
-        return t, "error" if float(beta[slot]) > 0 else "reserve", j
+        return t, self._bound(slot, beta, t), j
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -255,6 +262,22 @@ class Walker:
         self._enter(i)
         self._note("margin", i, 0.0)
         return t * direction * float(s.hy[watching])
+
+    def assemble(self, positions: list[int]) -> None:
+        """Take these samples, with the coefficients they have, into an empty margin set, one at a time.
+
+        One in the span of those before is moved along the null vector, by which f does not change, to where it is not.
+        """
+        s = self.samples
+        zero = torch.zeros_like(s.y)
+        self.p, self.drive, self.beta = 0.0, Drive(s, zero, zero.clone(), force=zero.clone()), None
+        self.budget = self.events + 100 + 40 * s.n
+        s.sign.zero_()
+        s.slack.fill_(ENDLESS)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for i in positions:
+                self._enter(i)
+        self.settle()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
