@@ -78,7 +78,7 @@ def coefficient_steps(a: Array, beta: Array, lower: Array, upper: Array, rise: A
     if rise is None:
         bound = xp.where(beta > 0, upper, lower)
         return abs(bound - a) / (abs(beta) + 1e-300)
-    up, floor = beta - rise, 16 * EPS * (float(abs(beta[1:]).max()) + float(abs(rise).max()))
+    up, floor = beta - rise, 16 * EPS * (float(abs(beta).max()) + float(abs(rise).max()))
     t_up = xp.where(up > floor, (upper - a).clip(0.0) / (abs(up) + 1e-300), xp.inf)
     t_down = xp.where(-beta > floor, (a - lower).clip(0.0) / (abs(beta) + 1e-300), xp.inf)
     return xp.minimum(t_up, t_down)

@@ -59,8 +59,11 @@ class Engine:
             else:
                 self._choose(new, remove, method)
         except ConvergenceError:
-            self.restore(before)
-            raise
+            try:  # the way that is slow and sure
+                self.one_by_one(set(remove))
+            except ConvergenceError:
+                self.restore(before)
+                raise
         self.margin.moved(s.delete(remove))
         self.operations += 1
         self.finish()
@@ -92,13 +95,17 @@ class Engine:
                 self.last = "pivot"
                 return
             method = "joint"
-        for i in remove:
-            self._withdraw(i)
         if method == "path" and count > 1:
             self.last = "path"
-            for i in (*support, *moving):
-                self._walk([i] if i in set(moving) else [], [i] if i not in set(moving) else [], Q, new.start)
-        elif count:
+            for i in remove:
+                self._withdraw(i)
+                self._walk([], [i], Q, new.start)
+            for i in moving:
+                self._walk([i], [], Q, new.start)
+            return
+        for i in remove:
+            self._withdraw(i)
+        if count:
             self.last = "joint" if count > 1 else "path"
             self._walk(moving, support, Q, new.start)
 
@@ -112,17 +119,15 @@ class Engine:
     def _walk(self, up: list[int], down: list[int], Q: Tensor, start: int) -> None:
         """alpha goes to u for ``up``, unless it comes to the margin on the way, and to 0 for ``down``."""
         s = self.samples
-        target = torch.zeros_like(s.y)
-        d = torch.zeros_like(s.y)
+        target, d = torch.zeros_like(s.y), torch.zeros_like(s.y)
         hd, ht = s.host(d), s.host(target)
         for i in up:
-            if float(s.hsign[i]) < 0 and float(s.hslack[i]) > 0:  # still on the wrong side
-                ht[i] = s.hu[i]
-                hd[i] = s.hu[i]
-            else:
-                s.hsign[i], s.hslack[i] = 1.0, abs(s.hslack[i])
+            if float(s.hsign[i]) < 0 and float(s.halpha[i]) == 0:  # still on the wrong side
+                ht[i] = hd[i] = s.hu[i]
         for i in down:
             hd[i] = -s.halpha[i]
+        if not bool((hd != 0).any()):
+            return
         if len(up) + len(down) == 1:
             (i,) = (*up, *down)
             force = (Q[i - start] if i >= start else s.q(i)) * float(hd[i])
@@ -228,8 +233,8 @@ class Engine:
                 self.one_by_one()
         self.finish(True)
 
-    def one_by_one(self) -> None:
-        """The guaranteed way: from nothing, one sample after the other."""
+    def one_by_one(self, without: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """The guaranteed way: from nothing, one sample after the other; ``without``: positions that are to be removed."""
         s, m = self.samples, self.margin
         n = s.n
         s.alpha.zero_()
@@ -239,6 +244,8 @@ class Engine:
         m.clear()
         zero = torch.zeros_like(s.y)
         for i in range(n):
+            if i in without:
+                continue
             self.walker.settle()
             row = s.q(i)
             g = float(row @ s.alpha) + float(s.hy[i]) * self.b - 1.0
@@ -273,9 +280,13 @@ class Engine:
                 m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
             self.last = "joint"
         except ConvergenceError:
-            s.u.copy_(old)
-            self.restore(before)
-            raise
+            s.u.copy_(u)
+            try:
+                self.one_by_one()
+            except ConvergenceError:
+                s.u.copy_(old)
+                self.restore(before)
+                raise
         self.operations += 1
         self.finish()
 

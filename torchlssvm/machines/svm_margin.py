@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_samples import Samples
 
-DEPENDENT = 1e-12
+DEPENDENT = 1e-11
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
 DRIFT = 1e-7
 """A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
@@ -189,7 +190,10 @@ class Margin:
         """R from A anew."""
         used = torch.cat([torch.zeros(1, dtype=torch.int64, device=self.device), self.members()])
         if len(used) > 1:
-            self.R.copy_(svm_path.inverse(self.A, used))
+            try:
+                self.R.copy_(svm_path.inverse(self.A, used))
+            except torch.linalg.LinAlgError as error:
+                raise ConvergenceError("the margin vectors have become dependent") from error
 
     def clear(self) -> None:
         """No margin vectors; b stays."""

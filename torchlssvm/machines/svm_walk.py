@@ -19,6 +19,8 @@ TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
 REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
+PATIENCE = 50
+"""Events without a step before their order is changed."""
 ENDLESS = float("inf")
 
 
@@ -35,7 +37,7 @@ class Walker:
         self.p, self.drive = 0.0, drive
         self.budget = self.events + 100 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
-        self.age = 0
+        self.age = self.idle = 0
         if drive.hrise is not None:
             m.hrise[:] = m.gather(drive.hrise, 0.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -115,7 +117,8 @@ class Walker:
     ) -> tuple[float, str, int]:
         """The same where rates are 0 to rounding (a sample in the span of S, such as a duplicate, has no events).
 
-        Among simultaneous events the sample with the smallest index goes first (Bland): no cycles.
+        Among simultaneous events the sample with the smallest index goes first (Bland): no cycles. Should rounding make one
+        all the same, the order changes after a while.
         """
         m, still = self.margin, svm_path.EPS * float(abs(beta).max())
         if self.drive.rise is None:
@@ -126,15 +129,14 @@ class Walker:
         if min(t, u) >= most:
             return most, "end", -1
         at_once = max(min(t, u), TINY)
-        slots = ((m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once)
+        slots = [(m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once]
         found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
-        first = found[0] if isinstance(found, tuple) else found[:, 0]
-        i = int(first[0]) if len(first) else self.samples.n
-        j, slot = min(slots, default=(self.samples.n, 0))
+        places = (found[0] if isinstance(found, tuple) else found[:, 0]).tolist()
+        events = sorted(slots + [(i, 0) for i in places])
         t = 0.0 if min(t, u) <= TINY else min(t, u)
-        if i < j:
-            return t, "margin", i
-        return t, self._bound(slot, beta, t), j
+        self.idle = self.idle + 1 if t == 0 else 0
+        i, slot = events[0] if self.idle < PATIENCE else events[self.idle * 7919 % len(events)]
+        return t, self._bound(slot, beta, t) if slot else "margin", i
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
