@@ -75,10 +75,9 @@ class Estimates(SVMBase):
     def _walk_out(self, c: int, stop_below: float) -> float:
         """g_c without c, by the sequential walk; the machine is put back afterwards."""
         engine = self._engine
-        s, m, walker = engine.samples, engine.margin, engine.walker
+        s, walker = engine.samples, engine.walker
         watch, walker.watch, events = walker.watch, None, walker.events
         before = engine.snapshot()
-        R = (m.R.clone(), dict(m.slot), list(m.position), list(m.free), m.slots)
         g = float(s.g[c])
         engine._withdraw(c)
         alpha = float(s.halpha[c])
@@ -88,7 +87,6 @@ class Estimates(SVMBase):
             return walker.walk(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
         finally:
             engine.restore(before)
-            del R
             walker.watch, walker.events = watch, events
 
     @exactly
