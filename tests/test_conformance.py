@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import FixedPoint, IncrementalSVM, LSSVMHead
+from torchlssvm.kernels import RBF, Linear
 from torchlssvm.testing import CHECKS, Case, check_machine
 
 FORMS = {
@@ -37,6 +38,22 @@ def case(form: str, J: int) -> Case:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_head_conforms(check, form, J):
     check(case(form, J))
+
+
+SVMS = {
+    "rbf": lambda **kw: IncrementalSVM(RBF(sigma=1.0), C=10.0, **kw),
+    "linear": lambda **kw: IncrementalSVM(Linear(), C=1.0, **kw),
+    "bounds per class": lambda **kw: IncrementalSVM(RBF(sigma=2.0), C=(0.5, 2.0), **kw),
+}
+
+
+@pytest.mark.parametrize("form", SVMS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_incremental_svm_conforms(check, form):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    y = (x[:, 0] + 0.7 * torch.randn(60, generator=generator) > 0).long()
+    check(Case(SVMS[form], x, y, by_ids=True))
 
 
 class Forgetful(LSSVMHead):

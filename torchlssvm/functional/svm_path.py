@@ -34,8 +34,6 @@ def _namespace(array: Array) -> Any:
     return torch if isinstance(array, Tensor) else np
 
 
-
-
 def sensitivities(R: Tensor, A: Tensor, h: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """beta = -R h (m,) (10), or a guess at it, with one step of refinement; and the residual h + A beta (m,) before it.
 

@@ -22,7 +22,9 @@ def interior_point(
     Example:
         >>> x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
         >>> y = torch.tensor([-1.0, 1.0], dtype=torch.float64)
-        >>> alpha, b = interior_point((x * y[:, None]) @ (x * y[:, None]).T, y, torch.full((2,), 10.0, dtype=torch.float64))
+        >>> alpha, b = interior_point(
+        ...     (x * y[:, None]) @ (x * y[:, None]).T, y, torch.full((2,), 10.0, dtype=torch.float64)
+        ... )
         >>> [round(a, 5) for a in alpha.tolist()], abs(round(b, 5))
         ([0.5, 0.5], 0.0)
     """
@@ -34,7 +36,9 @@ def interior_point(
     share = torch.where(positive, total / u[positive].sum(), total / u[~positive].sum())
     alpha = u * torch.minimum(share, 1.0 / (scale * u * n**0.5 + 1.0))
     plus, minus = alpha[positive].sum(), alpha[~positive].sum()
-    alpha = torch.where(positive, alpha * torch.clamp(minus / plus, max=1.0), alpha * torch.clamp(plus / minus, max=1.0))
+    alpha = torch.where(
+        positive, alpha * torch.clamp(minus / plus, max=1.0), alpha * torch.clamp(plus / minus, max=1.0)
+    )
     b = alpha.new_zeros(())
     z, w = torch.ones_like(alpha), torch.ones_like(alpha)
     for _ in range(steps):

@@ -22,7 +22,7 @@ __all__ = ["Event", "IncrementalSVM", "RegularizationPath", "Step"]
 class RegularizationPath(NamedTuple):
     """The solution for every C between two: alpha and b are linear in C between neighbouring breakpoints."""
 
-    C: Tensor  # (T,) factors of C, first to last
+    C: Tensor  # (T,) of class 1, first to last
     ids: Tensor  # (n,)
     alpha: Tensor  # (T, n)
     b: Tensor  # (T,)
@@ -132,25 +132,29 @@ class IncrementalSVM(Estimates, SVMBase):
 
     @exactly
     def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
-        """Change C, a number or one per class (2,): to the solution with the new bounds."""
+        """Change C, a number or one per class (2,). method: "auto" (pivoting, if it can) or "path"."""
+        checks.one_of(method, "method", ("auto", "path"))
         bounds = self._bounds(C)
         if self.n:
             s = self._engine.samples
-            u = s.weight * bounds.to(self.device)[(s.y > 0).long()]
             with self._threads():
-                self._engine.set_bounds(u, method)
+                self._engine.set_bounds(self._upper(s.y, s.weight, bounds), method)
             self._changed()
         self._C = bounds
         return self
 
     @exactly
     def regularization_path(self, C: Any) -> RegularizationPath:
-        """Change C along the path, with every breakpoint: the solution for each C in between, by linear interpolation."""
+        """Change C along the path, with every breakpoint: the solution for each C in between, by linear interpolation.
+
+        alpha has kinks only where a sample changes sets; two values of C per class move together, in proportion.
+        """
         start, end = self._C, self._bounds(C)
         seen: list[tuple[float, Tensor, float]] = [(0.0, self.alpha, self.b)]
 
         def watch(event: Event) -> None:
             if event.to != "end":
+                self._engine.correct()
                 seen.append((event.p, self._ordered(self._engine.samples.alpha), self._engine.b))
 
         old, self._engine.walker.watch = self._engine.walker.watch, watch
@@ -160,10 +164,9 @@ class IncrementalSVM(Estimates, SVMBase):
             self._engine.walker.watch = old
         seen.append((1.0, self.alpha, self.b))
         p = torch.tensor([at for at, _, _ in seen], dtype=torch.float64)
-        factor = float(start[1]) + p * float(end[1] - start[1])
-        return RegularizationPath(
-            factor, self.ids, torch.stack([alpha for _, alpha, _ in seen]), torch.tensor([b for _, _, b in seen])
-        )
+        factor = start[1] + p * (end[1] - start[1])
+        b = torch.tensor([b for _, _, b in seen], dtype=torch.float64)
+        return RegularizationPath(factor, self.ids, torch.stack([alpha for _, alpha, _ in seen]), b)
 
     @exactly
     def set_kernel(self, kernel: Any) -> IncrementalSVM:
@@ -206,7 +209,7 @@ class IncrementalSVM(Estimates, SVMBase):
             x, weight = s.x[at], s.weight[at]
             if s.precomputed:
                 x = torch.cat([s.x[at][:, : s.n], s.x[at][:, at]], 1)
-        u = weight * self._C.to(self.device)[(y > 0).long()]
+        u = self._upper(y, weight)
         ids = [s.ids[i] for i in places]
         with self._threads():
             self._engine.change(x, [-1 - i for i in ids], {"y": y, "weight": weight, "u": u}, places, method)

@@ -93,7 +93,7 @@ class SVMBase(nn.Module):
     @property
     def C(self) -> Any:
         """The bound of the coefficients: a number, or one per class (2,)."""
-        return float(self._C[0]) if float(self._C[0]) == float(self._C[1]) else self._C.clone()
+        return self._C[0] if self._C[0] == self._C[1] else torch.tensor(self._C, dtype=torch.float64)
 
     @property
     def ids(self) -> Tensor:
@@ -205,7 +205,9 @@ class SVMBase(nn.Module):
         def watch(event: Event) -> None:
             if self.record:
                 s = self._engine.samples
-                self.trajectory.append(Step(event, self.ids, self._ordered(s.alpha), self._ordered(s.g), self._engine.b))
+                self.trajectory.append(
+                    Step(event, self.ids, self._ordered(s.alpha), self._ordered(s.g), self._engine.b)
+                )
             if self._callback is not None:
                 self._callback(event)
 
@@ -229,12 +231,19 @@ class SVMBase(nn.Module):
         s = self._engine.samples
         return self._id_tensor(sorted(s.ids[i] for i in (s.sign == sign).nonzero()[:, 0].tolist()))
 
-    def _bounds(self, C: Any) -> Tensor:
-        """C per class (2,)."""
-        if isinstance(C, Tensor | list | tuple) and torch.as_tensor(C).numel() == 2:
-            values = torch.as_tensor(C, dtype=torch.float64).reshape(2).cpu()
-            return torch.tensor([checks.positive(v, "C") for v in values.tolist()], dtype=torch.float64)
-        return torch.full((2,), checks.positive(C, "C"), dtype=torch.float64)
+    @staticmethod
+    def _bounds(C: Any) -> tuple[float, float]:
+        """C of class 0 and of class 1."""
+        if isinstance(C, Tensor):
+            C = C.tolist()
+        if isinstance(C, list | tuple) and len(C) == 2:
+            return checks.positive(C[0], "C"), checks.positive(C[1], "C")
+        C = checks.positive(C, "C")
+        return C, C
+
+    def _upper(self, y: Tensor, weight: Tensor, C: tuple[float, float] | None = None) -> Tensor:
+        """The bounds u (n,) of samples with these labels -1, +1 and weights."""
+        return weight * y.new_tensor(self._C if C is None else C)[(y > 0).long()]
 
     def _labels(self, y: Any, count: int) -> Tensor:
         """Labels 0 or 1 as -1, +1."""
@@ -247,7 +256,9 @@ class SVMBase(nn.Module):
         if y.numel() and not checks.is_fake(y):
             low, high = int(y.min()), int(y.max())
             if low < 0 or high > 1:
-                raise ValueError(f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes")
+                raise ValueError(
+                    f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
+                )
         return y.to(torch.float64) * 2.0 - 1.0
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
@@ -272,13 +283,15 @@ class SVMBase(nn.Module):
             raise ValueError("weight must be finite and > 0: it multiplies C")
         if self.kernel is None and len(x):
             rows = self._in_positions(rows, held)
-        return Batch(rows, labels, w, w * self._C.to(self.device)[(labels > 0).long()])
+        return Batch(rows, labels, w, self._upper(labels, w))
 
     def _in_positions(self, K: Tensor, held: int) -> Tensor:
         """Kernel values whose columns are in the order of ids, in the order of positions."""
         new = K[:, held:]
         if not checks.is_fake(K) and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
-            raise ValueError("precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)")
+            raise ValueError(
+                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
+            )
         return torch.cat([K[:, :held][:, self._rank()] if held else K[:, :0], (new + new.T) * 0.5], 1)
 
     def _gram(self, K: Any) -> Tensor:
@@ -300,9 +313,16 @@ class SVMBase(nn.Module):
         state["ids"] = self._id_tensor(s.ids)
         state["margin"] = self._id_tensor(list(m.slot))
         state["R"] = m.R[used][:, used].clone()
-        state["C"] = self._C.clone()
+        state["C"] = torch.tensor(self._C, dtype=torch.float64, device=self.device)
         state["dropped"] = self._id_tensor(sorted(self._dropped))
-        numbers = [self.b, self._next_id, self.inexact, s.precomputed, self._engine.operations, self._engine.walker.events]
+        numbers = [
+            self.b,
+            self._next_id,
+            self.inexact,
+            s.precomputed,
+            self._engine.operations,
+            self._engine.walker.events,
+        ]
         state["numbers"] = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         return state
 
@@ -331,7 +351,8 @@ class SVMBase(nn.Module):
             k = m.top
             m.R[:k, :k] = to("R")
         m.ha[0] = b
-        self._C = state["C"].to("cpu", torch.float64).clone()
+        low, high = state["C"].tolist()
+        self._C = (low, high)
         self._next_id, self.inexact = int(next_id), bool(inexact)
         self._dropped = set(state["dropped"].tolist())
         engine.operations, engine.walker.events = int(operations), int(events)
@@ -345,7 +366,9 @@ class SVMBase(nn.Module):
     ) -> None:
         present = [name for name in SAVED if prefix + name in state_dict]
         if present and len(present) < len(SAVED):
-            errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {sorted(set(SAVED) - set(present))}")
+            errors.append(
+                f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {sorted(set(SAVED) - set(present))}"
+            )
         elif not present:
             missing.extend(prefix + name for name in SAVED)
         else:

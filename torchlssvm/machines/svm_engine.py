@@ -18,6 +18,7 @@ from torchlssvm.machines.svm_walk import Walker
 
 ENDLESS = float("inf")
 CORRECT_EVERY = 8  # operations between corrections by the true residual of the margin vectors
+NEAR = 1e-11  # a coefficient this near to a bound, as a share of u, may be there
 RESYNC_EVERY = 2000  # events between recomputations of every g
 
 
@@ -310,8 +311,10 @@ class Engine:
         s, m = self.samples, self.margin
         if checks.is_fake(s.y):
             return
-        inside = (m.ha > m.hlower) & (m.ha < m.hupper) & (m.hused > 0)
+        inside = (m.ha > NEAR * m.hupper) & (m.ha < (1.0 - NEAR) * m.hupper) & (m.hused > 0)
         inside[0] = False
+        if self.walker.perturbed:
+            self.walker.perturbed, thoroughly = False, True
         if not bool(inside.any()):
             self._centre_b()
         elif thoroughly or self.operations % CORRECT_EVERY == 0 or m.residual >= STEADY:
@@ -323,7 +326,7 @@ class Engine:
         """No coefficient is strictly inside its box: S is empty, and b the middle of the interval it is free in."""
         s, m = self.samples, self.margin
         for i, slot in m.slot.items():
-            up = float(m.ha[slot]) > 0
+            up = float(m.ha[slot]) > 0.5 * float(s.hu[i])
             s.halpha[i] = s.hu[i] if up else 0.0
             s.hsign[i], s.hslack[i] = (-1.0 if up else 1.0), 0.0
         if len(m):
@@ -331,6 +334,8 @@ class Engine:
         if not s.n:
             m.ha[0] = 0.0
             return
+        if int((s.alpha > 0).sum()) * s.n < 4_000_000:
+            self.resync()
         low, high = (float(v) for v in svm_path.b_interval(s.g, s.y, s.sign))
         ends = [v for v in (low, high) if abs(v) < ENDLESS]
         shift = sum(ends) / len(ends) if ends else 0.0
@@ -338,8 +343,10 @@ class Engine:
         m.ha[0] += shift
 
     def correct(self) -> None:
-        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r."""
+        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r. Also on the way."""
         s, m = self.samples, self.margin
+        if not len(m):
+            return
         support = s.alpha.nonzero()[:, 0]
         r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
         r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0

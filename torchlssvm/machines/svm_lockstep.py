@@ -37,7 +37,9 @@ class Lockstep:
         used = torch.cat([slots.new_zeros(1), slots])
         self.m = len(used)  # slots in use
         self.at = self.column[margin.at[slots]]  # column of each shared slot, without b's
-        self.place = torch.full((len(self.seen),), -1, dtype=torch.int64, device=self.device)  # slot of each column, or -1
+        self.place = torch.full(
+            (len(self.seen),), -1, dtype=torch.int64, device=self.device
+        )  # slot of each column, or -1
         self.place[self.at] = torch.arange(1, self.m, device=self.device)
         self.Q = torch.zeros(len(self.seen), self.m + 96, dtype=torch.float64, device=self.device)
         self.Q[:, : self.m] = margin.QSn[self.seen][:, used]  # (columns, slots): y, then columns of Q
@@ -157,7 +159,13 @@ class Lockstep:
         entering = go & (t_out <= t_in)
         gamma_i = gamma[rows, i]
         self._keep(go)
-        slot, i, entering, gamma_i, up = slot[go], i[go], entering[go], gamma_i[go], (self.beta.gather(1, slot[go][:, None]) > 0)[:, 0]
+        slot, i, entering, gamma_i, up = (
+            slot[go],
+            i[go],
+            entering[go],
+            gamma_i[go],
+            (self.beta.gather(1, slot[go][:, None]) > 0)[:, 0],
+        )
         if not len(self.path):
             return
         place = self._places(i[entering])
@@ -196,9 +204,7 @@ class Lockstep:
         self.sign[rows, column_of] = torch.where(up[rows], -1.0, 1.0).to(self.sign.dtype)
         self.slack[rows, column_of] = 0.0
 
-    def _enter(
-        self, which: Tensor, i: Tensor, place: Tensor, rate: Tensor, v: Tensor, s: Tensor, good: Tensor
-    ) -> None:
+    def _enter(self, which: Tensor, i: Tensor, place: Tensor, rate: Tensor, v: Tensor, s: Tensor, good: Tensor) -> None:
         """Samples at the margin enter: v = [beta_i; 1], s = 1 / gamma_i (13), from the slots of each path."""
         rows = which.nonzero()[:, 0]
         if not len(rows):

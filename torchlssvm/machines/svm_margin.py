@@ -12,7 +12,7 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_samples import Samples
 
-DEPENDENT = 1e-11
+DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
 DRIFT = 1e-7
 """A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
@@ -123,7 +123,7 @@ class Margin:
             out, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
         return out
 
-    def span(self, i: int, hrow: Any) -> tuple[Tensor, float, bool]:  # (n,) -> (top,)
+    def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Tensor, float, bool]:  # (n,) -> (top,)
         """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
         h = self.gather(hrow, float(self.samples.hy[i]))
         self.border = h
@@ -136,7 +136,7 @@ class Margin:
         beta = self.sensitivities(h)
         terms = h * self.host(beta)
         gamma = q + float(terms.sum())
-        return beta, gamma, gamma <= DEPENDENT * (abs(q) + float(abs(terms).sum()))
+        return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
 
     def enter(self, i: int, row: Tensor, hrow: Any, alpha: float, beta: Tensor | None, gamma: float) -> None:
         """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before."""
@@ -164,6 +164,10 @@ class Margin:
 
     def leave(self, i: int) -> float:
         """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
+        if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
+            self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            if not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
+                raise ConvergenceError("the margin vectors have become dependent")
         slot = self.slot.pop(i)
         alpha = float(self.ha[slot])
         if len(self.slot):

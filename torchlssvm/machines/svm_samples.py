@@ -24,6 +24,10 @@ def _same(t: Tensor) -> Any:
     return t
 
 
+WIDE = 30.0
+"""gamma |x|^2 beyond which RBF is computed from differences."""
+
+
 class Samples:
     """Samples in positions 0..n-1 of buffers that double; a removal moves the last sample into the gap.
 
@@ -43,6 +47,7 @@ class Samples:
         self.vectors = {name: self._new(0) for name in VECTORS}
         self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
         self._centre: Tensor | None = None
+        self.wide = False
         self.forget_rows()
         self._set_n(0)
 
@@ -147,7 +152,7 @@ class Samples:
             self.x[: len(x), : x.shape[1]] = x
         self._lift = self._new(capacity, self.x.shape[1] + 2) if type(kernel) is RBF else self._new(0, 0)
         self.forget_rows()
-        self.scale = 1.0
+        self.scale, self.wide = 1.0, False
         self._lifted(0, n)
         self._measure(0, n)
 
@@ -162,7 +167,8 @@ class Samples:
     def _lifted(self, start: int, stop: int) -> None:
         """Rows P_i = [x_i, |x_i|^2, 1] of RBF, for which -gamma |x - z|^2 = P_x . [2 gamma z, -gamma, -gamma |z|^2].
 
-        One product and one exp make a row; centred on the first batch, a common offset costs no digits.
+        One product and one exp make a row; centred on the first batch, a common offset costs no digits. Where gamma |x|^2 is
+        large the product would cost some, and differences are taken instead.
         """
         if not len(self._lift) or start == stop:
             return
@@ -172,6 +178,11 @@ class Samples:
         self._lift[start:stop, :-2] = x
         self._lift[start:stop, -2] = x.square().sum(1)
         self._lift[start:stop, -1] = 1.0
+        if not self.wide and not checks.is_fake(x):
+            assert isinstance(self.kernel, RBF)
+            self.wide = bool(self._lift[start:stop, -2].amax() * self.kernel.gamma > WIDE)
+            if self.wide:
+                self.forget_rows()
 
     def q(self, i: int) -> Tensor:  # -> (n,)
         """Q_i: = y_i y K(x_i, X), from the cache if it is there. Not to be written to."""
@@ -186,6 +197,8 @@ class Samples:
     def _compute(self, i: int) -> Tensor:
         if self.precomputed:
             return self.x[i, : self.n] * self.y * self.y[i]
+        if type(self.kernel) is RBF and self.wide:
+            return self.block(torch.tensor([i], device=self.device))[0]
         if type(self.kernel) is RBF:
             z = self._lift[i] * (2 * self.kernel.gamma)
             h, gamma = self.host(z), self.kernel.gamma
@@ -210,6 +223,10 @@ class Samples:
 
     def _between(self, p: Tensor, other: Tensor) -> Tensor:
         assert isinstance(self.kernel, RBF)
+        if self.wide:
+            rows = max(1, 2**20 // max(1, other[:, :-2].numel()))
+            parts = [(a[:, None, :-2] - other[None, :, :-2]).square().sum(-1) for a in p.split(rows)]
+            return torch.cat(parts).mul_(-self.kernel.gamma).exp_()
         z = torch.cat([p[:, :-2] * 2, -torch.ones_like(p[:, :1]), -p[:, -2:-1]], 1) * self.kernel.gamma
         return torch.mm(z, other.T).clamp_(max=0.0).exp_()
 
@@ -275,4 +292,3 @@ class Samples:
                 self._row_of[i] = slot
             if len(self._rows):
                 self._rows[:, i] = self._rows[:, last]
-

@@ -123,7 +123,9 @@ def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, T
     u = s.u[part]
     inner, b = interior_point(s.block(part, part), s.y[part], u, 1e-3)
     alpha = torch.zeros_like(s.y)
-    alpha[part] = balanced(torch.where(inner < 1e-4 * u, 0.0, torch.where(inner > (1 - 1e-4) * u, u, inner)), u, s.y[part])
+    alpha[part] = balanced(
+        torch.where(inner < 1e-4 * u, 0.0, torch.where(inner > (1 - 1e-4) * u, u, inner)), u, s.y[part]
+    )
     g = s.product(alpha) + s.y * b - 1.0
     side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
     # What is far on the wrong side will be an error vector, what is near a margin vector.

@@ -12,13 +12,15 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
-from torchlssvm.machines.svm_margin import STEADY, Margin
+from torchlssvm.machines.svm_margin import DEPENDENT, STEADY, Margin
 from torchlssvm.machines.svm_samples import Samples
 
 TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
 REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
+PERTURB = 200
+"""Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
 PATIENCE = 50
 """Events without a step before their order is changed."""
 ENDLESS = float("inf")
@@ -30,12 +32,13 @@ class Walker:
     def __init__(self, samples: Samples, margin: Margin, watch: Callable[[Event], None] | None = None):
         self.samples, self.margin, self.watch = samples, margin, watch
         self.events = 0
+        self.perturbed = False
 
     def walk(self, drive: Drive, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS) -> float:
         """From p = 0 to 1. The g of the sample ``watching``, which starts at g, is returned; below ``stop_below`` it ends."""
         s, m = self.samples, self.margin
         self.p, self.drive = 0.0, drive
-        self.budget = self.events + 100 + 40 * s.n
+        self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
         self.age = self.idle = 0
         if drive.hrise is not None:
@@ -135,8 +138,17 @@ class Walker:
         events = sorted(slots + [(i, 0) for i in places])
         t = 0.0 if min(t, u) <= TINY else min(t, u)
         self.idle = self.idle + 1 if t == 0 else 0
+        if self.idle and self.idle % PERTURB == 0:
+            self._perturb()
         i, slot = events[0] if self.idle < PATIENCE else events[self.idle * 7919 % len(events)]
         return t, self._bound(slot, beta, t) if slot else "margin", i
+
+    def _perturb(self) -> None:
+        """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""
+        s = self.samples
+        shift = torch.rand(s.n, generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64)
+        s.slack.add_((1.0 + shift.to(s.device)) * 1e-13 * 10 ** (self.idle // PERTURB) * max(1.0, s.scale))
+        self.perturbed = True
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -186,7 +198,8 @@ class Walker:
         row = s.q(i)
         hrow = m.host(row)
         while len(m):
-            beta, gamma, dependent = m.span(i, hrow)
+            # In a cycle, whatever is not dependent to the last bit counts as independent.
+            beta, gamma, dependent = m.span(i, hrow, DEPENDENT if self.idle < PATIENCE else 4 * svm_path.EPS)
             if not dependent:
                 m.enter(i, row, hrow, float(s.halpha[i]), beta, gamma)
                 if carry and m.residual < STEADY:
@@ -272,6 +285,7 @@ class Walker:
         """
         s = self.samples
         zero = torch.zeros_like(s.y)
+        self.idle = 0
         self.p, self.drive, self.beta = 0.0, Drive(s, zero, zero.clone(), force=zero.clone()), None
         self.budget = self.events + 100 + 40 * s.n
         s.sign.zero_()
