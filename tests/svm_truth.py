@@ -7,11 +7,11 @@ from sklearn.svm import SVC
 
 
 def kkt(K, y, u, alpha, b) -> float:
-    """The largest violation of the Kuhn-Tucker conditions; y in -1, +1."""
+    """The largest violation of the Kuhn-Tucker conditions; y in -1, +1. Coefficients are measured by u, if that is above 1."""
     g = y * (K @ (alpha * y) + b) - 1
     wrong = np.where(alpha <= 0, np.maximum(-g, 0), np.where(alpha >= u, np.maximum(g, 0), np.abs(g)))
     box = np.maximum(np.maximum(-alpha, alpha - u), 0)
-    return float(max(wrong.max(), box.max(), abs(y @ alpha)))
+    return float(max(wrong.max(), max(box.max(), abs(y @ alpha)) / max(1.0, u.max())))
 
 
 def libsvm(K, y, u):

@@ -176,7 +176,8 @@ def distance_to_span(K_cc: Tensor, K_cS: Tensor, K_SS: Tensor, y_c: Tensor, y_S:
     A = torch.zeros(len(y_S) + 1, len(y_S) + 1, dtype=K_SS.dtype, device=K_SS.device)
     A[0, 1:], A[1:, 0], A[1:, 1:] = y_S, y_S, K_SS * torch.outer(y_S, y_S)
     h = torch.cat([y_c.reshape(1), y_c * y_S * K_cS])
-    return K_cc - h @ torch.linalg.solve(A, h)
+    gamma: Tensor = K_cc - h @ torch.linalg.solve(A, h)
+    return gamma
 
 
 def b_interval(g: Tensor, y: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:  # (n,) x 3 -> (), ()
@@ -191,10 +192,14 @@ def b_interval(g: Tensor, y: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:  # 
 
 
 def kkt_violation(alpha: Tensor, g: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 4 -> ()
-    """The largest violation of (2) and (3): of g where alpha is free, of g's sign at a bound, of the box, of y^T alpha."""
+    """The largest violation of (2) and (3): of g where alpha is free, of g's sign at a bound, of the box, of y^T alpha.
+
+    The last two are in units of alpha: they are divided by the largest u, if that is above 1.
+    """
     if not len(alpha):
         return torch.zeros((), dtype=alpha.dtype, device=alpha.device)
     low, high = alpha <= 0, alpha >= u
     wrong = torch.where(low, (-g).clamp(min=0.0), torch.where(high, g.clamp(min=0.0), g.abs()))
     box = torch.maximum(-alpha, alpha - u).clamp(min=0.0)
-    return torch.maximum(torch.maximum(wrong, box).amax(), (y @ alpha).abs())
+    unit = u.amax().clamp(min=1.0)
+    return torch.maximum(wrong.amax(), torch.maximum(box.amax(), (y @ alpha).abs()) / unit)

@@ -11,10 +11,10 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
-from torchlssvm.machines.incremental_base import Step, SVMBase
+from torchlssvm.machines.incremental_base import Step
 from torchlssvm.machines.incremental_estimates import Estimates
+from torchlssvm.machines.incremental_saving import Saving
 from torchlssvm.machines.svm_drive import Event
-from torchlssvm.machines.threads import single_thread
 
 __all__ = ["Event", "IncrementalSVM", "RegularizationPath", "Step"]
 
@@ -28,7 +28,7 @@ class RegularizationPath(NamedTuple):
     b: Tensor  # (T,)
 
 
-class IncrementalSVM(Estimates, SVMBase):
+class IncrementalSVM(Estimates, Saving):
     r"""The exact incremental and decremental SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
 
     f(x) = sum_j alpha_j y_j K(x_j, x) + b, where alpha minimizes 1/2 alpha^T Q alpha - sum alpha under 0 <= alpha_i <= C and
@@ -65,7 +65,6 @@ class IncrementalSVM(Estimates, SVMBase):
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    @exactly
     def add(self, x: Any, y: Any, weight: Any = None, method: str = "auto") -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels 0 or 1; weight: (B,) factors of C. Returns their ids (B,).
 
@@ -74,7 +73,6 @@ class IncrementalSVM(Estimates, SVMBase):
         """
         return self.update(add=(x, y, weight), method=method)
 
-    @exactly
     def remove(self, ids: Any, method: str = "auto") -> IncrementalSVM:
         """Unlearn samples by the ids that ``add`` returned."""
         self.update(remove=ids, method=method)
@@ -234,10 +232,6 @@ class IncrementalSVM(Estimates, SVMBase):
             raise RemovalError("an id is given twice: each sample can be removed once")
         self._dropped -= set(wanted)
         return [s.where[i] for i in wanted if i in s.where]
-
-    def _threads(self) -> Any:
-        s = self._engine.samples
-        return single_thread(self.device.type == "cpu" and s.n * max(1, self._engine.margin.top) < 4_000_000)
 
     def _forget_far(self) -> None:
         """The epsilon rule of section 2.6."""

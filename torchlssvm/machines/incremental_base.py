@@ -14,10 +14,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
 from torchlssvm.machines.svm_drive import Event
 from torchlssvm.machines.svm_engine import Engine
-
-SAVED = ("x", "y", "weight", "u", "alpha", "sign", "slack", "ids", "margin", "R", "C", "numbers", "dropped")
-"""What a checkpoint holds: per sample (in the order of positions), the margin vectors' positions and R, and numbers: b, the next
-id, whether reserve vectors were forgotten, whether the kernel is precomputed, operations, events."""
+from torchlssvm.machines.threads import single_thread
 
 
 class Batch(NamedTuple):
@@ -62,6 +59,7 @@ class SVMBase(nn.Module):
         self._cache_bytes = cache_bytes
         self._callback, self.record = callback, bool(record)
         self.num_classes = 2
+        self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
         self._start(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @staticmethod
@@ -157,8 +155,9 @@ class SVMBase(nn.Module):
         """
         return self._engine.violation() if self.n else 0.0
 
-    def digest_events(self) -> int:
-        """How many events there have been."""
+    @property
+    def events(self) -> int:
+        """How many events there have been: the unit of work of the path."""
         return self._engine.walker.events
 
     @exactly
@@ -185,7 +184,8 @@ class SVMBase(nn.Module):
                 x = checks.features(x, s.x.shape[1], self.device)
             x = x if self.kernel.deep else x.to(torch.float64)
             K = self.kernel.tiled(self.kernel.prepare(x).to(torch.float64), s.x[used])
-        return K @ coefficients + self.b
+        f: Tensor = K @ coefficients + self.b
+        return f
 
     def _bad(self, x: Tensor) -> bool:
         return x.is_complex() or x.ndim != 2 or x.shape[1] != self._engine.samples.x.shape[1]
@@ -213,9 +213,12 @@ class SVMBase(nn.Module):
 
         self._engine.walker.watch = watch if self.record or self._callback is not None else None
 
+    def _threads(self) -> Any:
+        s = self._engine.samples
+        return single_thread(self.device.type == "cpu" and s.n * max(1, self._engine.margin.top) < 4_000_000)
+
     def _changed(self) -> None:
-        self._order: Tensor | None = None
-        self._support: tuple[Tensor, Tensor] | None = None
+        self._support = None
 
     def _id_tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
@@ -259,7 +262,8 @@ class SVMBase(nn.Module):
                 raise ValueError(
                     f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
                 )
-        return y.to(torch.float64) * 2.0 - 1.0
+        coded: Tensor = y.to(torch.float64) * 2.0 - 1.0
+        return coded
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         s = self._engine.samples
@@ -295,111 +299,12 @@ class SVMBase(nn.Module):
         return torch.cat([K[:, :held][:, self._rank()] if held else K[:, :0], (new + new.T) * 0.5], 1)
 
     def _gram(self, K: Any) -> Tensor:
-        K = checks.features(K, self.n, self.device).to(torch.float64)
+        gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
         rank = self._rank()
-        return ((K + K.T) * 0.5)[rank][:, rank]
+        return ((gram + gram.T) * 0.5)[rank][:, rank]
 
     def _differs(self, i: int, labels: Tensor, k: int) -> bool:
         return checks.is_fake(labels) or float(self._engine.samples.hy[i]) != float(labels[k])
-
-    # -- saving --------------------------------------------------------------------------------------------------------
-
-    def _state(self) -> dict[str, Tensor]:
-        s, m = self._engine.samples, self._engine.margin
-        n, slots = s.n, list(m.slot.values())
-        used = torch.tensor([0, *slots], device=self.device)
-        state = {name: getattr(s, name).clone() for name in ("y", "weight", "u", "alpha", "sign", "slack")}
-        state["x"] = s.x[:n, : n if s.precomputed else None].clone()
-        state["ids"] = self._id_tensor(s.ids)
-        state["margin"] = self._id_tensor(list(m.slot))
-        state["R"] = m.R[used][:, used].clone()
-        state["C"] = torch.tensor(self._C, dtype=torch.float64, device=self.device)
-        state["dropped"] = self._id_tensor(sorted(self._dropped))
-        numbers = [
-            self.b,
-            self._next_id,
-            self.inexact,
-            s.precomputed,
-            self._engine.operations,
-            self._engine.walker.events,
-        ]
-        state["numbers"] = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        return state
-
-    def _take_state(self, state: dict[str, Tensor], device: torch.device) -> None:
-        def to(name: str) -> Tensor:
-            value = state[name]
-            return value.to(device) if not value.is_floating_point() else value.to(device, torch.float64)
-
-        b, next_id, inexact, precomputed, operations, events = state["numbers"].tolist()
-        if bool(precomputed) != (self.kernel is None):
-            raise ValueError("the checkpoint and the machine differ: one of them has precomputed kernel values")
-        self._start(device)
-        engine = self._engine
-        s, m = engine.samples, engine.margin
-        ids = state["ids"].tolist()
-        vectors = {name: to(name) for name in ("y", "weight", "u", "alpha", "sign", "slack")}
-        if ids:
-            s.append(to("x"), ids, **vectors)
-            m.fit_capacity()
-        inside = to("margin")
-        m.ha[0] = b
-        if not m.build(inside, s.alpha[inside], b) and len(inside):
-            engine.restore({"n": s.n, "vectors": {}, "slots": {}, "b": b})
-            engine.resolve()
-        elif len(inside):
-            k = m.top
-            m.R[:k, :k] = to("R")
-        m.ha[0] = b
-        low, high = state["C"].tolist()
-        self._C = (low, high)
-        self._next_id, self.inexact = int(next_id), bool(inexact)
-        self._dropped = set(state["dropped"].tolist())
-        engine.operations, engine.walker.events = int(operations), int(events)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({prefix + name: value for name, value in self._state().items()})
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        present = [name for name in SAVED if prefix + name in state_dict]
-        if present and len(present) < len(SAVED):
-            errors.append(
-                f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {sorted(set(SAVED) - set(present))}"
-            )
-        elif not present:
-            missing.extend(prefix + name for name in SAVED)
-        else:
-            self._pending = {name: state_dict[prefix + name] for name in SAVED}
-            if self.kernel is not None and prefix + "kernel._extra_state" in state_dict and not self.kernel.deep:
-                self.kernel.set_extra_state(state_dict[prefix + "kernel._extra_state"])
-            with torch.inference_mode(False), torch.no_grad():
-                self._take_state(self._pending, self.device)
-            del self._pending
-        own = {k: v for k, v in state_dict.items() if k not in {prefix + name for name in SAVED}}
-        super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_engine"] = self._state()
-        state["_support"] = state["_order"] = None
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        saved, trajectory = state.pop("_engine"), state["trajectory"]
-        super().__setstate__(state)
-        self._take_state(saved, self.device)
-        self.trajectory = trajectory
-
-    def _apply(self, fn: Any, recurse: bool = True) -> SVMBase:
-        """Devices move, the precision stays."""
-        super()._apply(fn, recurse)
-        device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
-        if device != self.device:
-            self._take_state(self._state(), device)
-        return self
 
     def extra_repr(self) -> str:
         """C and the sizes of the sets."""

@@ -128,7 +128,7 @@ class Estimates(SVMBase):
             if bool(out.all()):
                 raise ValueError("one fold holds every sample: nothing would be left to learn from")
             part = copy.deepcopy(self)
-            part.remove(ids[out])  # type: ignore[operator]
+            part._engine.change(None, [], {}, [part._engine.samples.where[i] for i in ids[out].tolist()])
             at = torch.tensor([s.where[i] for i in ids[out].tolist()], device=self.device)
             held = part._engine.samples
             rest = torch.tensor([s.where[i] for i in held.ids], device=self.device)

@@ -1,10 +1,10 @@
 """Many removals in lockstep: they start from one inverse, and a step of all of them is a few matrix products.
 
-Path b removes sample c_b. Its inverse is R_b = R + sum_e s_e v_e v_e^T, with one pair (s, v) for each of its events: (13) and (14)
+Path b removes sample c_b. Its inverse is R_b = R + sum_e s_e v_e v_e^T, a pair (s, v) for each of its events: (13) and (14)
 are both of that form. Slots are shared: slot 0 for b, then every sample that is a margin vector in any path.
 
-The paths look at the support vectors and the nearest reserve vectors only. Where a path ends, the others are checked: if none is
-on the wrong side, (2) and (3) hold for all samples, and that makes it the solution, whatever happened on the way.
+The paths look at the support vectors and the nearest reserve vectors only. Where a path ends, the others are checked: if none
+is on the wrong side, (2) and (3) hold for all samples, and that makes it the solution, whatever happened on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MOST = 64  # events of a path before it is left to the sequential walk
 SHARE = 4  # the nearest quarter of the reserve vectors is looked at
 
 
-STATE = "path c g p a moved upper lower inside sign slack rate force balance V s beta".split()
+STATE = ("path", "c", "g", "p", "a", "moved", "upper", "lower", "inside", "sign", "slack", "rate", "force", "balance")
+STATE += ("V", "s", "beta")  # type: ignore[assignment]
 """What each path has a row of."""
 
 

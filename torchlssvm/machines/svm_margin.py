@@ -16,7 +16,7 @@ DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
 DRIFT = 1e-7
 """A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
-STEADY = 1e-13
+STEADY = 1e-12
 """With a residual of R below this, R needs no help: refinement is left out between checks."""
 ENDLESS = float("inf")
 
@@ -166,7 +166,7 @@ class Margin:
         """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
         if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
             self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
-            if not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
+            if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign
                 raise ConvergenceError("the margin vectors have become dependent")
         slot = self.slot.pop(i)
         alpha = float(self.ha[slot])
@@ -196,7 +196,7 @@ class Margin:
         if len(used) > 1:
             try:
                 self.R.copy_(svm_path.inverse(self.A, used))
-            except torch.linalg.LinAlgError as error:
+            except RuntimeError as error:  # LinAlgError, which torch does not export to type checkers
                 raise ConvergenceError("the margin vectors have become dependent") from error
 
     def clear(self) -> None:
@@ -226,7 +226,7 @@ class Margin:
         A[0, 1:], A[1:, 0], A[1:, 1:] = y, y, block[:, positions]
         try:
             self.Rk.copy_(svm_path.inverse(A, torch.arange(k, device=self.device)))
-        except torch.linalg.LinAlgError:
+        except RuntimeError:  # LinAlgError
             self.clear()
             return False
         # 1 / R_jj is the gamma of margin vector j with respect to the others (14): none may lie in their span.
@@ -234,8 +234,8 @@ class Margin:
         good = s == 1 or bool((own > 10 * DEPENDENT * A.diagonal()[1:]).all())
         if good:
             h = A.sum(1)
-            residual = (A @ (self.Rk @ h) - h).abs().amax()
-            good = bool(residual <= DRIFT * h.abs().amax())
+            self.residual = float((A @ (self.Rk @ h) - h).abs().amax() / h.abs().amax())
+            good = self.residual <= DRIFT
         if not good:
             self.clear()
         return good

@@ -82,7 +82,7 @@ class Samples:
         else:
             self.x[old:n] = x
         for name in VECTORS:
-            self.vectors[name][old:n] = vectors.get(name, 0.0)  # type: ignore[assignment]
+            self.vectors[name][old:n] = vectors.get(name, 0.0)
         self.ids += ids
         self.where |= {i: old + k for k, i in enumerate(ids)}
         self._set_n(n)

@@ -19,6 +19,8 @@ TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
 REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
+MILD = 1e3
+"""beta is carried over a change of S only where gamma is at least this share of Q_ii: errors grow by no more."""
 PERTURB = 200
 """Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
 PATIENCE = 50
@@ -89,7 +91,8 @@ class Walker:
             self.age += 1
             return self.beta if isinstance(self.beta, Tensor) else torch.from_numpy(self.beta)
         self.age = 0
-        return m.sensitivities(m.gather(drive.hforce, drive.balance))
+        beta: Tensor = m.sensitivities(m.gather(drive.hforce, drive.balance))
+        return beta
 
     def _largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
         """The largest step (2.3), what ends it ("end" if nothing does), and the position of the sample."""
@@ -161,7 +164,12 @@ class Walker:
         s, m, drive = self.samples, self.margin, self.drive
         slot = m.slot[i]
         self.beta = None
-        if beta is not None and len(m) > 1 and m.residual < STEADY:
+        if (
+            beta is not None
+            and len(m) > 1
+            and m.residual < STEADY
+            and float(m.hRk[slot, slot] * m.hAk[slot, slot]) < MILD
+        ):
             self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
         m.leave(i)
         if self.beta is not None:
@@ -202,7 +210,7 @@ class Walker:
             beta, gamma, dependent = m.span(i, hrow, DEPENDENT if self.idle < PATIENCE else 4 * svm_path.EPS)
             if not dependent:
                 m.enter(i, row, hrow, float(s.halpha[i]), beta, gamma)
-                if carry and m.residual < STEADY:
+                if carry and m.residual < STEADY and gamma * MILD > float(hrow[i]):
                     self.beta = self._carried(drive_beta, m.host(beta), m.slot[i], rate, gamma)
                 break
             carry = False
