@@ -5,8 +5,8 @@
 
 100 non-separable points in two dimensions, C = 10, Gaussian kernel with sigma = 1. Drawn: the coefficients while the points
 come in one by one (figure 3); g_c against alpha_c while one sample is unlearned (figure 4) and for every support vector
-(figure 5), with the straight line that linear response draws from the first segment; the decision boundary with the three sets; and the
-coefficients along the regularization path.
+(figure 5), with the straight line that linear response draws from the first segment; the decision boundary with the three
+sets; and the coefficients along the regularization path.
 """
 
 from __future__ import annotations

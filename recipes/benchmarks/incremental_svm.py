@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
 
 Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
-TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are medians (means for
-single samples: a removal costs as many events as it needs), the things compared alternate.
+TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are medians (means
+for single samples: a removal costs as many events as it needs), the things compared alternate.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def growth(largest: int) -> None:
         svm = IncrementalSVM(RBF(gamma=0.05), C=1.0).fit(x[:n], y[:n])
         events, adds, removals = svm.events, [], []
         for i in range(n, n + SINGLE // 2):
-            adds.append(seconds(lambda i=i: svm.add(x[i : i + 1], y[i : i + 1])))
+            adds.append(seconds(lambda i=i, svm=svm: svm.add(x[i : i + 1], y[i : i + 1])))
         for i in svm.margin[:: max(1, len(svm.margin) // (SINGLE // 2))].tolist():
-            removals.append(seconds(lambda i=i: svm.remove([i])))
+            removals.append(seconds(lambda i=i, svm=svm: svm.remove([i])))
         each = (sum(adds) + sum(removals)) / max(1, svm.events - events)
         sizes = f"{n:6d} {len(svm.margin):6d} {len(svm.error):6d}"
         print(f"{sizes} {each * 1e6:9.0f} {mean(adds) * 1e3:11.2f} {mean(removals) * 1e3:14.2f}", flush=True)
@@ -144,9 +144,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     quick = parser.parse_args().quick
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s). Columns with no unit are ratios: how many times faster"
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s). Columns with no unit are ratios: how many times"
     )
-    print("than refitting SVC; fit: how many times slower; loo: without (with) the early exits of Algorithm 2.\n")
+    print(
+        "faster than refitting SVC; fit: how many times slower; loo: without (with) the early exits of Algorithm 2.\n"
+    )
     head = False
     for name, (x, y) in sets(quick).items():
         for C in (1.0, 10.0):
