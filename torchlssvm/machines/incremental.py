@@ -221,7 +221,9 @@ class IncrementalSVM(Estimates, Saving):
             return []
         if isinstance(ids, Tensor) and checks.is_fake(ids):
             return list(range(len(ids)))
-        wanted = [ids] if isinstance(ids, int) else torch.as_tensor(ids).reshape(-1).tolist()
+        if isinstance(ids, int):
+            ids = [ids]
+        wanted = list(ids) if isinstance(ids, list | tuple | range) else torch.as_tensor(ids).reshape(-1).tolist()
         s = self._engine.samples
         unknown = [i for i in wanted if i not in s.where and i not in self._dropped]
         if unknown:

@@ -77,7 +77,7 @@ class Estimates(SVMBase):
         engine = self._engine
         s, walker = engine.samples, engine.walker
         watch, walker.watch, events = walker.watch, None, walker.events
-        before = engine.snapshot()
+        before, margin = engine.snapshot(), engine.margin.backup()
         g = float(s.g[c])
         engine._withdraw(c)
         alpha = float(s.halpha[c])
@@ -86,7 +86,9 @@ class Estimates(SVMBase):
         try:
             return walker.walk(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
         finally:
-            engine.restore(before)
+            for name, value in before["vectors"].items():
+                s.vectors[name][: s.n] = value
+            engine.margin.put_back(margin)
             walker.watch, walker.events = watch, events
 
     @exactly

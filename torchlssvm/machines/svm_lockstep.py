@@ -137,14 +137,15 @@ class Lockstep:
         bound = torch.where(self.beta > 0, self.upper, self.lower)
         inner = torch.where(self.beta.abs() > still, (bound - self.a).abs() / self.beta.abs(), ENDLESS)
         rate = gamma * self.sign
-        quotient, i = (rate / self.slack.clamp(min=1e-200)).min(1)
+        floor = 16 * EPS * self.samples.scale * (self.beta.abs().sum(1) + self.rate.abs())
+        # Rates up to the floor are rounding: a sample in the span of S, such as a duplicate, has no events.
+        quotient, i = torch.where(rate < -floor[:, None], rate / self.slack.clamp(min=1e-200), ENDLESS).min(1)
         t_in, slot = inner.min(1)
         t_out = torch.where(quotient < 0, -1.0 / quotient, ENDLESS)
         t = torch.minimum(torch.minimum(t_in, t_out), 1.0 - self.p)
         rows = torch.arange(len(t), device=self.device)
         own = gamma[rows, self.c]
-        floor = 16 * EPS * self.samples.scale * (self.beta.abs().sum(1) + self.rate.abs())
-        doubtful = (torch.minimum(t_in, t_out) < 1e-12) | ((t_out <= t) & (rate[rows, i] >= -floor))
+        doubtful = torch.minimum(t_in, t_out) < 1e-12  # a tie: left to the sequential walk
         g = self.g + t * own
         early = ~doubtful & (g < self.stop_below)
         done = ~doubtful & ~early & (t >= 1.0 - self.p)

@@ -199,6 +199,18 @@ class Margin:
             except RuntimeError as error:  # LinAlgError, which torch does not export to type checkers
                 raise ConvergenceError("the margin vectors have become dependent") from error
 
+    def backup(self) -> dict[str, Any]:
+        """Everything that a walk changes."""
+        tensors = {name: getattr(self, name).clone() for name in ("R", "A", "QS", "a", "rise", "used", "lower", "upper", "at")}
+        return tensors | {"position": list(self.position), "slot": dict(self.slot), "free": list(self.free)}
+
+    def put_back(self, old: dict[str, Any]) -> None:
+        """As it was at the backup."""
+        for name, value in old.items():
+            setattr(self, name, value)
+        self.slots = len(self.a)
+        self._set_top()
+
     def clear(self) -> None:
         """No margin vectors; b stays."""
         self._empty(self.slots, float(self.ha[0]))
