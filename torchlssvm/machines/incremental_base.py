@@ -88,6 +88,9 @@ class SVMBase(nn.Module):
         """Samples held."""
         return self._engine.samples.n
 
+    def __len__(self) -> int:
+        return self.n
+
     @property
     def C(self) -> Any:
         """The bound of the coefficients: a number, or one per class (2,)."""
@@ -246,7 +249,8 @@ class SVMBase(nn.Module):
 
     def _upper(self, y: Tensor, weight: Tensor, C: tuple[float, float] | None = None) -> Tensor:
         """The bounds u (n,) of samples with these labels -1, +1 and weights."""
-        return weight * y.new_tensor(self._C if C is None else C)[(y > 0).long()]
+        low, high = self._C if C is None else C
+        return weight * low if low == high else weight * y.new_tensor([low, high])[(y > 0).long()]
 
     def _labels(self, y: Any, count: int) -> Tensor:
         """Labels 0 or 1 as -1, +1."""

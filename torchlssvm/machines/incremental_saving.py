@@ -96,15 +96,19 @@ class Saving(SVMBase):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_engine"] = self._state()
+        state["_engine"] = self._state() if self.n else None
         state["_support"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        saved, trajectory = state.pop("_engine"), state["trajectory"]
+        saved = state.pop("_engine")
+        kept = {name: state[name] for name in ("_next_id", "_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._take_state(saved, self.device)
-        self.trajectory = trajectory
+        if saved is None:
+            self._start(self.device)
+        else:
+            self._take_state(saved, self.device)
+        self.__dict__.update(kept)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SVMBase:
         """Devices move, the precision stays."""

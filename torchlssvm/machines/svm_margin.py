@@ -201,7 +201,9 @@ class Margin:
 
     def backup(self) -> dict[str, Any]:
         """Everything that a walk changes."""
-        tensors = {name: getattr(self, name).clone() for name in ("R", "A", "QS", "a", "rise", "used", "lower", "upper", "at")}
+        tensors = {
+            name: getattr(self, name).clone() for name in ("R", "A", "QS", "a", "rise", "used", "lower", "upper", "at")
+        }
         return tensors | {"position": list(self.position), "slot": dict(self.slot), "free": list(self.free)}
 
     def put_back(self, old: dict[str, Any]) -> None:

@@ -265,6 +265,7 @@ class Samples:
         self._rows = torch.empty(min(room, self.capacity), self.capacity, dtype=torch.float64, device=self.device)
         self._row_of: dict[int, int] = {}  # position -> row of the cache, least recently used first
         self._free = list(range(len(self._rows)))[::-1]
+        self._high = 0  # rows of the cache that have ever been used
 
     def keep_row(self, i: int, row: Tensor) -> None:
         """Remember Q_i:, dropping the row that was not used for the longest time."""
@@ -274,6 +275,7 @@ class Samples:
         if slot is None:
             slot = self._free.pop() if self._free else self._row_of.pop(next(iter(self._row_of)))
         self._row_of[i] = slot
+        self._high = max(self._high, slot + 1)
         self._rows[slot, : self.n] = row
 
     def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
@@ -290,5 +292,6 @@ class Samples:
         if last != i:
             if (slot := self._row_of.pop(last, None)) is not None:
                 self._row_of[i] = slot
-            if len(self._rows):
-                self._rows[:, i] = self._rows[:, last]
+            if self._high:
+                rows = self._rows[: self._high]
+                rows[:, i] = rows[:, last]
