@@ -16,6 +16,10 @@ DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
 DRIFT = 1e-7
 """A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
+MILD = 1e3
+"""R, and beta carried along, is trusted over a change of S as long as no Q_ii is more than so many times its gamma."""
+NEAR = 1e-11
+"""A coefficient this near to a bound, as a share of u, may be there."""
 STEADY = 1e-12
 """With a residual of R below this, R needs no help: refinement is left out between checks."""
 ENDLESS = float("inf")
@@ -152,6 +156,8 @@ class Margin:
             svm_path.first_(self.Rk, float(hrow[i]), y, slot)
         else:
             svm_path.grow_(self.Rk, beta, gamma, slot)
+            if gamma * MILD < float(hrow[i]):
+                self.residual = ENDLESS  # unknown: to be measured before R is trusted again
         self.position[slot], self.slot[i] = i, slot
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
@@ -162,12 +168,18 @@ class Margin:
         A[:k, slot] = border if k > 1 else y
         A[slot, slot] = hrow[i]
 
+    def mild(self, slot: int) -> bool:
+        """Whether a margin vector is far from the span of the others: 1 / R_kk is its gamma."""
+        return 0 < float(self.hRk[slot, slot]) * float(self.hAk[slot, slot]) < MILD
+
     def leave(self, i: int) -> float:
         """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
         if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
             self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
             if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign
                 raise ConvergenceError("the margin vectors have become dependent")
+        if not self.mild(self.slot[i]):
+            self.residual = ENDLESS
         slot = self.slot.pop(i)
         alpha = float(self.ha[slot])
         if len(self.slot):

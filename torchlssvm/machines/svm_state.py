@@ -10,13 +10,12 @@ import torch
 from torchlssvm.functional import checks, svm_path
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive
-from torchlssvm.machines.svm_margin import STEADY, Margin
+from torchlssvm.machines.svm_margin import NEAR, STEADY, Margin
 from torchlssvm.machines.svm_samples import Samples
 from torchlssvm.machines.svm_walk import Walker
 
 ENDLESS = float("inf")
 CORRECT_EVERY = 8  # operations between corrections by the true residual of the margin vectors
-NEAR = 1e-11  # a coefficient this near to a bound, as a share of u, may be there
 RESYNC_EVERY = 2000  # events between recomputations of every g
 
 
@@ -84,6 +83,9 @@ class State:
         r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
         r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0
         r *= m.used[: m.top]
+        if float(r.abs().amax()) > 1e-6 * max(1.0, float(s.alpha.amax()) * s.scale):
+            self.one_by_one()  # more than drift: what the walk believed is not so
+            return
         delta = m.sensitivities(m.host(r))
         m.a[: m.top] += delta
         m.a[1 : m.top] = torch.minimum(torch.maximum(m.a[1 : m.top], m.lower[1 : m.top]), m.upper[1 : m.top])

@@ -12,15 +12,13 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
-from torchlssvm.machines.svm_margin import DEPENDENT, STEADY, Margin
+from torchlssvm.machines.svm_margin import DEPENDENT, MILD, NEAR, STEADY, Margin
 from torchlssvm.machines.svm_samples import Samples
 
 TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
 REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
-MILD = 1e3
-"""beta is carried over a change of S only where gamma is at least this share of Q_ii: errors grow by no more."""
 PERTURB = 200
 """Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
 PATIENCE = 50
@@ -139,11 +137,14 @@ class Walker:
         found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
         places = (found[0] if isinstance(found, tuple) else found[:, 0]).tolist()
         events = sorted(slots + [(i, 0) for i in places])
-        t = 0.0 if min(t, u) <= TINY else min(t, u)
-        self.idle = self.idle + 1 if t == 0 else 0
+        first, t = (int(inner.argmin()) if t <= u else 0), min(t, u)
+        self.idle = self.idle + 1 if t <= TINY else 0
         if self.idle and self.idle % PERTURB == 0:
             self._perturb()
         i, slot = events[0] if self.idle < PATIENCE else events[self.idle * 7919 % len(events)]
+        if slot and (float(inner[slot]) - t) * abs(float(beta[slot])) > NEAR * float(m.hupper[slot]):
+            slot = first  # a coefficient so fast that even this step is one: the first event, and no other
+            i = m.position[slot] if slot else int(quotient.argmin())
         return t, self._bound(slot, beta, t) if slot else "margin", i
 
     def _perturb(self) -> None:
@@ -164,12 +165,7 @@ class Walker:
         s, m, drive = self.samples, self.margin, self.drive
         slot = m.slot[i]
         self.beta = None
-        if (
-            beta is not None
-            and len(m) > 1
-            and m.residual < STEADY
-            and float(m.hRk[slot, slot] * m.hAk[slot, slot]) < MILD
-        ):
+        if beta is not None and len(m) > 1 and m.residual < STEADY and m.mild(slot):
             self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
         m.leave(i)
         if self.beta is not None:
@@ -312,6 +308,9 @@ class Walker:
         if drive.rise is not None:
             self.margin.rise.zero_()
         self.settle()
+        off = abs(float((s.hy * s.halpha).sum()))
+        if off > 1e-8 * max(1.0, float(s.hu.max())):  # never an answer that breaks (3)
+            raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
 
     def settle(self) -> None:
         """Write the margin vectors' coefficients back to the samples."""
