@@ -152,7 +152,7 @@ class IncrementalSVM(Estimates, Saving):
 
         def watch(event: Event) -> None:
             if event.to != "end":
-                self._engine.correct()
+                self._engine.correct(walking=True)
                 seen.append((event.p, self._ordered(self._engine.samples.alpha), self._engine.b))
 
         old, self._engine.walker.watch = self._engine.walker.watch, watch

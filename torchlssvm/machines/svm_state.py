@@ -74,7 +74,7 @@ class State:
         s.slack.add_(s.sign * s.y, alpha=shift).clamp_(min=0.0)
         m.ha[0] += shift
 
-    def correct(self) -> None:
+    def correct(self, walking: bool = False) -> None:
         """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r. Also on the way."""
         s, m = self.samples, self.margin
         if not len(m):
@@ -83,7 +83,7 @@ class State:
         r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
         r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0
         r *= m.used[: m.top]
-        if float(r.abs().amax()) > 1e-6 * max(1.0, float(s.alpha.amax()) * s.scale):
+        if not walking and float(r.abs().amax()) > 1e-6 * max(1.0, float(s.alpha.amax()) * s.scale):
             self.one_by_one()  # more than drift: what the walk believed is not so
             return
         delta = m.sensitivities(m.host(r))
