@@ -181,6 +181,7 @@ class Margin:
         if not self.mild(self.slot[i]):
             self.residual = ENDLESS
         slot = self.slot.pop(i)
+        self.samples.remember(i, self.QSn, slot)
         alpha = float(self.ha[slot])
         if len(self.slot):
             svm_path.shrink_(self.Rk, slot)

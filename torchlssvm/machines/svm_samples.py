@@ -278,6 +278,11 @@ class Samples:
         self._high = max(self._high, slot + 1)
         self._rows[slot, : self.n] = row
 
+    def remember(self, i: int, QS: Tensor, slot: int) -> None:  # (n, slots)
+        """Keep the row of a sample that leaves the margin set, unless it is there already."""
+        if i not in self._row_of:
+            self.keep_row(i, QS[: self.n, slot])
+
     def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
         """Fill in the columns of samples just appended."""
         if self._row_of:
