@@ -61,7 +61,7 @@ class Engine(State):
                 self.one_by_one()
             return
         if len(new) == 1 and not remove:
-            Q = s.q(new.start)[None]
+            Q = s.q(new.start, ahead=False)[None]
         else:
             Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
         self.margin.appended(new, Q)
