@@ -282,6 +282,8 @@ class Samples:
         self._row_of: dict[int, int] = {}  # position -> row of the cache, least recently used first
         self._free = list(range(len(self._rows)))[::-1]
         self._high = 0  # rows of the cache that have ever been used
+        self._held = torch.zeros(len(self._rows), dtype=torch.int64, device=self.device)  # position of each row
+        self._hheld = self.host(self._held)
 
     def keep_row(self, i: int, row: Tensor) -> None:
         """Remember Q_i:, dropping the row that was not used for the longest time."""
@@ -291,6 +293,7 @@ class Samples:
         if slot is None:
             slot = self._free.pop() if self._free else self._row_of.pop(next(iter(self._row_of)))
         self._row_of[i] = slot
+        self._hheld[slot] = i
         self._high = max(self._high, slot + 1)
         self._rows[slot, : self.n] = row
 
@@ -301,18 +304,18 @@ class Samples:
 
     def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
         """Fill in the columns of samples just appended."""
-        if self._row_of:
-            at = torch.tensor(list(self._row_of), device=self.device)
-            slots = torch.tensor(list(self._row_of.values()), device=self.device)
-            self._rows[slots, positions.start : positions.stop] = Q[:, at].T
+        if self._row_of:  # rows that are free get numbers too, which nobody reads
+            self._rows[: self._high, positions.start : positions.stop] = Q[:, self._held[: self._high]].T
 
     def _move_row(self, last: int, i: int) -> None:
         """Position ``last`` becomes position i; what was in i is gone."""
         if (slot := self._row_of.pop(i, None)) is not None:
             self._free.append(slot)
+            self._hheld[slot] = 0
         if last != i:
             if (slot := self._row_of.pop(last, None)) is not None:
                 self._row_of[i] = slot
+                self._hheld[slot] = i
             if self._high:
                 rows = self._rows[: self._high]
                 rows[:, i] = rows[:, last]
