@@ -49,9 +49,10 @@ class GridError(TorchLSSVMError, ValueError):
 
 
 class ConvergenceError(TorchLSSVMError, RuntimeError):
-    """An iteration ran out of steps before it reached the tolerance asked for.
+    """A solver found no end: instead of an answer that does not satisfy its own conditions.
 
-    The samples are held all the same: allow more iterations, a larger tolerance, or another solver, and read again.
+    Of a ``LagrangianSVM`` the iteration ran out of steps; its samples are held all the same: allow more iterations, a larger
+    tolerance, or another solver, and read again. An ``IncrementalSVM`` is left as it was before the call.
     """
 
 
