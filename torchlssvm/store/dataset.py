@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchlssvm.errors import StoreError
+from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
-from torchlssvm.store.rows import Codec, Table
+from torchlssvm.store.rows import Table
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchlssvm.errors import StoreError
 from torchlssvm.heads import LSSVMHead
-from torchlssvm.store.rows import Codec, Rows
+from torchlssvm.store.codec import Codec
+from torchlssvm.store.rows import Rows
 
 
 class Linear:

@@ -12,12 +12,13 @@ import torch
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import LSSVMHead
+from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.files import Snapshots, Witness, sync_folder
 from torchlssvm.store.journal import START, Journal, now
 from torchlssvm.store.machine import ByIds, Linear, machine_for
 from torchlssvm.store.reading import Reading
-from torchlssvm.store.rows import Codec, Table
+from torchlssvm.store.rows import Table
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,0 +1,96 @@
+"""How features and targets become bytes.
+
+On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as the batch it came with needs; the
+length of a row says how many. Without a grid features are stored as the float32 or float64 numbers they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import StoreError
+from torchlssvm.functional.grid import FixedPoint
+
+
+@dataclass
+class Codec:
+    """Features and targets to bytes and back. Without a grid they are kept as they are."""
+
+    J: int
+    K: int
+    grid: FixedPoint | None = None
+    target_grid: FixedPoint | None = None
+
+    def encode(self, x: Tensor) -> list[memoryview]:
+        """One piece of memory for each row. x: (B, J)."""
+        if self.grid is None:
+            wide = x.dtype == torch.float64
+            array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
+            return split(array.astype("<f8" if wide else "<f4", copy=False))
+        steps = self.grid.integers(x).to("cpu").contiguous()
+        low, high = (int(v) for v in torch.aminmax(steps)) if steps.numel() else (0, 0)
+        largest, q = max(high, -low - 1), steps.numpy().astype("<i4", copy=False)  # -128 still fits one byte
+        width = next(w for w in (1, 2, 3, 4) if largest < 1 << (8 * w - 1))
+        if width < 4:  # of a little-endian number the low bytes come first
+            packed, four = np.empty((*q.shape, width), np.uint8), q.view(np.uint8).reshape(*q.shape, 4)
+            for k in range(width):  # byte by byte: four times as fast as all at once
+                packed[:, :, k] = four[:, :, k]
+            q = packed
+        return split(q)
+
+    def decode(self, blobs: Sequence[bytes]) -> Tensor:
+        """The features (B, J) as the head summed them: float64 on a grid, else as stored."""
+        sizes = {len(b) for b in blobs}
+        if len(sizes) != 1:
+            x = torch.empty(len(blobs), self.J, dtype=torch.float64)
+            for size in sizes:
+                index = [i for i, b in enumerate(blobs) if len(b) == size]
+                x[index] = self.decode([blobs[i] for i in index]).to(torch.float64)
+            return x
+        size = sizes.pop()
+        allowed = (4, 8) if self.grid is None else (1, 2, 3, 4)
+        if size % self.J or size // self.J not in allowed:
+            raise StoreError(f"a row of {size} bytes does not hold {self.J} features: the store is damaged")
+        width, data = size // self.J, b"".join(blobs)
+        if self.grid is None:
+            floats = np.frombuffer(data, "<f8" if width == 8 else "<f4").reshape(-1, self.J)
+            return torch.from_numpy(floats.astype(floats.dtype.newbyteorder("=")))
+        if width == 3:
+            padded, three = np.zeros((len(blobs), self.J, 4), np.uint8), np.frombuffer(data, np.uint8)
+            for k in range(3):
+                padded[:, :, k + 1] = three[k::3].reshape(-1, self.J)
+            q = padded.view("<i4")[:, :, 0] >> 8  # an arithmetic shift: the sign comes along
+        else:
+            q = np.frombuffer(data, f"<i{width}").reshape(-1, self.J)
+        return self.grid.dequantize(torch.from_numpy(q.astype(np.int32)))
+
+    def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
+        """What is written for y: labels as integers, targets as the float64 numbers the head summed."""
+        if y.ndim == 1 and not y.is_floating_point() and self.K > 1:
+            return y.tolist(), None
+        values = y.reshape(len(y), -1)
+        values = values.to(torch.float64) if self.target_grid is None else self.target_grid.snap(values)
+        return None, [bytes(b) for b in split(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
+
+    def y(self, labels: Sequence[int | None], targets: Sequence[bytes | None]) -> Tensor:
+        """Undo :meth:`labels_and_targets`."""
+        if all(t is None for t in targets):
+            return torch.tensor(labels, dtype=torch.int64)
+        data = b"".join(t or b"" for t in targets)
+        if len(data) != 8 * len(targets) * self.K:
+            raise StoreError(f"a row does not hold {self.K} targets: the store is damaged")
+        values = np.frombuffer(data, "<f8").reshape(-1, self.K)
+        return torch.from_numpy(values.astype(np.float64))
+
+
+def split(array: np.ndarray[Any, Any]) -> list[memoryview]:
+    """The bytes of each row of a contiguous array, without copying them."""
+    size = array.nbytes // max(1, len(array))
+    view = array.reshape(-1).view(np.uint8).data
+    return [view[i : i + size] for i in range(0, size * len(array), size)] if size else [view] * len(array)
