@@ -1,4 +1,4 @@
-"""Keys, signatures, fingerprints, and the verification of certificates.
+"""Keys, signatures, and the verification of certificates.
 
 A certificate says that samples were erased from a store, and gives the digest of the head since then. ``verify`` believes
 none of it: it checks the signature with a key of the verifier's own, solves the head's weights again from its statistics,
@@ -10,7 +10,6 @@ Signing needs the package ``cryptography`` (extra ``audit``).
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
-from torchlssvm.certificate import Certificate, canonical
+from torchlssvm.certificate import Certificate
 from torchlssvm.errors import StoreError, TorchLSSVMError, VerificationError
+from torchlssvm.fingerprint import fingerprint
 from torchlssvm.heads import LSSVMHead
 
 if TYPE_CHECKING:
@@ -33,36 +32,6 @@ __all__ = ["Report", "fingerprint", "new_key", "sign", "verify"]
 
 TOLERANCE = 1e-9
 """How far weights in use may be from those solved from statistics: rounding, on another number of threads or device."""
-
-
-# -- what features come from -------------------------------------------------------------------------------------------
-
-
-def fingerprint(
-    backbone: nn.Module | None = None, preprocessing: Any = None, feature_map: nn.Module | None = None
-) -> str:
-    """SHA-256 of what turns inputs into features: the weights, the preprocessing (by its repr), the feature map.
-
-    >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
-    >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
-    (True, False)
-    """
-    parts: dict[str, Any] = {"preprocessing": None if preprocessing is None else repr(preprocessing)}
-    for name, module in (("backbone", backbone), ("feature_map", feature_map)):
-        parts[name] = None if module is None else module_hash(module)
-    return hashlib.sha256(canonical(parts)).hexdigest()
-
-
-def module_hash(module: nn.Module) -> str:
-    """SHA-256 of a module's structure (its repr) and of every tensor of its state, in the order of their names."""
-    total = hashlib.sha256(repr(module).encode())
-    for name, value in sorted(module.state_dict().items()):
-        if isinstance(value, Tensor):
-            total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            total.update(f"{name} {value!r};".encode())
-    return total.hexdigest()
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ any class; it is no differential privacy. Where ids are given, hashes of id and 
 rank that guesses a sample and its id can tell that it was removed. Files of deltas hold no such hashes.
 """
 
-from torchlssvm.distributed.delta import Delta, Status, agree, discard, fingerprint, merge, status
+from torchlssvm.distributed.delta import Delta, Status, agree, discard, merge, status
 from torchlssvm.distributed.sync import reduce_to, sync
+from torchlssvm.fingerprint import fingerprint
 
 __all__ = ["Delta", "Status", "agree", "discard", "fingerprint", "merge", "reduce_to", "status", "sync"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
 
 from torchlssvm.distributed.held import check_enough, check_held, least_samples
 from torchlssvm.errors import VerificationError
+from torchlssvm.fingerprint import fingerprint
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
@@ -36,18 +36,6 @@ def head_of(target: Any) -> tuple[LSSVMHead, Statistics]:
             "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
         )
     return head, stats
-
-
-def fingerprint(module: nn.Module) -> str:
-    """SHA-256 of a module's parameters and buffers, by name: whether two machines compute the same features.
-
-    >>> _ = torch.manual_seed(0)
-    >>> a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
-    (True, False)
-    """
-    tensors = {k: v.detach().contiguous() for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
-    return checksum(tensors) or ""
 
 
 def fingerprint_of(target: Any, given: str | None) -> str | None:
