@@ -18,7 +18,7 @@ LAYERS = [
     ["functional/"],
     ["statistics/", "certificate", "kernels"],
     ["heads/", "machines/", "features/"],
-    ["distributed", "export"],
+    ["distributed", "export", "selection"],
     ["events", "audit"],
     ["store/"],
     ["__init__"],

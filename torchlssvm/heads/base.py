@@ -79,6 +79,7 @@ class HeadBase(nn.Module):
         self._unverified = False
         self._uncertifiable: str | None = None
         self._version = 0
+        self._whitened: Any = None  # a cache: the solved system, for leave-one-out and the like
         persistence.make_live(self)
 
     # -- reading -------------------------------------------------------------------------------------------------------

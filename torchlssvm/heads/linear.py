@@ -11,7 +11,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads.approximate import remove_approximate
-from torchlssvm.heads.base import HeadBase
+from torchlssvm.heads.judging import Judging
 from torchlssvm.heads.engines import votes
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
@@ -19,7 +19,7 @@ from torchlssvm.statistics.batch import Batch, Choices, check_batch
 __all__ = ["FixedPoint", "LSSVMHead"]
 
 
-class LSSVMHead(HeadBase):
+class LSSVMHead(Judging):
     r"""Least-squares SVM head: one pass to learn, one exact call to add, remove, relabel or merge.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
