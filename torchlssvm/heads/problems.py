@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.spectrum import Spectrum, spectrum
 from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_factor
 from torchlssvm.heads import normal
 from torchlssvm.heads.engines import Pairwise, code_labels, scaled_rows
@@ -84,6 +85,13 @@ def held_rows(head: HeadBase, x: Tensor) -> Tensor:
     return scaled_rows(q, grid.resolution if grid else 1.0, head._options)
 
 
+def real_rows(head: HeadBase, x: Tensor) -> Tensor:
+    """[phi (, 1)] (B, D) on the head's grid, in real units: what a :class:`Spectrum` is about. x: (B, J)."""
+    grid = head.grid
+    phi = x.to(torch.float64, copy=True) if grid is None else grid.snap(x)
+    return torch.nn.functional.pad(phi, (0, 1), value=1.0) if head.intercept == "penalized" else phi
+
+
 def other_rows(head: HeadBase, x: Any) -> Tensor:
     """Rows (B, D) of anything else, as ``forward`` takes it. x: (B, J)."""
     return scaled_rows(checks.features(x, head.in_features, head.device).to(torch.float64), 1.0, head._options)
@@ -151,21 +159,17 @@ class Problem:
         out[list(self.pair)] = weights
         return out
 
-    def cases(
-        self, old: Tensor | None, new: Tensor | None, weight: Tensor
-    ) -> Iterator[tuple[Tensor | None, Whitened, Tensor | None]]:
-        """What each single change of a sample from label ``old`` to ``new`` (local, -1: not held) is to be judged in.
+    def kinds(self, old: Tensor | None, new: Tensor | None, weight: Tensor) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """Which class weights a change of one sample from label ``old`` to ``new`` (local, -1: not held) leads to.
 
-        Yields rows (an index, or None for all), the system *before* the sample changes but with the class weights of
-        *after*, and those weights. Without weights that follow counts that is one case; else one for each kind of change.
+        Yields rows (an index, or None for all) and the class weights after the change. One kind, unless weights follow counts.
         """
         if not self.follows_counts or checks.is_fake(weight):
-            weights = self.class_weights()
-            yield None, self.main(weights), weights
+            yield None, self.class_weights()
             return
         none = torch.full_like(weight, -1.0)
-        kinds = torch.stack([none if y is None else y.to(torch.float64) for y in (old, new)] + [weight], 1)
-        values, which = kinds.unique(dim=0, return_inverse=True)
+        table = torch.stack([none if y is None else y.to(torch.float64) for y in (old, new)] + [weight], 1)
+        values, which = table.unique(dim=0, return_inverse=True)
         for i, (before, after, times) in enumerate(values.tolist()):
             counts = self.counts.clone()
             if before >= 0:
@@ -173,8 +177,34 @@ class Problem:
             if after >= 0:
                 counts[int(after)] += times
             if float(counts.sum()) > 0:
-                weights = self.class_weights(counts)
-                yield (which == i).nonzero()[:, 0], self.whitened(weights), weights
+                yield (which == i).nonzero()[:, 0], self.class_weights(counts)
+
+    def cases(
+        self, old: Tensor | None, new: Tensor | None, weight: Tensor
+    ) -> Iterator[tuple[Tensor | None, Whitened, Tensor | None]]:
+        """The same with the system in which the change is judged: samples as *before*, class weights as *after*."""
+        for rows, weights in self.kinds(old, new, weight):
+            yield rows, self.main(weights) if rows is None else self.whitened(weights), weights
+
+    def spectrum(self, weights: Tensor | None, stats: Statistics | None = None) -> Spectrum:
+        """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own."""
+        head = self.head
+        stats = stats or head.statistics
+        if stats is None:
+            return self._compact_spectrum()
+        m = normal.moments(stats, scale_of(head, stats), head.intercept, self.everywhere(weights), self.pair)
+        total = self.total if stats is head.statistics else float(stats.n)
+        return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, total)
+
+    def _compact_spectrum(self) -> Spectrum:
+        """From P = rho A^-1: its eigenvalues are rho / (s + rho). T is not known."""
+        s, rho, root = self.head._engine.solution, self.head.rho, root_rho(self.head)
+        p, Q = torch.linalg.eigh(s.inverse())
+        eigenvalues = (rho / p.clamp(min=torch.finfo(p.dtype).tiny) - rho).clamp(min=0.0)
+        R = (eigenvalues + rho)[:, None] * (Q.mT @ s.w) / root
+        unknown = torch.full_like(s.beta, math.nan)
+        weight = s.n if self.head.intercept == "free" else 0.0
+        return Spectrum(eigenvalues, Q, R, unknown, s.mu * root, s.beta, weight, self.total)
 
     def main(self, weights: Tensor | None) -> Whitened:
         """The system as it is; remembered until the head changes."""
