@@ -71,7 +71,7 @@ def rho_path(
     if method == "gcv":
         if head.statistics is None:
             raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
-        every = [main or p.spectrum(p.class_weights()) for p in parts]
+        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
         errors = sum(s.n * s.gcv(values).mean(1) for s in every) / sum(s.n for s in every)
     elif method == "loo":
         if samples is None:
@@ -135,7 +135,7 @@ def leave_one_out_errors(
     if score == "accuracy" and len(parts) > 1:
         return _pair_errors(parts, samples, rhos)
     head, total, weight = parts[0].head, torch.zeros_like(rhos), 0.0
-    for problem in parts:
+    for problem in (p for p in parts if p.total > 0):
         local, y, judged = _evaluation(problem, samples)
         if problem.pair is not None:  # a pair of which one sample is left has no leave-one-out error
             judged = torch.where(samples.weight >= problem.total, torch.zeros_like(judged), judged)
@@ -170,8 +170,8 @@ def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor
     plans = []
     for problem in parts:
         local, y, _ = _evaluation(problem, samples)
-        kinds = []
-        for rows, weights in problem.kinds(local, None, samples.weight):
+        kinds: list[Any] = []
+        for rows, weights in problem.kinds(local, None, samples.weight) if problem.total > 0 else ():
             own = problem.spectrum(weights)
             mine = torch.ones(len(samples), dtype=torch.bool, device=labels.device)
             if rows is not None:

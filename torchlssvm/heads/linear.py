@@ -92,6 +92,8 @@ class LSSVMHead(Judging):
         self._need_statistics("refresh")
         self._engine.reset()
         self._version += 1
+        for name, (version, text) in self._made.items():  # no sample has changed
+            self._made[name] = (version + (version == self._version - 1), text)
         self._current()
         return self
 

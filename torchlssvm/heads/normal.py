@@ -57,7 +57,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
     if option == "complement":
         # With one class alone every weight would be zero: nothing is rare then.
         weights = (n - counts) / n
-        return torch.where(weights.sum() > 0, weights, torch.ones_like(weights))
+        return torch.where((weights * counts).sum() > 0, weights, torch.ones_like(weights))
     present = (counts > 0).sum()
     return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
 

@@ -143,6 +143,11 @@ class Problem:
     def whitened(self, weights: Tensor | None, stats: Statistics | None = None) -> Whitened:
         """The system for these class weights. ``stats``: instead of the head's own."""
         head, free = self.head, self.head.intercept == "free"
+        if self.pair is not None and self.total == 0:  # no sample of either class: its score is 0
+            D = head.in_features + (head.intercept == "penalized")
+            zero = torch.zeros(D, 1, dtype=torch.float64, device=head.device)
+            eye = torch.eye(D, dtype=torch.float64, device=head.device)
+            return Whitened(eye, zero[:, 0], zero, zero[0], 0.0)
         stats = stats or head.statistics
         if stats is None:
             s = head._engine.solution
