@@ -19,7 +19,7 @@ LAYERS = [
     ["statistics/", "certificate", "kernels"],
     ["heads/", "machines/", "features/"],
     ["distributed", "export", "selection"],
-    ["events", "audit"],
+    ["events", "audit", "labels"],
     ["store/"],
     ["__init__"],
     ["lightning/", "sklearn"],

@@ -26,7 +26,8 @@ def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None
     Args:
         machine: an empty :class:`~torchlssvm.LSSVMHead`, kernel machine, or anything whose ``add(x, y)`` returns ids (or
             itself) and whose ``remove`` takes them (or the samples).
-        x: (n, J). y: (n,) labels or (n, K) targets.
+        x: (n, J).
+        y: (n,) labels or (n, K) targets.
         folds: how many; the fold of a sample is a hash of its id, the same on every machine and after any removal.
         ids: of the samples; 0, 1, ... if not given.
 
@@ -86,9 +87,7 @@ class _Runner:
                 gone = torch.tensor([self.own.pop(i) for i in rows.tolist()], dtype=torch.int64)
                 self.machine.remove(gone.to(self.machine.ids.device))
             return
-        pairs = {
-            name: self._samples(torch.cat(rows)) for name, rows in (("add", add), ("remove", remove)) if rows
-        }
+        pairs = {name: self._samples(torch.cat(rows)) for name, rows in (("add", add), ("remove", remove)) if rows}
         if callable(getattr(self.machine, "update", None)):
             self.machine.update(**pairs)
             return

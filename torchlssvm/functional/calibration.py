@@ -29,8 +29,8 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
     """t (1,): Newton's method on the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
     K, n = scores.shape[1], d.sum()
     eps = 1.0 / (n + 2.0)
-    target = torch.full_like(scores, 1.0) * (eps / (K - 1))
-    target.scatter_(1, y[:, None], 1.0 - eps)
+    hit = torch.nn.functional.one_hot(y, K).to(torch.bool)
+    target = torch.where(hit, 1.0 - eps, eps / (K - 1))
     goal = (d[:, None] * target * scores).sum()
 
     def derivatives(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +121,7 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """Piecewise linear, constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
     if len(knots) == 1:
         return values.expand(len(x)).clone()
-    right = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
+    right = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
     a, b = knots[right - 1], knots[right]
     share = ((x - a) / (b - a)).clamp(0.0, 1.0)
     return values[right - 1] + share * (values[right] - values[right - 1])
@@ -152,6 +152,8 @@ def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> tuple[Tenso
     confidence, predicted = probabilities.to(torch.float64).max(1)
     right = (predicted == y).to(torch.float64)
     which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
-    sums = [torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, v) for v in (confidence, right)]
+    sums = [
+        torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, v) for v in (confidence, right)
+    ]
     count = torch.bincount(which, minlength=bins)
     return sums[0] / count, sums[1] / count, count

@@ -73,13 +73,15 @@ class Whitened(NamedTuple):
 def inverse_factor(L: Tensor) -> Tensor:
     """L^-1 of a lower triangular L (D, D)."""
     identity = torch.eye(L.shape[0], dtype=L.dtype, device=L.device)
-    return torch.linalg.solve_triangular(L, identity, upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
+    return inverse
 
 
 def from_inverse(P: Tensor) -> Tensor:
     """A lower triangular F with F^T F = P. P: (D, D) positive definite."""
     flipped = torch.linalg.cholesky(P.flip(0, 1))  # P = J C C^T J with the flip J, and F = J C^T J is lower triangular
-    return flipped.mT.flip(0, 1).contiguous()
+    lower: Tensor = flipped.mT.flip(0, 1).contiguous()
+    return lower
 
 
 def single_changes(g: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
@@ -97,10 +99,12 @@ def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
     if L <= D:
         system = delta[..., None] * (U @ U.mT)
         system.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        return torch.linalg.solve(system, right)
+        few: Tensor = torch.linalg.solve(system, right)
+        return few
     inner = U.mT @ (delta[..., None] * U)
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return right - delta[..., None] * (U @ torch.linalg.solve(inner, U.mT @ right))
+    many: Tensor = right - delta[..., None] * (U @ torch.linalg.solve(inner, U.mT @ right))
+    return many
 
 
 def left_out(residual: Tensor, leverage: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Influence of samples on a head's scores, loss or accuracy elsewhere: the exact change if they came, went or were relabelled."""
+"""Influence of samples on scores, loss or accuracy elsewhere: the exact change if they came, went or were relabelled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,11 @@ def influence(
         return _losses(parts[0], change, z, _targets_of(head, y_val, len(z))) - start
     out: Tensor | None = None
     for rows, after in _after(parts, change, z, members):
-        scores = votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1) if len(parts) > 1 else after
+        scores = (
+            votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1)
+            if len(parts) > 1
+            else after
+        )
         value = measure(scores)
         out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=head.device) if out is None else out
         out[rows] = value
@@ -152,8 +156,9 @@ def _after(
             rows = rows.to(z.device)
             yield slice(i, i + 1), torch.cat([_after_group(p, change, z, rows) for p in parts], 1)[None]
     elif len(parts) == 1:
-        for rows, system, weights in parts[0].cases(_local(parts[0], change.old), _local(parts[0], change.new), change.samples.weight):
-            yield from _tiles(parts[0], change, z, rows, system, weights)
+        labels = (_local(parts[0], y) for y in (change.old, change.new))
+        for some, system, weights in parts[0].cases(*labels, change.samples.weight):
+            yield from _tiles(parts[0], change, z, some, system, weights)
     else:  # all pairs are needed at a time
         plans = [_plan(p, change, z) for p in parts]
         step = _step(len(z), len(parts))
@@ -173,8 +178,8 @@ def _tiles(
     centred = system.centred(z.clone())
     Z, base = system.rows(centred), system.scores(centred)
     delta, c = _moves(problem, change, weights)
-    rows = torch.arange(len(change.samples), device=z.device) if rows is None else rows
-    for part in rows.split(_step(len(z), base.shape[1])):
+    chosen = torch.arange(len(change.samples), device=z.device) if rows is None else rows
+    for part in chosen.split(_step(len(z), base.shape[1])):
         v = system.centred(held_rows(problem.head, change.samples.x[part]))
         U = system.rows(v)
         T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
@@ -235,7 +240,9 @@ def _losses(problem: Problem, change: Change, z: Tensor, targets: Tensor) -> Ten
     """
     samples = change.samples
     out = torch.zeros_like(samples.weight)
-    for rows, system, weights in problem.cases(_local(problem, change.old), _local(problem, change.new), samples.weight):
+    for rows, system, weights in problem.cases(
+        _local(problem, change.old), _local(problem, change.new), samples.weight
+    ):
         centred = system.centred(z.clone())
         Z, residual = system.rows(centred), targets - system.scores(centred)
         first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()

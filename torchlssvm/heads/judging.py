@@ -26,7 +26,9 @@ class Judging(HeadBase):
         held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
 
         Args:
-            x: (B, J), as added. y: (B,) labels or (B, K) targets, as added. weight: (B,), as added.
+            x: (B, J), as added.
+            y: (B,) labels or (B, K) targets, as added.
+            weight: (B,), as added.
             groups: (B,) numbers or names.
 
         >>> import torch
@@ -61,7 +63,9 @@ class Judging(HeadBase):
             rhos: values > 0; None: 100 around the scale of the data.
             method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
                 all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``).
-            x: (n, J), y: (n,) or (n, K), weight: (n,), as added.
+            x: (n, J), as added.
+            y: (n,) or (n, K), as added.
+            weight: (n,), as added.
             ids: (n,), as added; only for k-fold by accuracy.
             score: ``"squared"`` or ``"accuracy"`` ("loo" and "kfold", with x and y).
 
@@ -89,11 +93,15 @@ class Judging(HeadBase):
         matrix of samples by points is made for ``on="scores"`` only.
 
         Args:
-            x: (B, J), y: (B,), weight: (B,): samples held, as added; for ``what="add"`` samples that are not held.
-            x_val: (V, J); y_val: (V,) labels (or targets), for "loss" and "accuracy".
-            what: ``"remove"``, ``"add"`` or ``"relabel"`` (to ``y_new``, (B,)).
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
+            y: (B,) or (B, K), their labels or targets.
+            x_val: (V, J), where to look.
+            y_val: (V,) labels or (V, K) targets, for "loss" and "accuracy".
+            what: ``"remove"``, ``"add"`` or ``"relabel"``.
             on: ``"loss"`` (mean squared error) or ``"accuracy"``, returns (B,); ``"scores"``, returns (B, V, K); or a function
                 from scores (b, V, K) to one number for each change (b,).
+            y_new: (B,), for ``"relabel"``.
+            weight: (B,), as added.
             groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
                 which they first appear.
 
@@ -113,7 +121,9 @@ class Judging(HeadBase):
         """Fit probabilities on the leave-one-out scores of samples held: no held-out data is needed. Returns self.
 
         Args:
-            x: (n, J), y: (n,), weight: (n,), as added.
+            x: (n, J), as added.
+            y: (n,), as added.
+            weight: (n,), as added.
             method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``.
             groups: (n,), e.g. users: then on leave-group-out scores.
 
@@ -138,7 +148,8 @@ class Judging(HeadBase):
         """The map from scores to probabilities, if it was made for the samples held now."""
         if self._calibration is not None and self._made["calibration"][0] != self._version:
             self._calibration = None  # samples that may be gone have shaped it
-        return self._calibration
+        calibration: Calibration | None = self._calibration
+        return calibration
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.

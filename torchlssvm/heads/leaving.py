@@ -65,7 +65,7 @@ def _scores(problem: Problem, samples: Samples, members: list[Tensor] | None) ->
         d = sample_weights(local, weights, samples.weight)
         count = len(samples) if rows is None else len(rows)
         for start in range(0, count, ROWS):
-            pick = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
+            pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
             v = system.centred(held_rows(head, samples.x[pick]))
             h = system.leverages(v).mul_(d[pick])
             if problem.pair is not None:

@@ -11,8 +11,8 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads.approximate import remove_approximate
-from torchlssvm.heads.judging import Judging
 from torchlssvm.heads.engines import votes
+from torchlssvm.heads.judging import Judging
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 

@@ -144,7 +144,11 @@ def solve(
 
 
 def moments(
-    stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None
+    stats: Statistics,
+    scale: Scale,
+    intercept: str,
+    weights: Tensor | None = None,
+    labels: tuple[int, int] | None = None,
 ) -> Moments:
     """The normal equations themselves; arguments as for :func:`solve`, but rho plays no part."""
     J, penalized, centred = stats.in_features, intercept == "penalized", intercept == "free"

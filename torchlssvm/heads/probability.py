@@ -19,9 +19,10 @@ from torchlssvm.heads.problems import Problem, check_labels, check_samples, othe
 
 if TYPE_CHECKING:
     from torchlssvm.heads.base import HeadBase
+    from torchlssvm.heads.judging import Judging
 
 
-def calibrate(head: HeadBase, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> None:
+def calibrate(head: Judging, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> None:
     """See :meth:`torchlssvm.LSSVMHead.calibrate`."""
     samples = check_samples(head, x, y, weight)
     if not len(samples):
@@ -31,14 +32,14 @@ def calibrate(head: HeadBase, x: Any, y: Any, method: str | None, weight: Any, g
     head._remember_calibration(fit(leave_one_out(head, x, y, weight, groups), samples.labels, samples.weight, method))
 
 
-def calibrate_on(head: HeadBase, scores: Any, y: Any, method: str | None) -> None:
+def calibrate_on(head: Judging, scores: Any, y: Any, method: str | None) -> None:
     """The same from leave-one-out scores (n, K) computed in batches."""
     scores = checks.features(scores, head.num_classes, head.device).to(torch.float64)
     labels = check_labels(head, y, len(scores), "y")
     head._remember_calibration(fit(scores, labels, torch.ones_like(scores[:, 0]), method))
 
 
-def probabilities(head: HeadBase, scores: Tensor, calibrated: bool) -> Tensor:
+def probabilities(head: Judging, scores: Tensor, calibrated: bool) -> Tensor:
     """Probabilities (B, K) of scores (B, K)."""
     kind = head._engine.choices.kind if head.statistics is None else head.statistics.kind
     if head.num_classes < 2 or kind == "values":

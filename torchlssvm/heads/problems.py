@@ -70,7 +70,9 @@ def check_labels(head: HeadBase, y: Any, count: int, name: str) -> Tensor:
     """Labels (B,) in range."""
     labels = checks.as_tensor(y, name, head.device)
     if labels.shape != (count,) or labels.dtype not in checks.INTEGERS:
-        raise ValueError(f"{name} must be integer labels of shape ({count},), got {tuple(labels.shape)}, {labels.dtype}")
+        raise ValueError(
+            f"{name} must be integer labels of shape ({count},), got {tuple(labels.shape)}, {labels.dtype}"
+        )
     host = checks.to_host(torch.stack(torch.aminmax(labels))) if count else None
     if host is not None and not 0 <= host[0][0] <= host[0][1] < head.num_classes:
         bad = host[0][0] if host[0][0] < 0 else host[0][1]
@@ -154,7 +156,9 @@ class Problem:
             return Whitened(from_inverse(s.inverse()), s.mu, s.w, s.beta, s.n if free else 0.0)
         base = normal.solve(stats, scale_of(head, stats), head.intercept, self.everywhere(weights), self.pair)
         D = base.w.shape[0]
-        return Whitened(inverse_factor(base.factor.L[:D, :D]).mul_(base.scale), base.mu, base.w, base.beta, base.n if free else 0.0)
+        return Whitened(
+            inverse_factor(base.factor.L[:D, :D]).mul_(base.scale), base.mu, base.w, base.beta, base.n if free else 0.0
+        )
 
     def everywhere(self, weights: Tensor | None) -> Tensor | None:
         """Class weights of this problem as weights of all classes."""
@@ -164,7 +168,9 @@ class Problem:
         out[list(self.pair)] = weights
         return out
 
-    def kinds(self, old: Tensor | None, new: Tensor | None, weight: Tensor) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    def kinds(
+        self, old: Tensor | None, new: Tensor | None, weight: Tensor
+    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """Which class weights a change of one sample from label ``old`` to ``new`` (local, -1: not held) leads to.
 
         Yields rows (an index, or None for all) and the class weights after the change. One kind, unless weights follow counts.
