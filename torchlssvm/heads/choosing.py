@@ -132,7 +132,7 @@ def leave_one_out_errors(
     parts: list[Problem], samples: Samples, rhos: Tensor, main: Spectrum | None, score: str
 ) -> Tensor:
     """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
-    if score == "accuracy" and len(parts) > 1:
+    if score == "accuracy" and parts[0].pair is not None:
         return _pair_errors(parts, samples, rhos)
     head, total, weight = parts[0].head, torch.zeros_like(rhos), 0.0
     for problem in (p for p in parts if p.total > 0):

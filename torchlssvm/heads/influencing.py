@@ -60,18 +60,16 @@ def influence(
     before = head(checks.features(x_val, head.in_features, head.device))  # (V, K)
     measure, start = _measure(head, on, y_val, before)
     count = len(change.samples) if members is None else len(members)
-    if len(parts) > 1 and on == "loss":
+    pairs = parts[0].pair is not None
+    if pairs and on == "loss":
         raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
-    if on == "loss" and members is None and len(parts) == 1:
+    if on == "loss" and members is None:
         return _losses(parts[0], change, z, _targets_of(head, y_val, len(z))) - start
     out: Tensor | None = None
     for rows, after in _after(parts, change, z, members):
-        scores = (
-            votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1)
-            if len(parts) > 1
-            else after
-        )
-        value = measure(scores)
+        if pairs:
+            after = votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1)
+        value = measure(after)
         out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=head.device) if out is None else out
         out[rows] = value
     if out is None:
@@ -155,9 +153,9 @@ def _after(
         for i, rows in enumerate(members):
             rows = rows.to(z.device)
             yield slice(i, i + 1), torch.cat([_after_group(p, change, z, rows) for p in parts], 1)[None]
-    elif len(parts) == 1:
-        labels = (_local(parts[0], y) for y in (change.old, change.new))
-        for some, system, weights in parts[0].cases(*labels, change.samples.weight):
+    elif parts[0].pair is None:
+        old, new = (_local(parts[0], y) for y in (change.old, change.new))
+        for some, system, weights in parts[0].cases(old, new, change.samples.weight):
             yield from _tiles(parts[0], change, z, some, system, weights)
     else:  # all pairs are needed at a time
         plans = [_plan(p, change, z) for p in parts]
