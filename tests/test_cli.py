@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 import torchlssvm
 from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, cli, demo
+from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -109,6 +111,11 @@ def test_the_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert said["digest_after"] == said["digest_never_saw"] != said["digest_before"]
     assert said["samples"]["learn"] == said["samples"]["verify"] + said["samples"]["erase"] == 1297
     assert said["test_samples"] == 500
+    assert said["erased"] == said["samples"]["erase"] == said["samples"]["certify"] > 0
+    assert said["compacted"] is True
+    assert said["traces"] == 0
+    assert said["signed"] is (find_spec("cryptography") is not None)
+    assert set(said["verification"]) == {"signature", "journal", "erased", "rows", "head"}
     assert said["chance"] == pytest.approx(0.2, abs=1e-3)
     assert said["precision"] > 0.8
     accuracy = said["accuracy"]
@@ -149,8 +156,8 @@ def failed(story: demo.Story) -> demo.Story:
 def test_table_fits_and_ends_with_the_digests(story: demo.Story) -> None:
     lines = demo.table(story, Path("x.png")).splitlines()
     assert max(map(len, lines)) <= 100
-    rows = [line for line in lines if line[0:1].isdigit()][:5]
-    assert [row.split()[1] for row in rows] == ["learn", "find", "correct", "erase", "verify"]
+    rows = [line for line in lines if line[0:1].isdigit()][:7]
+    assert [row.split()[1] for row in rows] == ["learn", "find", "correct", "erase", "certify", "verify", "compare"]
     assert lines[-1].split() == [story.digest_after[:16]] * 2 + ["equal:", "True"]
 
 
@@ -162,20 +169,51 @@ def test_a_failed_check_shows_and_exits_1(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert sum("FAILED" in line for line in lines) == 5
+    assert sum("FAILED" in line for line in lines) == 7
     assert max(map(len, lines)) <= 100
     assert lines[-1].endswith("equal: False")
     assert (tmp_path / demo.PICTURE).is_file()
 
 
 def test_a_sample_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the head: by the certificate's verification, and by the head that never saw it."""
     pytest.importorskip("sklearn")
     remove = LSSVMHead.remove
-    monkeypatch.setattr(LSSVMHead, "remove", lambda head, x, y: remove(head, x[1:], y[1:]))
+    monkeypatch.setattr(LSSVMHead, "remove", lambda head, x, y, **more: remove(head, x[1:], y[1:], **more))
     other = demo.Story(demo.load(0))
     assert not other.digests_equal
     assert not other.bit_identical
+    assert not other["verify"].passed
+    assert list(other.verification) == ["failed"]
     assert not other.passed
+
+
+def test_bytes_left_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the files: by looking into them. The head itself is right."""
+    pytest.importorskip("sklearn")
+    compact = SampleStore.compact
+
+    def careless(store: SampleStore) -> Any:
+        done = compact(store)
+        (store.path / "backup").write_text("user-17 wrote digit-0001")
+        return done
+
+    monkeypatch.setattr(SampleStore, "compact", careless)
+    other = demo.Story(demo.load(0))
+    assert other.traces >= 1
+    assert [step.name for step in other.steps if not step.passed] == ["certify"]
+
+
+def test_without_cryptography_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr("torchlssvm.demo.story.find_spec", lambda name: None)
+    other = demo.Story(demo.load(0))
+    assert other.passed
+    assert other.signed is False
+    assert other.certificate.signature == ""
+    text = demo.table(other, Path("x.png"))
+    assert "not signed" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_leave_one_out_is_that_of_retraining(story: demo.Story) -> None:

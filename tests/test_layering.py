@@ -23,7 +23,9 @@ LAYERS = [
     ["store/"],
     ["__init__"],
     ["lightning/", "sklearn"],
-    ["cli", "demo", "__main__", "testing/"],
+    ["demo/"],
+    ["cli/"],
+    ["__main__", "testing/"],
 ]
 LEVEL = {name.rstrip("/"): level for level, row in enumerate(LAYERS) for name in row}
 SUBPACKAGES = {name.rstrip("/") for row in LAYERS for name in row if name.endswith("/")}

@@ -34,8 +34,9 @@ def test_core_needs_torch_and_numpy_only(project: dict[str, Any]) -> None:
 
 def test_extras(project: dict[str, Any]) -> None:
     extras = {name: set(map(distribution, needs)) for name, needs in project["optional-dependencies"].items()}
-    assert {"vision", "lightning", "sklearn", "plot", "export", "dev"} <= set(extras)
+    assert {"vision", "lightning", "sklearn", "plot", "export", "audit", "dev"} <= set(extras)
     assert {"lightning", "torchmetrics"} <= extras["lightning"]
+    assert extras["audit"] == {"cryptography"}
     assert {"onnx", "onnxruntime", "safetensors"} <= extras["export"]
     assert {"torchlssvm", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "pre-commit"} <= extras["dev"]
 

@@ -1,0 +1,87 @@
+"""The ``torchlssvm`` command. Each sub-command imports what it needs when it runs.
+
+Exit codes: 0 it worked; 1 it did not, or was refused (one line on stderr says why); 2 the command line is wrong;
+3 a certificate does not hold; 4 the store is busy, try again; 130 interrupted. With ``--json`` there is one JSON object on
+stdout, for an error too: ``{"error": {"type", "message", "exit_code"}}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm import __version__
+from torchlssvm.cli import adding, changing, creating, showing, verifying
+from torchlssvm.cli.console import BUSY, EXTRAS, FAILED, INTERRUPTED, NOT_VERIFIED, USAGE, UsageError, one_line
+from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
+
+if TYPE_CHECKING:
+    from torchlssvm.cli.console import Commands
+
+COMMANDS: tuple[Callable[[Commands], None], ...] = (
+    creating.register, adding.register, changing.register, verifying.register, showing.register,
+)  # fmt: skip
+EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;
+4 the store is busy; 130 interrupted. Whatever a command reported as done is on the disk."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a wrong command line leaves by SystemExit(2), as argparse does."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.run is None:
+        parser.print_help()
+        return 0
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        options.parser.error(one_line(error))
+        return USAGE  # not reached: error() leaves
+    except KeyboardInterrupt:
+        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
+    except BrokenPipeError:  # whoever read the output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        install = f"needs the package {package}: pip install 'torchlssvm[{EXTRAS[package]}]'"
+        return fail(options, TorchLSSVMError(f"{options.command} {install}"), FAILED)
+    except (TorchLSSVMError, ValueError, OSError) as error:
+        return fail(options, error, exit_code(error))
+
+
+def exit_code(error: Exception) -> int:
+    """What an error means to whoever called."""
+    if isinstance(error, VerificationError):
+        return NOT_VERIFIED
+    return BUSY if isinstance(error, StoreBusyError) else FAILED
+
+
+def fail(options: argparse.Namespace, error: BaseException, code: int) -> int:
+    """Say what went wrong in one line; as JSON too, if that was asked for."""
+    message = one_line(error)
+    print(f"torchlssvm: error: {message}", file=sys.stderr)
+    if options.json:
+        said: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": code}
+        print(json.dumps({"error": said}))
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every command of :data:`COMMANDS`."""
+    text = "Classifier heads that learn and unlearn exactly."
+    parser = argparse.ArgumentParser(prog="torchlssvm", description=text, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for register in COMMANDS:
+        register(commands)
+    return parser

@@ -1,0 +1,121 @@
+"""Photographs through a torchvision network: the class is the sub-folder, the id the path below the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchlssvm.audit import fingerprint
+from torchlssvm.cli.files import Column, load_pt
+from torchlssvm.cli.samples import Batch, owners
+from torchlssvm.cli.settings import Settings
+from torchlssvm.heads import AttachedClassifier, attach
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+DEFAULT = "default"
+
+
+class Backbone:
+    """A classifier of torchvision without its last layer, the preprocessing of its default weights, and their fingerprint.
+
+    Args:
+        name: as torchvision calls it, e.g. ``mobilenet_v2``.
+        weights: a file with the network's state_dict (with or without the last layer), or ``"default"``: torchvision's.
+        num_classes, head, options: as for :func:`torchlssvm.attach`.
+    """
+
+    def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
+        from torchvision import models
+
+        if name not in models.list_models(module=models):
+            raise ValueError(
+                f"torchvision has no classifier {name!r}; it has e.g. mobilenet_v2, resnet18, squeezenet1_1"
+            )
+        default = models.get_model_weights(name).DEFAULT
+        self.preprocess = default.transforms()
+        try:
+            model = models.get_model(name, weights=default if weights == DEFAULT else None)
+        except RuntimeError as error:  # the download does not have its hash
+            raise OSError(f"the weights of {name} cannot be loaded: {error}") from error
+        whole = set(model.state_dict())
+        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
+        if weights != DEFAULT:
+            self._load(Path(weights), name, whole)
+        self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
+
+    def _load(self, path: Path, name: str, whole: set[str]) -> None:
+        """Read the weights of all layers but the last, which went."""
+        state = load_pt(path)
+        if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+            raise ValueError(f"{path} is not a state_dict: a dict of tensors by name is expected")
+        try:
+            found = self.classifier.backbone.load_state_dict(state, strict=False)
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit {name}: {error}") from None
+        foreign = [k for k in found.unexpected_keys if k not in whole]
+        for what, keys in (("lacks", found.missing_keys), ("has the unknown", foreign)):
+            if keys:
+                raise ValueError(f"{path} does not fit {name}: it {what} {keys[0]} ({len(keys)} such)")
+
+
+class FromImages:
+    """The photographs of a folder. Features made again may differ in their last bits, hence the tolerance."""
+
+    tolerance = 1e-3
+
+    def __init__(self, folder: Path, subjects: str | None):
+        self.folder = folder
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        self.paths = sorted(
+            p for p in folder.rglob("*")
+            if p.suffix.lower() in SUFFIXES and p.is_file() and not any(s.startswith(".") for s in p.relative_to(folder).parts)
+        )  # fmt: skip
+        if not self.paths:
+            raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))})")
+        loose = next((p for p in self.paths if p.parent == folder), None)
+        if loose is not None:
+            raise ValueError(f"{loose} is in no sub-folder: the class of an image is the name of its sub-folder")
+        self.total = len(self.paths)
+        self.subjects = None if subjects is None else Column(Path(subjects), "subject")
+        if self.subjects is not None:
+            self.subjects.check(self.total, folder)
+
+    def class_name(self, path: Path) -> str:
+        """The first folder below the one given."""
+        return path.relative_to(self.folder).parts[0]
+
+    @property
+    def class_names(self) -> list[str]:
+        """Each class once."""
+        return sorted({self.class_name(p) for p in self.paths})
+
+    def through(self, backbone: Backbone, settings: Settings, classes: int) -> FromImages:
+        """Say how images become features, and names labels."""
+        self.backbone, self.settings, self.classes = backbone, settings, classes
+        self.width = backbone.classifier.in_features
+        return self
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All images."""
+        for start in range(0, self.total, size):
+            paths = self.paths[start : start + size]
+            ids = [p.relative_to(self.folder).as_posix() for p in paths]
+            names = None if self.subjects is None else self.subjects.take(start, ids)
+            images = torch.stack([self._read(p) for p in paths])
+            x = self.backbone.classifier.features(images)
+            y = [self.settings.label(self.class_name(p), self.classes) for p in paths]
+            where = f"{self.folder}, {ids[0]} to {ids[-1]}"
+            yield Batch(where, ids, owners(names), x, y)
+
+    def _read(self, path: Path) -> torch.Tensor:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                return self.backbone.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
+        except Exception as error:  # the readers of the many formats have many
+            raise ValueError(f"{path} is no image that can be read: {error}") from None
