@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = {"lightning", "pytorch_lightning", "torchvision", "sklearn", "matplotlib", "scipy", "pandas", "timm", "cryptography"}
+OPTIONAL = {
+    "lightning",
+    "pytorch_lightning",
+    "torchvision",
+    "sklearn",
+    "matplotlib",
+    "scipy",
+    "pandas",
+    "timm",
+    "cryptography",
+}
 
 
 def modules_after(code: str) -> set[str]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.spectrum import Spectrum, Values, cauchy, default_values, path_scores, squared_error
+from torchlssvm.functional.votes import votes
 from torchlssvm.heads import normal
-from torchlssvm.heads.engines import votes
 from torchlssvm.heads.problems import (
     Problem,
     Samples,

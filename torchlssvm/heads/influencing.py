@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
-from torchlssvm.heads.engines import code_labels, votes
+from torchlssvm.heads.engines import code_labels
 from torchlssvm.heads.leaving import check_groups
 from torchlssvm.heads.problems import (
     Problem,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
+from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
-from torchlssvm.heads.engines import votes
 from torchlssvm.heads.problems import Problem, Samples, check_samples, held_rows, problems, sample_weights
 
 if TYPE_CHECKING:

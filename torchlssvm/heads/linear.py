@@ -10,8 +10,8 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.votes import votes
 from torchlssvm.heads.approximate import remove_approximate
-from torchlssvm.heads.engines import votes
 from torchlssvm.heads.judging import Judging
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
