@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, KernelLSSVM, LagrangianSVM, LSSVMHead, OneVsOne, OneVsRest
+from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, OneVsOne, OneVsRest
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.testing import CHECKS, Case, check_machine
 
@@ -68,6 +68,22 @@ def machine_case(name: str, n: int) -> Case:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_kernel_machine_conforms(check, name, n):
     check(machine_case(name, n))
+
+
+SVMS = {
+    "rbf": lambda **kw: IncrementalSVM(RBF(sigma=1.0), C=10.0, **kw),
+    "linear": lambda **kw: IncrementalSVM(Linear(), C=1.0, **kw),
+    "bounds per class": lambda **kw: IncrementalSVM(RBF(sigma=2.0), C=(0.5, 2.0), **kw),
+}
+
+
+@pytest.mark.parametrize("form", SVMS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_incremental_svm_conforms(check, form):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    y = (x[:, 0] + 0.7 * torch.randn(60, generator=generator) > 0).long()
+    check(Case(SVMS[form], x, y, by_ids=True))
 
 
 class Forgetful(LSSVMHead):

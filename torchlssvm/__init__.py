@@ -15,7 +15,7 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
-from torchlssvm.machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
+from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ConvergenceError",
     "FixedPoint",
     "GridError",
+    "IncrementalSVM",
     "KernelLSSVM",
     "LSSVMHead",
     "LagrangianSVM",

@@ -1,0 +1,164 @@
+"""The incremental SVM against refitting scikit-learn's SVC, on the CPU, every ratio from one run.
+
+    OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about three minutes
+    OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
+
+Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
+TORCHLSSVM_DATA names, where it is set. RBF with gamma = 1 / (J var(x)), SVC at its default tolerance. Times are medians (means
+for single samples: a removal costs as many events as it needs), the things compared alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.svm import SVC
+
+from torchlssvm import IncrementalSVM
+from torchlssvm.kernels import RBF
+
+SINGLE = 40  # samples added, and support vectors removed, one at a time
+
+
+def sets(quick: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Name: features and labels 0, 1."""
+    x, y = load_digits(return_X_y=True)
+    out = {f"digits {n}": (x[:n] / 16, y[:n] % 2) for n in ((500,) if quick else (500, 1000, 1797))}
+    x, y = load_breast_cancer(return_X_y=True)
+    out["breast cancer"] = ((x - x.mean(0)) / x.std(0), y)
+    folder = Path(os.environ.get("TORCHLSSVM_DATA", ""))
+    if quick or not (folder / "ringnorm").is_dir():
+        return out
+    table = np.loadtxt(folder / "ringnorm/ringnorm.csv.gz", delimiter=",", skiprows=1)[:2000]
+    out["ringnorm 2000"] = (table[:, :-1], (table[:, -1] > 0).astype(int))
+    table = np.loadtxt(folder / "german/german_numeric.csv.gz", delimiter=",", skiprows=1)
+    out["german"] = ((table[:, :-1] - table[:, :-1].mean(0)) / table[:, :-1].std(0), (table[:, -1] > 1).astype(int))
+    table = np.loadtxt(folder / "splice/splice.csv.gz", delimiter=",", skiprows=1)
+    some = np.random.RandomState(0).permutation(len(table))[:1000]
+    one_hot = np.concatenate([table[some, :-1] == k for k in (1, 2, 3, 4)], 1).astype(float)
+    out["splice 1000"] = (one_hot, (table[some, -1] > 0).astype(int))
+    return out
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class Case:
+    """One data set and one C."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, C: float):
+        self.x, self.y, self.C, self.gamma = x, y, C, 1 / (x.shape[1] * x.var())
+        self.tx, self.ty = torch.from_numpy(x.copy()), torch.from_numpy(y.copy()).long()
+
+    def svc(self, keep: np.ndarray | slice = slice(None), C: float | None = None) -> SVC:
+        return SVC(C=C or self.C, gamma=self.gamma).fit(self.x[keep], self.y[keep])
+
+    def machine(self) -> IncrementalSVM:
+        return IncrementalSVM(RBF(gamma=self.gamma), C=self.C)
+
+    def run(self) -> dict[str, str]:
+        n = len(self.y)
+        self.machine().fit(self.tx, self.ty)
+        fits = [(seconds(self.svc), seconds(lambda: self.machine().fit(self.tx, self.ty))) for _ in range(5)]
+        svm = self.machine().fit(self.tx, self.ty)
+        refit = median(a for a, _ in fits)
+        out = {"S/E": f"{len(svm.margin)}/{len(svm.error)}", "refit ms": f"{refit * 1e3:.1f}"}
+        out["fit"] = f"{median(b for _, b in fits) / refit:.1f}"
+        out["add"], out["remove"], out["us/event"] = self.single(refit)
+        out["batch 50"] = self.batch(50)
+        out["C x 2"] = self.change_of_C()
+        support = int((svm.alpha > 0).sum())
+        loo = median(seconds(svm.leave_one_out) for _ in range(3))
+        early = median(seconds(lambda: svm.leave_one_out(early_exit=True)) for _ in range(3))
+        drop = [np.delete(np.arange(n), i) for i in svm.margin[:6].tolist()]
+        without = median(seconds(lambda keep=keep: self.svc(keep)) for keep in drop)
+        out["loo/sv"] = f"{without * support / loo:.0f} ({without * support / early:.0f})"
+        out["loo/all"] = f"{without * n / loo:.0f} ({without * n / early:.0f})"
+        out["kkt"] = f"{svm.kkt_violation():.0e}"
+        return out
+
+    def single(self, refit: float) -> tuple[str, str, str]:
+        """Mean time to add one sample and to remove one support vector, against a refit; microseconds an event."""
+        svm = self.machine().fit(self.tx[:-SINGLE], self.ty[:-SINGLE])
+        adds = [seconds(lambda i=i: svm.add(self.tx[i : i + 1], self.ty[i : i + 1])) for i in range(-SINGLE, -1)]
+        svm.add(self.tx[-1:], self.ty[-1:])
+        support = svm.ids[svm.alpha > 0]
+        chosen = support[torch.linspace(0, len(support) - 1, min(SINGLE, len(support))).long()].tolist()
+        events = svm.events
+        removals = [seconds(lambda i=i: svm.remove([i])) for i in chosen]
+        each = sum(removals) / max(1, svm.events - events)
+        return f"{refit / mean(adds):.0f}", f"{refit / mean(removals):.1f}", f"{each * 1e6:.0f}"
+
+    def batch(self, k: int) -> str:
+        start = self.machine().fit(self.tx[:-k], self.ty[:-k])
+        times = []
+        for _ in range(3):
+            svm = copy.deepcopy(start)
+            times.append((seconds(self.svc), seconds(lambda svm=svm: svm.add(self.tx[-k:], self.ty[-k:]))))
+        return f"{median(a / b for a, b in times):.1f}"
+
+    def change_of_C(self) -> str:
+        start = self.machine().fit(self.tx, self.ty)
+        times = []
+        for _ in range(3):
+            svm = copy.deepcopy(start)
+            refit = seconds(lambda: self.svc(C=2 * self.C))
+            times.append((refit, seconds(lambda svm=svm: svm.set_C(2 * self.C))))
+        return f"{median(a / b for a, b in times):.1f}"
+
+
+def growth(largest: int) -> None:
+    """Time of an event beside n and |S|, on Gaussian data in 20 dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(largest + SINGLE, 20, generator=generator, dtype=torch.float64)
+    y = (x[:, :2].square().sum(1) + torch.randn(len(x), generator=generator) > 1.5).long()
+    print("\n     n    |S|    |E|  us/event  add one ms  remove one ms")
+    n = 500
+    while n <= largest:
+        svm = IncrementalSVM(RBF(gamma=0.05), C=1.0).fit(x[:n], y[:n])
+        events, adds, removals = svm.events, [], []
+        for i in range(n, n + SINGLE // 2):
+            adds.append(seconds(lambda i=i, svm=svm: svm.add(x[i : i + 1], y[i : i + 1])))
+        for i in svm.margin[:: max(1, len(svm.margin) // (SINGLE // 2))].tolist():
+            removals.append(seconds(lambda i=i, svm=svm: svm.remove([i])))
+        each = (sum(adds) + sum(removals)) / max(1, svm.events - events)
+        sizes = f"{n:6d} {len(svm.margin):6d} {len(svm.error):6d}"
+        print(f"{sizes} {each * 1e6:9.0f} {mean(adds) * 1e3:11.2f} {mean(removals) * 1e3:14.2f}", flush=True)
+        n *= 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small part of it")
+    quick = parser.parse_args().quick
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s). Columns with no unit are ratios: how many times"
+    )
+    print(
+        "faster than refitting SVC; fit: how many times slower; loo: without (with) the early exits of Algorithm 2.\n"
+    )
+    head = False
+    for name, (x, y) in sets(quick).items():
+        for C in (1.0, 10.0):
+            row = {"data": name, "C": f"{C:g}"} | Case(x, y, C).run()
+            if not head:
+                print("".join(f"{k:>14}" for k in row))
+                head = True
+            print("".join(f"{v:>14}" for v in row.values()), flush=True)
+    growth(1000 if quick else 8000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Where other implementations loop, add jitter or answer wrongly: optimality to 1e-10, in every way of getting there."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.svm_truth import kkt, rbf
+from torchlssvm import ConvergenceError, IncrementalSVM
+from torchlssvm.kernels import RBF, Linear, Polynomial
+from torchlssvm.machines import svm_engine, svm_walk
+
+METHODS = ["auto", "path", "joint", "pivot"]
+
+
+def check(svm, limit=1e-10):
+    """The KKT conditions, from the Gram matrix and the public values alone."""
+    if not svm.n:
+        return
+    s = svm._engine.samples
+    order = torch.argsort(svm._id_tensor(s.ids))
+    x, u = s.x[: svm.n][order], s.u[order].numpy()
+    K = rbf(x.numpy(), x.numpy(), svm.kernel.gamma) if isinstance(svm.kernel, RBF) else svm.kernel(x, x).numpy()
+    y = 2.0 * svm.y.numpy() - 1
+    assert kkt(K, y, u, svm.alpha.numpy(), svm.b) <= limit
+    assert svm.kkt_violation() <= limit
+
+
+def stream(svm, x, y, seed=0, method="auto"):
+    """In one at a time, out in another order, with a look at every step; then in again at once."""
+    ids = []
+    for i in range(len(x)):
+        ids += svm.add(x[i : i + 1], y[i : i + 1]).tolist()
+        check(svm)
+    whole = svm(x)
+    random.Random(seed).shuffle(ids)
+    for i in ids:
+        svm.remove([i])
+        check(svm)
+    assert svm.n == 0
+    ids = svm.add(x, y, method=method)
+    check(svm)
+    torch.testing.assert_close(svm(x), whole, rtol=0, atol=1e-7)
+    svm.remove(ids[: len(ids) // 2], method=method)
+    check(svm)
+
+
+def points(n=40, d=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64), torch.randint(2, (n,), generator=generator)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear()], ids=["rbf", "linear"])
+@pytest.mark.parametrize("labels", ["equal", "opposite", "random"])
+def test_duplicate_points(labels, kernel, method):
+    x, y = points(8)
+    x = x.repeat(4, 1)
+    y = {"equal": y.repeat(4), "opposite": torch.cat([y, 1 - y, y, 1 - y]), "random": torch.randint(2, (32,))}[labels]
+    stream(IncrementalSVM(kernel, C=3.0), x, y, method=method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_linear_kernel_with_more_samples_than_features(d, method):
+    x, y = points(40, d)
+    stream(IncrementalSVM(Linear(), C=2.0), x, y, method=method)
+
+
+def test_the_exchange_moves_along_the_null_vector():
+    """In one dimension three margin vectors are always dependent: f must not notice who is one."""
+    x = torch.tensor([[-1.0], [-1.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1, 1, 1])
+    svm = IncrementalSVM(Linear(), C=0.2)
+    stream(svm, x, y)
+    svm.fit(x, y)
+    # class 0 is at its bounds, 2 x 0.2, class 1 shares 0.4: f(x) = 0.8 x + b, and f(1) = 1
+    torch.testing.assert_close(
+        svm.decision(x[[0, 2]]), torch.tensor([-0.6, 1.0], dtype=torch.float64), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_empty_margin_set_with_every_point_at_a_bound(method):
+    x, y = points(30, 3)
+    y = torch.arange(30) % 2
+    svm = IncrementalSVM(RBF(sigma=1.0), C=1e-3)
+    svm.add(x, y, method=method)
+    check(svm)
+    low, high = svm.b_interval
+    assert low < svm.b < high
+    assert len(svm.margin) == 0
+    assert len(svm.error) == 30
+    for b in (low, high):
+        f = svm.decision(x) - svm.b + b
+        assert float(((2.0 * y - 1) * f - 1).max()) <= 1e-12
+    new = svm.add(x[:1] + 0.1, y[:1])  # unbalanced: a reserve vector or b must give way
+    check(svm)
+    svm.remove(new)
+    check(svm)
+    assert svm.b_interval == pytest.approx((low, high), abs=1e-12)
+    svm.set_C(1.0)
+    check(svm)
+    low, high = svm.b_interval
+    assert low == high == svm.b
+
+
+@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear(), Polynomial(2)], ids=["rbf", "linear", "polynomial"])
+@pytest.mark.parametrize("labels", ["checkerboard", "halves", "random"])
+def test_tied_grid(labels, kernel):
+    side = torch.arange(5.0, dtype=torch.float64)
+    x = torch.cartesian_prod(side, side) - 2
+    y = {
+        "checkerboard": (x.sum(1) % 2).long(),
+        "halves": (x[:, 0] > 0).long(),
+        "random": torch.randint(2, (25,), generator=torch.Generator().manual_seed(1)),
+    }[labels]
+    stream(IncrementalSVM(kernel, C=1.0), x, y)
+
+
+@pytest.mark.parametrize("order", ["class 0 first", "class 1 first"])
+def test_one_class_only_and_a_sorted_stream(order):
+    x, y = points(40)
+    y = (x[:, 0] > 0).long()
+    sort = y.argsort(descending=order == "class 1 first")
+    x, y = x[sort], y[sort]
+    svm = IncrementalSVM(RBF(sigma=1.0), C=5.0)
+    first = int(y[0])
+    for i in range(40):
+        svm.add(x[i : i + 1], y[i : i + 1])
+        check(svm)
+        if bool((y[: i + 1] == first).all()):
+            assert svm.b == 2 * first - 1  # alpha = 0, and f = b puts the class on its margin
+            assert not svm.alpha.any()
+            assert svm.predict(x).tolist() == [first] * 40
+    at_once = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x, y)
+    torch.testing.assert_close(svm(x), at_once(x), rtol=0, atol=1e-9)
+    one = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x[y == first].repeat(3, 1), y[y == first].repeat(3))
+    check(one)
+    assert one.b == 2 * first - 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_whole_class_deleted_and_learned_again(method):
+    x, y = points(40)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=5.0)
+    ids = svm.add(x, y)
+    before = svm(x)
+    svm.remove(ids[y == 1], method=method)
+    check(svm)
+    assert svm.b == -1.0
+    svm.add(x[y == 1], y[y == 1], method=method)
+    check(svm)
+    torch.testing.assert_close(svm(x), before, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("C", [1e-8, 1e-3, 1e5])
+def test_tiny_and_huge_C(C):
+    x, y = points(40, 4)
+    if C > 1:
+        y = (x[:, 0] > 0).long()  # separable: the coefficients stay finite
+    stream(IncrementalSVM(RBF(sigma=1.0), C=C), x, y)
+
+
+@pytest.mark.parametrize("scale", [(1e4, 1e-4), (1e-6, 1e-6), (1e3, 1.0)])
+def test_badly_scaled_features(scale):
+    x, y = points(40)
+    y = (x[:, 0] + 0.3 * x[:, 1] > 0).long()
+    x = x * torch.tensor(scale, dtype=torch.float64)
+    stream(IncrementalSVM(RBF(sigma=1.0), C=5.0), x, y)
+    # g is a sum of terms as large as C |x|^2: C goes with the features' scale, as it must for any SVM
+    stream(IncrementalSVM(Linear(), C=5.0 / float((x**2).sum(1).mean())), x, y)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, 0, 1], [1, 0, 1, 0, 1]])
+def test_points_that_are_all_the_same(labels):
+    x, y = torch.zeros(len(labels), 3, dtype=torch.float64), torch.tensor(labels)
+    for kernel in (RBF(sigma=1.0), Linear()):
+        stream(IncrementalSVM(kernel, C=1.0), x, y)
+
+
+def churn(svm, x, y, operations, seed, every):
+    """Random operations of every kind and size."""
+    rng = random.Random(seed)
+    for k in range(operations):
+        ids = svm.ids.tolist()
+        some = rng.sample(range(len(x)), rng.choice([1, 1, 1, 3, 10]))
+        gone = rng.sample(ids, min(len(ids), rng.choice([1, 1, 1, 3, 10])))
+        what = rng.random()
+        if what < 0.4 or len(ids) < 5:
+            svm.add(x[some], y[some])
+        elif what < 0.8 or len(ids) > 120:
+            svm.remove(gone)
+        elif what < 0.9:
+            svm.update(add=(x[some], y[some]), remove=gone)
+        else:
+            svm.relabel(gone, [rng.randint(0, 1) for _ in gone])
+        if k % every == 0:
+            check(svm)
+    check(svm)
+
+
+@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear()], ids=["rbf", "linear"])
+def test_hundreds_of_random_operations(kernel):
+    x, y = points(60, 3)
+    churn(IncrementalSVM(kernel, C=2.0), x, y, 400, 0, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear()], ids=["rbf", "linear"])
+def test_ten_thousand_random_operations(kernel):
+    x, y = points(60, 3)
+    churn(IncrementalSVM(kernel, C=2.0), x, y, 10_000, 1, 100)
+
+
+def test_an_exhausted_walk_is_repaired_or_undone(monkeypatch):
+    x, y = points(40)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=5.0)
+    svm.add(x[:30], y[:30])
+    before, ids = svm.alpha, svm.ids
+
+    def fail(*args, **kwargs):
+        raise ConvergenceError("no end")
+
+    calls = []
+    real = svm_walk.Walker.walk
+
+    def fail_once(self, *args, **kwargs):
+        calls.append(1)
+        return fail() if len(calls) == 1 else real(self, *args, **kwargs)
+
+    monkeypatch.setattr(svm_walk.Walker, "walk", fail_once)
+    new = svm.add(x[30:], y[30:], method="joint")
+    check(svm)
+    fresh = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x, y)
+    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
+    svm.remove(new)
+    monkeypatch.setattr(svm_walk.Walker, "walk", fail)
+    for call in (
+        lambda: svm.add(x[30:], y[30:], method="joint"),
+        lambda: svm.remove(ids[:10], method="joint"),
+        lambda: svm.set_C(9.0, method="path"),
+    ):
+        with pytest.raises(ConvergenceError, match="no end"):
+            call()
+        monkeypatch.setattr(svm_walk.Walker, "walk", real)
+        assert torch.equal(svm.ids, ids)
+        assert svm.C == 5.0
+        torch.testing.assert_close(svm.alpha, before, rtol=0, atol=1e-9)
+        check(svm)
+        monkeypatch.setattr(svm_walk.Walker, "walk", fail)
+
+
+@pytest.mark.parametrize("pivot", [True, False])
+def test_a_failed_pivot_falls_back_to_the_path(pivot, monkeypatch):
+    x, y = points(200, 4)
+    if not pivot:
+        monkeypatch.setattr(svm_engine.Pivoting, "solve", lambda self, side: None)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x[:100], y[:100])
+    svm.add(x[100:], y[100:])
+    assert svm._engine.last == ("pivot" if pivot else "joint")
+    check(svm)
+
+
+def test_conditioning_is_survived():
+    """A wide kernel in one dimension: the Gram matrix is singular to working precision from the eighth point on."""
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
+    y = torch.from_numpy((np.sin(9 * x[:, 0].numpy()) > 0).astype(int))
+    stream(IncrementalSVM(RBF(sigma=3.0), C=100.0), x, y)

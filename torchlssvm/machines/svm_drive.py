@@ -1,0 +1,58 @@
+"""What moves while a walk goes from p = 0 to 1, and what a walk reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchlssvm.machines.svm_samples import Samples
+
+
+class Drive:
+    """Coefficients move at the rate d to their target, upper bounds at the rate ``rise``, the gradient at the rate ``tilt``.
+
+    Margin vectors are never driven. ``force`` is the rate of g with the margin vectors at rest, Q d + tilt.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        d: Tensor,  # (n,) rate of alpha; zero where it does not move by itself
+        target: Tensor,  # (n,) alpha at p = 1
+        rise: Tensor | None = None,  # (n,) rate of the upper bounds u
+        tilt: Tensor | None = None,  # (n,) rate of g that no coefficient causes
+        force: Tensor | None = None,  # (n,) Q d, where it is known
+    ):
+        host = samples.host
+        self.d, self.target, self.rise, self.tilted = d, target, rise, tilt is not None
+        self.force = samples.product(d) if force is None else force
+        if tilt is not None:
+            self.force = self.force + tilt
+        self.hd, self.htarget, self.hforce = host(d), host(target), host(self.force)
+        self.hrise = None if rise is None else host(rise)
+        self.measure(samples)
+
+    def measure(self, samples: Samples) -> None:
+        """Who is driven, the balance sum y_k d_k and the size sum |d_k|, after a change of d."""
+        driven = self.hd.nonzero()
+        self.driven = driven[0] if isinstance(driven, tuple) else driven[:, 0]
+        d = self.hd[self.driven]
+        self.balance = float((samples.hy[self.driven] * d).sum())
+        self.size = float(abs(d).sum())
+
+    def advance(self, samples: Samples, t: float) -> None:
+        """Coefficients and bounds move by a step."""
+        samples.halpha[self.driven] += t * self.hd[self.driven]
+        if self.hrise is not None:
+            samples.hu += t * self.hrise
+
+
+@dataclass
+class Event:
+    """One step of a walk: at ``p``, sample ``id`` went to ``to``: "margin", "error", "reserve"; "end" when p = 1."""
+
+    p: float
+    id: int | None
+    to: str
+    step: float

@@ -1,0 +1,279 @@
+"""The operations of the incremental SVM on its state: change, correct, solve; the module around it validates and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional import checks
+from torchlssvm.kernels import Kernel
+from torchlssvm.machines.svm_drive import Drive
+from torchlssvm.machines.svm_solve import Pivoting, first_guess
+from torchlssvm.machines.svm_state import ENDLESS, State
+
+
+class Engine(State):
+    """What is done with samples and margin vectors."""
+
+    # -- adding and removing -------------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        x: Tensor | None,  # (B, J) prepared rows, or (B, n + B)
+        ids: list[int],
+        vectors: dict[str, Tensor],  # y, weight, u of the new samples
+        remove: list[int],  # positions
+        method: str = "auto",
+    ) -> None:
+        """Add and remove samples, along one parameter or by pivoting: the answer is the same."""
+        s = self.samples
+        before = self.snapshot()
+        try:
+            new = range(s.n, s.n)
+            if x is not None and len(ids):
+                new = s.append(x, ids, sign=torch.ones(len(ids), device=s.device, dtype=torch.float64), **vectors)
+                self.margin.fit_capacity()
+            if checks.is_fake(s.y):
+                self._dry_run(new)
+            else:
+                self._choose(new, remove, method)
+        except ConvergenceError:
+            try:  # the way that is slow and sure
+                self.one_by_one(set(remove))
+            except ConvergenceError:
+                self.restore(before)
+                raise
+        self.margin.moved(s.delete(remove))
+        self.operations += 1
+        self.finish()
+
+    def _choose(self, new: range, remove: list[int], method: str) -> None:
+        """The planner. Few samples walk; many are pivoted, and walk if pivoting fails."""
+        s = self.samples
+        held = new.start - len(remove)
+        many = len(new) > max(32, 2 * held)
+        if many and not remove and method == "auto":
+            self.last = "solve"
+            if not self._solve_all():
+                self.one_by_one()
+            return
+        if len(new) == 1 and not remove:
+            Q = s.q(new.start)[None]
+        else:
+            Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
+        self.margin.appended(new, Q)
+        s.extend_rows(new, Q)
+        g = Q @ s.alpha + s.y[new.start :] * self.b - 1.0
+        s.slack[new.start :] = g.abs()
+        s.sign[new.start :] = torch.where(g < 0, -1.0, 1.0)
+        moving = [new.start + k for k in (g < 0).nonzero()[:, 0].tolist()]
+        support = [i for i in remove if float(s.halpha[i]) > 0]
+        count = len(moving) + len(support)
+        if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):
+            if self._pivot(remove):
+                self.last = "pivot"
+                return
+            method = "joint"
+        if method == "path" and count > 1:
+            self.last = "path"
+            for i in remove:
+                self._withdraw(i)
+                self._walk([], [i], Q, new.start)
+            for i in moving:
+                self._walk([i], [], Q, new.start)
+            return
+        for i in remove:
+            self._withdraw(i)
+        if count:
+            self.last = "joint" if count > 1 else "path"
+            self._walk(moving, support, Q, new.start)
+
+    def _withdraw(self, i: int) -> None:
+        """Sample i is to go: its margin is nobody's concern any more."""
+        s, m = self.samples, self.margin
+        if i in m.slot:
+            s.halpha[i] = m.leave(i)
+        s.hsign[i], s.hslack[i] = 0.0, ENDLESS
+
+    def _walk(self, up: list[int], down: list[int], Q: Tensor, start: int) -> None:
+        """alpha goes to u for ``up``, unless it comes to the margin on the way, and to 0 for ``down``."""
+        s = self.samples
+        target, d = torch.zeros_like(s.y), torch.zeros_like(s.y)
+        hd, ht = s.host(d), s.host(target)
+        for i in up:
+            if float(s.hsign[i]) < 0 and float(s.halpha[i]) == 0:  # still on the wrong side
+                ht[i] = hd[i] = s.hu[i]
+        for i in down:
+            hd[i] = -s.halpha[i]
+        if not bool((hd != 0).any()):
+            return
+        if len(up) + len(down) == 1:
+            (i,) = (*up, *down)
+            force = (Q[i - start] if i >= start else s.q(i)) * float(hd[i])
+        else:
+            force = None
+        self.walker.walk(Drive(s, d, target, force=force))
+
+    # -- all at once ---------------------------------------------------------------------------------------------------
+
+    def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None) -> bool:
+        """Pivot from the present sets; samples to be removed are held at 0. False, and nothing changed, if it fails."""
+        s, m = self.samples, self.margin
+        known = None
+        if side is None:
+            side = s.sign.clone()
+            # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
+            side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
+            positions = [i for i in m.slot if i < s.n]
+            slots = [m.slot[i] for i in positions]
+            known = (positions, m.QS[: s.n, slots].T.contiguous())
+        u = s.u.clone()
+        if len(remove):
+            at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
+            side[at] = -1.0
+            s.u[at] = 0.0
+        found = Pivoting(s, known).solve(side)
+        s.u.copy_(u)
+        if found is None:
+            return False
+        alpha, g, b, side = found
+        inside = (side == 0).nonzero()[:, 0]
+        old = self.snapshot()
+        if len(inside) < 2 or not m.build(inside, alpha[inside], b):
+            self.restore(old, appended=True)
+            return False
+        s.alpha.copy_(alpha)
+        s.sign.copy_(side)
+        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        self.walker.events += 1
+        return True
+
+    def _solve_all(self) -> bool:
+        """From scratch: interior points on a part, pivoting on the whole."""
+        s = self.samples
+        guess = first_guess(s, torch.Generator().manual_seed(0))
+        if guess is not None:
+            side, alpha, b = guess
+            if self._pivot((), side):
+                return True
+            try:
+                self.rebuild(alpha, b)
+            except ConvergenceError:
+                return False
+            return True
+        s.alpha.zero_()  # one class only: alpha = 0, and b alone puts every sample on its margin
+        s.sign.fill_(1.0)
+        s.slack.zero_()
+        self.margin.ha[0] = s.hy[0]
+        self.margin.clear()
+        return True
+
+    def rebuild(self, alpha: Tensor, b: float) -> None:
+        """From any alpha in the box with y^T alpha = 0, walk to the optimum: the gradient is tilted and straightened again.
+
+        With r such that g + r satisfies (2) at this alpha, g + (1 - p) r does so all along the walk, and at p = 1 r is gone.
+        """
+        s, m = self.samples, self.margin
+        inside = ((alpha > 0) & (alpha < s.u)).nonzero()[:, 0]
+        s.alpha.copy_(alpha)
+        if not m.build(inside, alpha[inside], b):
+            self.walker.assemble(inside.tolist())
+            alpha = s.alpha.clone()
+            inside = torch.tensor(list(m.slot), dtype=torch.int64, device=s.device)
+        g = s.product(alpha) + s.y * b - 1.0
+        side = torch.where(alpha >= s.u, -1.0, 1.0)
+        side[inside] = 0.0
+        slack = g * side
+        wrong = slack < 0
+        slack = torch.where(wrong, -0.1 * slack, slack)  # what is wrong is put on the right side, a tenth beyond
+        tilted = torch.where(side == 0, 0.0, slack * side)
+        s.sign.copy_(side)
+        s.slack.copy_(torch.where(side == 0, ENDLESS, slack))
+        zero = torch.zeros_like(alpha)
+        self.walker.walk(Drive(s, zero, zero.clone(), tilt=g - tilted, force=zero.clone()))
+
+    def resolve(self) -> None:
+        """Everything anew with the samples held: pivoting from the sets, walking from alpha, or one sample at a time."""
+        s, m = self.samples, self.margin
+        if not s.n:
+            m.clear()
+            return
+        alpha, b = s.alpha.clone(), self.b
+        g = s.product(alpha) + s.y * b - 1.0
+        side = s.sign.clone()
+        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        if self._pivot((), side):
+            self.last = "pivot"
+        else:
+            try:
+                self.rebuild(alpha, b)
+                self.last = "joint"
+            except ConvergenceError:
+                self.one_by_one()
+        self.finish(True)
+
+    # -- bounds and kernels --------------------------------------------------------------------------------------------
+
+    def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
+        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        s, m = self.samples, self.margin
+        before, old = self.snapshot(), s.u.clone()
+        try:
+            if method != "path" and len(m) and s.n > 300:
+                s.u.copy_(u)
+                if self._pivot():
+                    self.last = "pivot"
+                    self.operations += 1
+                    self.finish()
+                    return
+                s.u.copy_(old)
+            rise = u - old
+            d = torch.where(s.sign < 0, rise, 0.0)
+            self.walker.walk(Drive(s, d, u.clone(), rise=rise))
+            s.u.copy_(u)
+            s.alpha.copy_(torch.where(s.sign < 0, u, s.alpha))
+            if len(m):
+                m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
+            self.last = "joint"
+        except ConvergenceError:
+            s.u.copy_(u)
+            try:
+                self.one_by_one()
+            except ConvergenceError:
+                s.u.copy_(old)
+                self.restore(before)
+                raise
+        self.operations += 1
+        self.finish()
+
+    def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
+        """Another kernel on the same samples: change it, then correct the violations."""
+        s = self.samples
+        before, old = self.snapshot(), (s.kernel, s.x)
+        try:
+            s.change_kernel(kernel, x)
+            if s.n and not checks.is_fake(s.y):
+                self.resolve()
+        except ConvergenceError:
+            s.change_kernel(*old)
+            self.restore(before)
+            raise
+
+    # -- keeping exact -------------------------------------------------------------------------------------------------
+
+    def polish(self) -> None:
+        """R and every g anew, corrections until they no longer help, and a walk if a sample is on the wrong side."""
+        s, m = self.samples, self.margin
+        if not s.n:
+            return
+        m.refresh()
+        for _ in range(3):
+            self.resync()
+            if len(m):
+                self.correct()
+        wrong = float((-s.slack).amax())
+        if wrong > 1e-11 * max(1.0, float(s.alpha.amax()) * s.scale):
+            self.resolve()

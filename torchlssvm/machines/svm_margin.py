@@ -1,0 +1,241 @@
+"""The margin vectors in their slots: coefficients, the Jacobian A, its inverse R, and their columns of Q."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional import svm_path
+from torchlssvm.machines.svm_samples import Samples
+
+DEPENDENT = 1e-12
+"""gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
+DRIFT = 1e-7
+"""A residual of R above this is answered by a new inverse; refinement takes care of what lies below."""
+STEADY = 1e-12
+"""With a residual of R below this, R needs no help: refinement is left out between checks."""
+ENDLESS = float("inf")
+
+
+class Margin:
+    """Slots 1.. for margin vectors, slot 0 for b; buffers double, a free slot is a row and a column of zeros.
+
+    QS (n, slots) holds the columns of Q, sample by sample, so that dropping or picking samples moves whole rows. Names that
+    begin with h are views of the same memory for the host (see :class:`Samples`).
+    """
+
+    def __init__(self, samples: Samples):
+        self.samples, self.device, self.host = samples, samples.device, samples.host
+        self._empty(8)
+
+    def _empty(self, slots: int, b: float = 0.0) -> None:
+        self.position: list[int] = [-1]  # of each slot, -1 where it is free
+        self.slot: dict[int, int] = {}  # of each position
+        self.free: list[int] = []  # free slots below top
+        self.slots = 0
+        self.residual = ENDLESS  # of R, when last seen
+        self._allocate(slots)
+        self.ha[0] = b
+
+    def _allocate(self, slots: int) -> None:
+        def new(*shape: int, value: float = 0.0) -> Tensor:
+            return torch.full(shape, value, dtype=torch.float64, device=self.device)
+
+        k, old = self.slots, self.__dict__.copy()
+        self.slots = slots
+        self.R, self.A = new(slots, slots), new(slots, slots)
+        self.QS = new(self.samples.capacity, slots)
+        self.a, self.rise, self.used = new(slots), new(slots), new(slots)
+        self.lower, self.upper = new(slots, value=-ENDLESS), new(slots, value=ENDLESS)
+        self.at = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        if k:
+            self.R[:k, :k], self.A[:k, :k] = old["R"], old["A"]
+            self.QS[: len(old["QS"]), :k] = old["QS"]
+            for name in ("a", "rise", "used", "lower", "upper", "at"):
+                getattr(self, name)[:k] = old[name]
+        self.used[0] = 1.0
+        self._set_top()
+
+    @property
+    def top(self) -> int:
+        """Slots in use lie below."""
+        return len(self.position)
+
+    def _set_top(self) -> None:
+        k = self.top
+        self.Rk, self.Ak, self.QSn = self.R[:k, :k], self.A[:k, :k], self.QS[: self.samples.n, :k]
+        self.hAk, self.hRk, self.hQS = self.host(self.Ak), self.host(self.Rk), self.host(self.QS)
+        vectors = (self.a, self.rise, self.used, self.lower, self.upper, self.at)
+        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (self.host(t[:k]) for t in vectors)
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    def members(self) -> Tensor:
+        """The slots in use (s,), without b's."""
+        return torch.tensor(sorted(self.slot.values()), dtype=torch.int64, device=self.device)
+
+    def fit_capacity(self) -> None:
+        """Follow the sample buffers when they have grown."""
+        if len(self.QS) < self.samples.capacity:
+            QS = torch.zeros(self.samples.capacity, self.slots, dtype=torch.float64, device=self.device)
+            QS[: len(self.QS)] = self.QS
+            self.QS = QS
+
+    def appended(self, positions: range, Q: Tensor | None) -> None:  # (B, n)
+        """Rows of QS for samples just appended, from their rows of Q."""
+        self.fit_capacity()
+        self._set_top()
+        start, stop = positions.start, positions.stop
+        if len(self) and Q is not None:
+            self.QSn[start:stop] = Q[:, self.at[: self.top]]
+        self.QS[start:stop, 0] = self.samples.y[start:stop]
+
+    def moved(self, moves: list[tuple[int, int]]) -> None:
+        """Follow the samples that filled gaps, after a deletion."""
+        for last, i in moves:
+            self.QS[i] = self.QS[last]
+            if (slot := self.slot.pop(last, None)) is not None:
+                self.slot[i] = slot
+                self.position[slot] = i
+                self.hat[slot] = i
+        self.QSn = self.QS[: self.samples.n, : self.top]
+
+    def gather(self, values: Any, first: float) -> Any:  # (n,) -> (top,)
+        """values of the margin vectors in their slots, ``first`` in b's, zero in free ones: a right-hand side of (6)."""
+        h = values[self.hat] * self.hused
+        h[0] = first
+        return h
+
+    # -- who is in -----------------------------------------------------------------------------------------------------
+
+    def sensitivities(self, h: Any, beta: Any = None) -> Any:  # (top,) -> (top,)
+        """beta = -R h (10), refined, or a beta known already; R is made anew when it has drifted."""
+        tensor = h if isinstance(h, Tensor) else torch.from_numpy(h)
+        out, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor, beta)
+        self.residual = float(abs(self.host(residual)).max()) / max(float(abs(h).max()), 1e-300)
+        if self.residual > DRIFT:
+            self.refresh()
+            out, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
+        return out
+
+    def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Tensor, float, bool]:  # (n,) -> (top,)
+        """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
+        h = self.gather(hrow, float(self.samples.hy[i]))
+        self.border = h
+        q = float(hrow[i])
+        if self.residual < STEADY:
+            beta = torch.mv(self.Rk, h if isinstance(h, Tensor) else torch.from_numpy(h)).neg_()
+            gamma = q + float(h @ self.host(beta))
+            if gamma > 1e-3 * q:  # far from the span: no need to look more closely
+                return beta, gamma, False
+        beta = self.sensitivities(h)
+        terms = h * self.host(beta)
+        gamma = q + float(terms.sum())
+        return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
+
+    def enter(self, i: int, row: Tensor, hrow: Any, alpha: float, beta: Tensor | None, gamma: float) -> None:
+        """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before."""
+        y = float(self.samples.hy[i])
+        slot = heapq.heappop(self.free) if self.free else self.top
+        if slot == self.top:
+            self.position.append(i)
+            if slot == self.slots:
+                self._allocate(2 * self.slots)
+            self._set_top()
+            beta = None if beta is None else torch.cat([beta, beta.new_zeros(1)])
+        if beta is None:
+            svm_path.first_(self.Rk, float(hrow[i]), y, slot)
+        else:
+            svm_path.grow_(self.Rk, beta, gamma, slot)
+        self.position[slot], self.slot[i] = i, slot
+        self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
+        self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
+        self.hQS[: self.samples.n, slot] = hrow
+        border = self.border if beta is not None else (y,)
+        A, k = self.hAk, len(border)
+        A[slot, :k] = border if k > 1 else y
+        A[:k, slot] = border if k > 1 else y
+        A[slot, slot] = hrow[i]
+
+    def leave(self, i: int) -> float:
+        """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
+        if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
+            self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign
+                raise ConvergenceError("the margin vectors have become dependent")
+        slot = self.slot.pop(i)
+        alpha = float(self.ha[slot])
+        if len(self.slot):
+            svm_path.shrink_(self.Rk, slot)
+        else:
+            self.R.zero_()
+        self.hAk[slot, :], self.hAk[:, slot] = 0.0, 0.0
+        self.position[slot] = -1
+        self.hat[slot], self.hused[slot], self.ha[slot], self.hrise[slot] = 0, 0.0, 0.0, 0.0
+        self.hlower[slot], self.hupper[slot] = -ENDLESS, ENDLESS
+        if slot == self.top - 1:
+            while self.top > 1 and self.position[-1] < 0:
+                self.position.pop()
+            self.free = [s for s in self.free if s < self.top]
+            heapq.heapify(self.free)
+            self._set_top()
+        else:
+            heapq.heappush(self.free, slot)
+        return alpha
+
+    # -- made anew -----------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """R from A anew."""
+        used = torch.cat([torch.zeros(1, dtype=torch.int64, device=self.device), self.members()])
+        if len(used) > 1:
+            try:
+                self.R.copy_(svm_path.inverse(self.A, used))
+            except RuntimeError as error:  # LinAlgError, which torch does not export to type checkers
+                raise ConvergenceError("the margin vectors have become dependent") from error
+
+    def clear(self) -> None:
+        """No margin vectors; b stays."""
+        self._empty(self.slots, float(self.ha[0]))
+        self.QS[: self.samples.n, 0] = self.samples.y
+
+    def build(self, positions: Tensor, alpha: Tensor, b: float) -> bool:  # (s,), (s,)
+        """All at once: these margin vectors, R by one inversion. False, and no margin vectors, if they are dependent."""
+        s, slots = len(positions), self.slots
+        while slots <= s:
+            slots *= 2
+        self._empty(slots, b)
+        self.QS[: self.samples.n, 0] = self.samples.y
+        if not s:
+            return True
+        block = self.samples.block(positions)  # (s, n)
+        k = s + 1
+        self.position += positions.tolist()
+        self.slot = {i: t for t, i in enumerate(self.position) if t}
+        self.at[1:k], self.used[1:k], self.a[1:k] = positions, 1.0, alpha
+        self.lower[1:k], self.upper[1:k] = 0.0, self.samples.u[positions]
+        self.QS[: self.samples.n, 1:k] = block.T
+        self._set_top()
+        y = self.samples.y[positions]
+        A = self.Ak
+        A[0, 1:], A[1:, 0], A[1:, 1:] = y, y, block[:, positions]
+        try:
+            self.Rk.copy_(svm_path.inverse(A, torch.arange(k, device=self.device)))
+        except RuntimeError:  # LinAlgError
+            self.clear()
+            return False
+        # 1 / R_jj is the gamma of margin vector j with respect to the others (14): none may lie in their span.
+        own = self.Rk.diagonal()[1:].reciprocal()
+        good = s == 1 or bool((own > 10 * DEPENDENT * A.diagonal()[1:]).all())
+        if good:
+            h = A.sum(1)
+            self.residual = float((A @ (self.Rk @ h) - h).abs().amax() / h.abs().amax())
+            good = self.residual <= DRIFT
+        if not good:
+            self.clear()
+        return good

@@ -1,0 +1,294 @@
+"""What the incremental SVM keeps of each sample, by position, and the kernel rows it computes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.kernels import RBF, Kernel
+
+VECTORS = ("y", "weight", "u", "alpha", "sign", "slack")
+"""Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, the side that g must keep to (+1: g >= 0,
+the reserve set; -1: g <= 0, the error set; 0: a margin vector), and the slack sign * g, infinite for a margin vector."""
+
+
+def _numpy(t: Tensor) -> Any:
+    return t if checks.is_fake(t) else t.numpy()
+
+
+def _same(t: Tensor) -> Any:
+    return t
+
+
+WIDE = 30.0
+"""gamma |x|^2 beyond which RBF is computed from differences."""
+
+
+class Samples:
+    """Samples in positions 0..n-1 of buffers that double; a removal moves the last sample into the gap.
+
+    Rows of Q are computed on demand and kept, up to ``cache_bytes``, for the next time. ``host(t)`` is the same memory as a
+    NumPy array where it is on the CPU (indexing it costs a twentieth of what a tensor's does), else t; attributes that begin
+    with h are such views.
+    """
+
+    def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.kernel, self.device, self.cache_bytes = kernel, device, cache_bytes
+        self.host = _numpy if device.type == "cpu" else _same
+        self.n, self.capacity = 0, 0
+        self.scale = 1.0  # the largest K(x, x) seen: what rounding is measured by
+        self.ids: list[int] = []
+        self.where: dict[int, int] = {}  # id -> position
+        self.x = torch.empty(0, 0, dtype=torch.float64, device=device)  # prepared rows, or the Gram matrix itself
+        self.vectors = {name: self._new(0) for name in VECTORS}
+        self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
+        self._centre: Tensor | None = None
+        self.wide = False
+        self.forget_rows()
+        self._set_n(0)
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def _set_n(self, n: int) -> None:
+        self.n = n
+        self.y, self.weight, self.u, self.alpha, self.sign, self.slack = (self.vectors[name][:n] for name in VECTORS)
+        views = (self.host(t) for t in (self.y, self.u, self.alpha, self.sign, self.slack))
+        self.hy, self.hu, self.halpha, self.hsign, self.hslack = views
+
+    @property
+    def g(self) -> Tensor:
+        """g (n,): zero for margin vectors."""
+        return torch.where(self.sign == 0, 0.0, self.slack * self.sign)
+
+    @property
+    def precomputed(self) -> bool:
+        """Whether x is the Gram matrix."""
+        return self.kernel is None
+
+    # -- appending and deleting ----------------------------------------------------------------------------------------
+
+    def append(self, x: Tensor, ids: list[int], **vectors: Tensor) -> range:  # (B, J), or (B, n + B) if precomputed
+        """Take over samples; returns their positions. Columns of cached rows are filled in."""
+        old, n = self.n, self.n + len(ids)
+        self._reserve(n, x.shape[1])
+        if self.precomputed:
+            self.x[old:n, :n] = x
+            self.x[:old, old:n] = x[:, :old].T
+        else:
+            self.x[old:n] = x
+        for name in VECTORS:
+            self.vectors[name][old:n] = vectors.get(name, 0.0)
+        self.ids += ids
+        self.where |= {i: old + k for k, i in enumerate(ids)}
+        self._set_n(n)
+        self._lifted(old, n)
+        self._measure(old, n)
+        return range(old, n)
+
+    def delete(self, positions: Iterable[int]) -> list[tuple[int, int]]:
+        """Drop samples; returns the moves (from, to) by which the last samples filled the gaps, in order."""
+        moves = []
+        for i in sorted(positions, reverse=True):
+            last = self.n - 1
+            del self.where[self.ids[i]]
+            if i != last:
+                moves.append((last, i))
+                self.x[i] = self.x[last]
+                for h in (self.hy, self.hu, self.halpha, self.hsign, self.hslack, self.weight):
+                    h[i] = h[last]
+                if self.precomputed:
+                    self.x[:, i] = self.x[:, last]
+                if len(self._lift):
+                    self._lift[i] = self._lift[last]
+                self.ids[i] = self.ids[last]
+                self.where[self.ids[i]] = i
+            self.ids.pop()
+            self._move_row(last, i)
+            self._set_n(last)
+        return moves
+
+    def rename(self, names: dict[int, int]) -> None:
+        """Give samples other ids."""
+        for old, new in names.items():
+            i = self.where.pop(old)
+            self.ids[i], self.where[new] = new, i
+
+    def truncate(self, n: int) -> None:
+        """Drop everything from position n on: what was appended last, and failed."""
+        while self.n > n:
+            self.delete([self.n - 1])
+
+    def _reserve(self, n: int, J: int) -> None:
+        if n <= self.capacity and (self.precomputed or self.x.shape[1] == J):
+            return
+        capacity = max(16, self.capacity)
+        while capacity < n:
+            capacity *= 2
+        x = self._new(capacity, capacity if self.precomputed else J)
+        if self.n:
+            x[: self.n, : self.x.shape[1]] = self.x[: self.n]
+        self.x = x
+        for name, old in self.vectors.items():
+            self.vectors[name] = self._new(capacity)
+            self.vectors[name][: self.n] = old[: self.n]
+        lift, self._lift = self._lift, self._new(0, 0)
+        if type(self.kernel) is RBF:
+            self._lift = self._new(capacity, J + 2)
+            if self.n:
+                self._lift[: self.n] = lift[: self.n]
+        self.capacity = capacity
+        self.forget_rows()
+
+    def change_kernel(self, kernel: Kernel | None, x: Tensor | None) -> None:
+        """Another kernel, on other rows x (n, J) where they are not the same: the Gram matrix (n, n), if precomputed."""
+        self.kernel, n, capacity = kernel, self.n, self.capacity
+        if x is not None:
+            self.x = self._new(capacity, capacity if kernel is None else x.shape[1])
+            self.x[: len(x), : x.shape[1]] = x
+        self._lift = self._new(capacity, self.x.shape[1] + 2) if type(kernel) is RBF else self._new(0, 0)
+        self.forget_rows()
+        self.scale, self.wide = 1.0, False
+        self._lifted(0, n)
+        self._measure(0, n)
+
+    # -- rows of the kernel --------------------------------------------------------------------------------------------
+
+    def _measure(self, start: int, stop: int) -> None:
+        if type(self.kernel) is not RBF and stop > start and not checks.is_fake(self.x):
+            if start == 0:
+                self.scale = torch.finfo(torch.float64).tiny
+            self.scale = max(self.scale, float(self.diagonal(start).amax()))
+
+    def _lifted(self, start: int, stop: int) -> None:
+        """Rows P_i = [x_i, |x_i|^2, 1] of RBF, for which -gamma |x - z|^2 = P_x . [2 gamma z, -gamma, -gamma |z|^2].
+
+        One product and one exp make a row; centred on the first batch, a common offset costs no digits. Where gamma |x|^2 is
+        large the product would cost some, and differences are taken instead.
+        """
+        if not len(self._lift) or start == stop:
+            return
+        if self._centre is None or start == 0:
+            self._centre = self.x[start:stop].mean(0)
+        x = self.x[start:stop] - self._centre
+        self._lift[start:stop, :-2] = x
+        self._lift[start:stop, -2] = x.square().sum(1)
+        self._lift[start:stop, -1] = 1.0
+        if not self.wide and not checks.is_fake(x):
+            assert isinstance(self.kernel, RBF)
+            self.wide = bool(self._lift[start:stop, -2].amax() * self.kernel.gamma > WIDE)
+            if self.wide:
+                self.forget_rows()
+
+    def q(self, i: int) -> Tensor:  # -> (n,)
+        """Q_i: = y_i y K(x_i, X), from the cache if it is there. Not to be written to."""
+        slot = self._row_of.get(i)
+        if slot is not None:
+            self._row_of[i] = self._row_of.pop(i)  # used last
+            return self._rows[slot, : self.n]
+        row = self._compute(i)
+        self.keep_row(i, row)
+        return row
+
+    def _compute(self, i: int) -> Tensor:
+        if self.precomputed:
+            return self.x[i, : self.n] * self.y * self.y[i]
+        if type(self.kernel) is RBF and self.wide:
+            return self.block(torch.tensor([i], device=self.device))[0]
+        if type(self.kernel) is RBF:
+            z = self._lift[i] * (2 * self.kernel.gamma)
+            h, gamma = self.host(z), self.kernel.gamma
+            h[-1] = h[-2] * -0.5
+            h[-2] = -gamma
+            row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()
+            return row.mul_(self.y).mul_(float(self.hy[i]))
+        assert self.kernel is not None
+        row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
+        return row * self.y * self.y[i]
+
+    def block(self, i: Tensor, j: Tensor | None = None) -> Tensor:  # (k,), (l,) -> (k, l)
+        """Q_ij for positions i and j (all of them by default)."""
+        if self.precomputed:
+            K = self.x[i][:, : self.n] if j is None else self.x[i][:, j]
+        elif type(self.kernel) is RBF:
+            K = self._between(self._lift[i], self._lift[: self.n] if j is None else self._lift[j])
+        else:
+            assert self.kernel is not None
+            K = self.kernel.tiled(self.x[i], self.x[: self.n] if j is None else self.x[j]).to(torch.float64)
+        return K * self.y[i][:, None] * (self.y if j is None else self.y[j])
+
+    def _between(self, p: Tensor, other: Tensor) -> Tensor:
+        assert isinstance(self.kernel, RBF)
+        if self.wide:
+            rows = max(1, 2**20 // max(1, other[:, :-2].numel()))
+            parts = [(a[:, None, :-2] - other[None, :, :-2]).square().sum(-1) for a in p.split(rows)]
+            return torch.cat(parts).mul_(-self.kernel.gamma).exp_()
+        z = torch.cat([p[:, :-2] * 2, -torch.ones_like(p[:, :1]), -p[:, -2:-1]], 1) * self.kernel.gamma
+        return torch.mm(z, other.T).clamp_(max=0.0).exp_()
+
+    def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
+        """Q v, using only the columns where v is not zero, a few thousand kernel values at a time."""
+        out = torch.zeros_like(v)
+        used = v.nonzero()[:, 0]
+        for part in used.split(max(1, 2**22 // max(1, self.n))):
+            out.addmv_(self.block(part).T, v[part])
+        return out
+
+    def between(self, x: Tensor, used: Tensor) -> Tensor:  # (B, J), (k,) -> (B, k)
+        """K(x, x_used) for rows from outside, as they come (differentiable); x is (B, n) if precomputed."""
+        if self.precomputed:
+            return x[:, used]
+        assert self.kernel is not None
+        return self.kernel.tiled(x, self.x[used])
+
+    def diagonal(self, start: int = 0) -> Tensor:  # -> (n - start,)
+        """K(x_i, x_i) from position ``start`` on."""
+        if self.precomputed:
+            return self.x.diagonal()[start : self.n].clone()
+        assert self.kernel is not None
+        if type(self.kernel) is RBF:
+            return torch.ones_like(self.y[start:])
+        if not self.kernel.deep:
+            return self.kernel.diag(self.x[start : self.n]).to(torch.float64)
+        at = torch.arange(start, self.n, device=self.device)  # x holds rows that are prepared already
+        return torch.cat([self.block(i, i).diagonal() for i in at.split(64)])
+
+    # -- the cache -----------------------------------------------------------------------------------------------------
+
+    def forget_rows(self) -> None:
+        """Empty the cache: the kernel or the buffers have changed."""
+        room = self.cache_bytes // (8 * self.capacity) if self.capacity else 0
+        self._rows = torch.empty(min(room, self.capacity), self.capacity, dtype=torch.float64, device=self.device)
+        self._row_of: dict[int, int] = {}  # position -> row of the cache, least recently used first
+        self._free = list(range(len(self._rows)))[::-1]
+
+    def keep_row(self, i: int, row: Tensor) -> None:
+        """Remember Q_i:, dropping the row that was not used for the longest time."""
+        if not len(self._rows):
+            return
+        slot = self._row_of.pop(i, None)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._row_of.pop(next(iter(self._row_of)))
+        self._row_of[i] = slot
+        self._rows[slot, : self.n] = row
+
+    def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
+        """Fill in the columns of samples just appended."""
+        if self._row_of:
+            at = torch.tensor(list(self._row_of), device=self.device)
+            slots = torch.tensor(list(self._row_of.values()), device=self.device)
+            self._rows[slots, positions.start : positions.stop] = Q[:, at].T
+
+    def _move_row(self, last: int, i: int) -> None:
+        """Position ``last`` becomes position i; what was in i is gone."""
+        if (slot := self._row_of.pop(i, None)) is not None:
+            self._free.append(slot)
+        if last != i:
+            if (slot := self._row_of.pop(last, None)) is not None:
+                self._row_of[i] = slot
+            if len(self._rows):
+                self._rows[:, i] = self._rows[:, last]

@@ -1,0 +1,147 @@
+"""Solving at once: block pivoting from a guess of the three sets, with interior points for the first guess."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional.svm_qp import interior_point
+from torchlssvm.machines.svm_samples import Samples
+
+START = 300  # samples of the first interior-point solution
+ROUNDS = 25  # pivoting ends after so many, or when it stops making progress
+TOLERANCE = 1e-11
+
+
+class Pivoting:
+    """Rows of Q for every sample that has been in S, in a buffer that doubles; the sets come and go."""
+
+    def __init__(self, samples: Samples, known: tuple[list[int], Tensor] | None = None):
+        self.samples = samples
+        self.row_of: dict[int, int] = {}
+        self.rows = torch.empty(0, samples.n, dtype=torch.float64, device=samples.device)
+        if known is not None:  # positions, and their rows
+            self.row_of = {i: k for k, i in enumerate(known[0])}
+            self.rows = known[1]
+
+    def rows_for(self, positions: Tensor) -> Tensor:  # (s,) -> (s, n)
+        """Rows of Q, those not seen before computed in one block."""
+        places = positions.tolist()
+        new = [i for i in places if i not in self.row_of]
+        if new:
+            block = self.samples.block(torch.tensor(new, device=self.samples.device))
+            used = len(self.row_of)
+            if used + len(new) > len(self.rows):
+                rows = self.rows.new_empty(max(2 * used, used + len(new)), self.samples.n)
+                rows[:used] = self.rows[:used]
+                self.rows = rows
+            self.rows[used : used + len(new)] = block
+            self.row_of |= {i: used + k for k, i in enumerate(new)}
+        return self.rows[torch.tensor([self.row_of[i] for i in places], device=self.samples.device)]
+
+    def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
+        """Q v, from rows at hand as far as they are."""
+        used = v.nonzero()[:, 0]
+        places = used.tolist()
+        known = [k for k, i in enumerate(places) if i in self.row_of]
+        out = torch.zeros_like(v)
+        if known:
+            at = torch.tensor([self.row_of[places[k]] for k in known], device=v.device)
+            out = self.rows[at].T @ v[used[known]]
+            v = v.index_fill(0, used[known], 0.0)
+        return out + self.samples.product(v) if len(known) < len(places) else out
+
+    def solve(self, side: Tensor) -> tuple[Tensor, Tensor, float, Tensor] | None:  # (n,): +1 R, -1 E, 0 S
+        """alpha, g, b and the sets at the optimum, or None if pivoting does not get there.
+
+        With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
+        goes to the bound it passed; a sample with g on the wrong side goes to S; until nothing moves (primal-dual active set).
+        """
+        s = self.samples
+        side = side.clone()
+        held = torch.zeros_like(s.u)  # the coefficients at their bounds, and
+        outer = torch.zeros_like(s.u)  # what they make of g
+        best, patience = s.n + 1, 6
+        for _ in range(ROUNDS):
+            inside = (side == 0).nonzero()[:, 0]
+            if not len(inside) or len(inside) > 3000:
+                return None
+            rows = self.rows_for(inside)
+            bound = torch.where(side < 0, s.u, 0.0)
+            outer = outer + self.product(bound - held)
+            held = bound
+            k = len(inside) + 1
+            A = rows.new_zeros(k, k)
+            A[0, 1:] = A[1:, 0] = s.y[inside]
+            A[1:, 1:] = rows[:, inside]
+            right = torch.cat([-(s.y @ bound)[None], 1.0 - outer[inside]])
+            solution = _refined_solve(A, right)
+            if solution is None:
+                return None
+            b, inner = float(solution[0]), solution[1:]
+            alpha = bound.index_copy(0, inside, inner)
+            g = outer + rows.T @ inner + s.y * b - 1.0
+            g[inside] = 0.0
+            size = TOLERANCE * (1.0 + float(alpha.abs().amax()) * s.scale)
+            new = side.clone()
+            new[(side > 0) & (g < -size)] = 0.0
+            new[(side < 0) & (g > size)] = 0.0
+            new[inside] = (inner <= 0).to(side.dtype) - (inner >= s.u[inside]).to(side.dtype)
+            moved = int((new != side).sum())
+            if not moved:
+                return alpha, g, b, side
+            patience = 6 if moved < best else patience - 1
+            best = min(best, moved)
+            if not patience:
+                return None
+            side = new
+        return None
+
+
+def _refined_solve(A: Tensor, right: Tensor) -> Tensor | None:
+    LU, pivots, info = torch.linalg.lu_factor_ex(A)
+    if int(info):
+        return None
+    x = torch.linalg.lu_solve(LU, pivots, right[:, None])
+    x = x + torch.linalg.lu_solve(LU, pivots, right[:, None] - A @ x)
+    return x[:, 0] if bool(torch.isfinite(x).all()) else None
+
+
+def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, Tensor, float] | None:
+    """The sets of the full problem (n,), and alpha (n,) and b on a part of it; None with one class only.
+
+    A random part is solved by interior points; g of all samples then says on which side they are.
+    """
+    s = samples
+    part = torch.randperm(s.n, generator=generator)[:START].to(s.device)
+    for label in (1.0, -1.0):
+        own = (s.y == label).nonzero()[:, 0]
+        if not len(own):
+            return None
+        if not bool((s.y[part] == label).any()):
+            part = torch.cat([own[:5], part])
+    u = s.u[part]
+    inner, b = interior_point(s.block(part, part), s.y[part], u, 1e-3)
+    alpha = torch.zeros_like(s.y)
+    alpha[part] = balanced(
+        torch.where(inner < 1e-4 * u, 0.0, torch.where(inner > (1 - 1e-4) * u, u, inner)), u, s.y[part]
+    )
+    g = s.product(alpha) + s.y * b - 1.0
+    side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
+    # What is far on the wrong side will be an error vector, what is near a margin vector.
+    outside = torch.ones_like(s.y, dtype=torch.bool)
+    outside[part] = False
+    side = torch.where(outside & (g < -1.0), -1.0, torch.where(outside & (g < 0), 0.0, side))
+    return side, alpha, b
+
+
+def balanced(alpha: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 3 -> (n,)
+    """alpha in its box with y^T alpha = 0: the heavier class gives way, its free coefficients first."""
+    excess = y @ alpha
+    heavy = y == excess.sign()
+    free = heavy & (alpha < u)
+    for giving in (free, heavy):
+        total, excess = alpha[giving].sum(), (y @ alpha).abs()
+        share = torch.clamp(1.0 - excess / total, min=0.0) if float(total) > 0 else excess * 0.0
+        alpha = torch.where(giving, alpha * share, alpha)
+    return alpha

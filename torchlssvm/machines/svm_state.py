@@ -1,0 +1,158 @@
+"""The state of the incremental SVM, and what keeps it exact: corrections, recomputation, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import torch
+
+from torchlssvm.functional import checks, svm_path
+from torchlssvm.kernels import Kernel
+from torchlssvm.machines.svm_drive import Drive
+from torchlssvm.machines.svm_margin import STEADY, Margin
+from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_walk import Walker
+
+ENDLESS = float("inf")
+CORRECT_EVERY = 8  # operations between corrections by the true residual of the margin vectors
+NEAR = 1e-11  # a coefficient this near to a bound, as a share of u, may be there
+RESYNC_EVERY = 2000  # events between recomputations of every g
+
+
+class State:
+    """Samples, margin vectors and the walk, and their upkeep."""
+
+    def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.samples = Samples(kernel, device, cache_bytes)
+        self.margin = Margin(self.samples)
+        self.walker = Walker(self.samples, self.margin)
+        self.operations, self.synced = 0, 0  # operations so far, and the count of events when g was last recomputed
+        self.checked = -1  # the count of events at the end of the last operation
+        self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
+
+    @property
+    def b(self) -> float:
+        """The offset."""
+        return 0.0 if checks.is_fake(self.margin.a) else float(self.margin.ha[0])
+
+    def finish(self, thoroughly: bool = False) -> None:
+        """The end of an operation: b in the middle where it is free, and drift removed from time to time."""
+        s, m = self.samples, self.margin
+        if checks.is_fake(s.y):
+            return
+        if not (thoroughly or not len(m) or self.walker.events != self.checked):
+            return  # nothing has moved
+        self.checked = self.walker.events
+        inside = (m.ha > NEAR * m.hupper) & (m.ha < (1.0 - NEAR) * m.hupper) & (m.hused > 0)
+        inside[0] = False
+        if self.walker.perturbed:
+            self.walker.perturbed, thoroughly = False, True
+        if not bool(inside.any()):
+            self._centre_b()
+        elif thoroughly or self.operations % CORRECT_EVERY == 0 or m.residual >= STEADY:
+            if thoroughly or self.walker.events - self.synced > RESYNC_EVERY:
+                self.resync()
+            self.correct()
+
+    def _centre_b(self) -> None:
+        """No coefficient is strictly inside its box: S is empty, and b the middle of the interval it is free in."""
+        s, m = self.samples, self.margin
+        for i, slot in m.slot.items():
+            up = float(m.ha[slot]) > 0.5 * float(s.hu[i])
+            s.halpha[i] = s.hu[i] if up else 0.0
+            s.hsign[i], s.hslack[i] = (-1.0 if up else 1.0), 0.0
+        if len(m):
+            m.clear()
+        if not s.n:
+            m.ha[0] = 0.0
+            return
+        if int((s.alpha > 0).sum()) * s.n < 4_000_000:
+            self.resync()
+        low, high = (float(v) for v in svm_path.b_interval(s.g, s.y, s.sign))
+        ends = [v for v in (low, high) if abs(v) < ENDLESS]
+        shift = sum(ends) / len(ends) if ends else 0.0
+        s.slack.add_(s.sign * s.y, alpha=shift).clamp_(min=0.0)
+        m.ha[0] += shift
+
+    def correct(self) -> None:
+        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r. Also on the way."""
+        s, m = self.samples, self.margin
+        if not len(m):
+            return
+        support = s.alpha.nonzero()[:, 0]
+        r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
+        r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0
+        r *= m.used[: m.top]
+        delta = m.sensitivities(m.host(r))
+        m.a[: m.top] += delta
+        m.a[1 : m.top] = torch.minimum(torch.maximum(m.a[1 : m.top], m.lower[1 : m.top]), m.upper[1 : m.top])
+        s.slack.add_(s.sign * (m.QSn @ delta))
+        self.walker.settle()
+
+    def resync(self) -> None:
+        """Every g from its definition, not from its history."""
+        s = self.samples
+        g = s.product(s.alpha) + s.y * self.b - 1.0
+        s.slack.copy_(torch.where(s.sign == 0, ENDLESS, g * s.sign))
+        self.synced = self.walker.events
+
+    def violation(self) -> float:
+        """The largest violation of (2), (3), from the definition."""
+        s = self.samples
+        g = s.product(s.alpha) + s.y * self.b - 1.0
+        return float(svm_path.kkt_violation(s.alpha, g, s.u, s.y))
+
+    def snapshot(self) -> dict[str, Any]:
+        """What it takes to go back."""
+        s, m = self.samples, self.margin
+        vectors = {name: s.vectors[name][: s.n].clone() for name in ("alpha", "sign", "slack", "u")}
+        return {"n": s.n, "vectors": vectors, "slots": dict(m.slot), "b": self.b}
+
+    def restore(self, old: dict[str, Any], appended: bool = False) -> None:
+        """Go back to a snapshot; the samples appended since are dropped."""
+        s, m = self.samples, self.margin
+        if not appended:
+            s.truncate(old["n"])
+        for name, value in old["vectors"].items():
+            s.vectors[name][: s.n] = value
+        inside = torch.tensor(list(old["slots"]), dtype=torch.int64, device=s.device)
+        m.fit_capacity()
+        if not m.build(inside, s.alpha[inside], old["b"]):
+            self.one_by_one()
+
+    def one_by_one(self, without: Set[int] = frozenset()) -> None:
+        """The guaranteed way: from nothing, one sample after the other; ``without``: positions that are to be removed."""
+        s, m = self.samples, self.margin
+        n = s.n
+        s.alpha.zero_()
+        s.sign.zero_()
+        s.slack.fill_(ENDLESS)
+        m.ha[0] = 0.0
+        m.clear()
+        zero = torch.zeros_like(s.y)
+        for i in range(n):
+            if i in without:
+                continue
+            self.walker.settle()
+            row = s.q(i)
+            g = float(row @ s.alpha) + float(s.hy[i]) * self.b - 1.0
+            s.hsign[i], s.hslack[i] = (-1.0 if g < 0 else 1.0), abs(g)
+            if g < 0:
+                d, target = zero.clone(), zero.clone()
+                d[i] = target[i] = s.hu[i]
+                self.walker.walk(Drive(s, d, target, force=row * float(s.hu[i])))
+        self.last = "path"
+
+    def _dry_run(self, new: range) -> None:
+        """Without data (fake tensors) no event can be found: one step of each kind runs, for its shapes and devices."""
+        s, m = self.samples, self.margin
+        Q = s.block(torch.arange(s.n, device=s.device))
+        m.appended(range(s.n), Q)
+        beta, _ = svm_path.sensitivities(m.Rk, m.Ak, m.gather(Q[0], 1.0))
+        gamma = svm_path.margin_sensitivities(m.QSn, beta, Q[0])
+        svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper)
+        svm_path.margin_rates(s.slack, gamma, s.sign)
+        m.R.addr_(m.a, m.a)
+        s.alpha.copy_(torch.linalg.solve(Q, s.y))
+        svm_path.kkt_violation(s.alpha, gamma, s.u, s.y)

@@ -1,0 +1,321 @@
+"""The walk: a drive runs from p = 0 to 1 while every other sample keeps its Kuhn-Tucker conditions (2), (3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional import svm_path
+from torchlssvm.machines.svm_drive import Drive, Event
+from torchlssvm.machines.svm_margin import DEPENDENT, STEADY, Margin
+from torchlssvm.machines.svm_samples import Samples
+
+TINY = 1e-13
+"""A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
+REFINE = 6
+"""While R is steady, beta is carried from event to event and refined every so many."""
+MILD = 1e3
+"""beta is carried over a change of S only where gamma is at least this share of Q_ii: errors grow by no more."""
+PERTURB = 200
+"""Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
+PATIENCE = 50
+"""Events without a step before their order is changed."""
+ENDLESS = float("inf")
+
+
+class Walker:
+    """Walks samples and margin vectors along a drive."""
+
+    def __init__(self, samples: Samples, margin: Margin, watch: Callable[[Event], None] | None = None):
+        self.samples, self.margin, self.watch = samples, margin, watch
+        self.events = 0
+        self.perturbed = False
+
+    def walk(self, drive: Drive, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS) -> float:
+        """From p = 0 to 1. The g of the sample ``watching``, which starts at g, is returned; below ``stop_below`` it ends."""
+        s, m = self.samples, self.margin
+        self.p, self.drive = 0.0, drive
+        self.budget = self.events + 1500 + 40 * s.n
+        self.beta: Any = None  # carried over from the last event, where it can be
+        self.age = self.idle = 0
+        if drive.hrise is not None:
+            m.hrise[:] = m.gather(drive.hrise, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            while 1.0 - self.p > TINY:
+                g += self._step(watching)
+                if g < stop_below:
+                    return g
+        self._finish()
+        return g
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def _step(self, watching: int) -> float:
+        """One event, and the change of the watched g."""
+        s, m, drive = self.samples, self.margin, self.drive
+        if self.events > self.budget:
+            raise ConvergenceError(
+                f"no end after {self.events} events with {s.n} samples; the walk is at p = {self.p:.6g}"
+            )
+        if not len(m) and abs(drive.balance) > 1e-14 * drive.size:
+            return self._shift_b(watching)
+        beta = self._sensitivities()
+        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, drive.force))
+        hbeta = m.host(beta)
+        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        t, to, i = self._largest_step(hbeta, rate, quotient, 1.0 - self.p)
+        if t > 0:
+            m.ha += t * hbeta
+            s.hslack += t * rate
+            drive.advance(s, t)
+            if drive.hrise is not None:
+                m.hupper += t * m.hrise
+            self.p += t
+        if to == "margin":
+            self._enter(i, float(gamma[i]), hbeta)
+        elif to != "end":
+            self._leave(i, to, hbeta)
+        self._note(to, i, t)
+        return t * float(gamma[watching])
+
+    def _sensitivities(self) -> Tensor:
+        m, drive = self.margin, self.drive
+        if not len(m):
+            return torch.zeros_like(m.a[: m.top])
+        if self.beta is not None and self.age < REFINE and m.residual < STEADY:
+            self.age += 1
+            return self.beta if isinstance(self.beta, Tensor) else torch.from_numpy(self.beta)
+        self.age = 0
+        beta: Tensor = m.sensitivities(m.gather(drive.hforce, drive.balance))
+        return beta
+
+    def _largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
+        """The largest step (2.3), what ends it ("end" if nothing does), and the position of the sample."""
+        m = self.margin
+        rise = m.hrise if self.drive.rise is not None else None
+        inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
+        slot, i = int(inner.argmin()), int(quotient.argmin())
+        t, q = float(inner[slot]), float(quotient[i])
+        u = -1.0 / q if q < 0 else ENDLESS
+        floor = 16 * svm_path.EPS * self.samples.scale * (float(abs(beta).sum()) + self.drive.size)
+        if min(t, u) <= TINY or -float(rate[i]) <= floor:
+            return self._careful_step(inner, beta, rate, quotient, floor, most)
+        if min(t, u) >= most:
+            return most, "end", -1
+        if u <= t:
+            return u, "margin", i
+        return t, self._bound(slot, beta, t), m.position[slot]
+
+    def _bound(self, slot: int, beta: Any, t: float) -> str:
+        m = self.margin
+        if self.drive.rise is None:
+            return "error" if float(beta[slot]) > 0 else "reserve"
+        a, b, u, r = (float(v[slot]) for v in (m.ha, beta, m.hupper, m.hrise))
+        return "error" if svm_path.reaches_upper(a, b, u, r, t) else "reserve"
+
+    def _careful_step(
+        self, inner: Any, beta: Any, rate: Any, quotient: Any, floor: float, most: float
+    ) -> tuple[float, str, int]:
+        """The same where rates are 0 to rounding (a sample in the span of S, such as a duplicate, has no events).
+
+        Among simultaneous events the sample with the smallest index goes first (Bland): no cycles. Should rounding make one
+        all the same, the order changes after a while.
+        """
+        m, still = self.margin, svm_path.EPS * float(abs(beta).max())
+        if self.drive.rise is None:
+            inner[abs(beta) <= still] = ENDLESS
+        quotient[rate >= -floor] = ENDLESS
+        t, q = float(inner.min()), float(quotient.min())
+        u = -1.0 / q if q < 0 else ENDLESS
+        if min(t, u) >= most:
+            return most, "end", -1
+        at_once = max(min(t, u), TINY)
+        slots = [(m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once]
+        found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
+        places = (found[0] if isinstance(found, tuple) else found[:, 0]).tolist()
+        events = sorted(slots + [(i, 0) for i in places])
+        t = 0.0 if min(t, u) <= TINY else min(t, u)
+        self.idle = self.idle + 1 if t == 0 else 0
+        if self.idle and self.idle % PERTURB == 0:
+            self._perturb()
+        i, slot = events[0] if self.idle < PATIENCE else events[self.idle * 7919 % len(events)]
+        return t, self._bound(slot, beta, t) if slot else "margin", i
+
+    def _perturb(self) -> None:
+        """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""
+        s = self.samples
+        shift = torch.rand(s.n, generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64)
+        s.slack.add_((1.0 + shift.to(s.device)) * 1e-13 * 10 ** (self.idle // PERTURB) * max(1.0, s.scale))
+        self.perturbed = True
+
+    def _note(self, to: str, i: int, t: float) -> None:
+        self.events += 1
+        if self.watch is not None:
+            self.settle()
+            self.watch(Event(self.p, None if i < 0 else self.samples.ids[i], to, t))
+
+    def _leave(self, i: int, to: str, beta: Any = None) -> None:
+        """A margin vector reaches a bound: to the reserve set at 0, to the error set at u, which may itself move."""
+        s, m, drive = self.samples, self.margin, self.drive
+        slot = m.slot[i]
+        self.beta = None
+        if (
+            beta is not None
+            and len(m) > 1
+            and m.residual < STEADY
+            and float(m.hRk[slot, slot] * m.hAk[slot, slot]) < MILD
+        ):
+            self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
+        m.leave(i)
+        if self.beta is not None:
+            self.beta = self.beta[: m.top]
+            if slot < m.top:
+                self.beta[slot] = 0.0
+        up = to == "error"
+        s.halpha[i] = s.hu[i] if up else 0.0
+        s.hslack[i] = 0.0
+        s.hsign[i] = -1.0 if up else 1.0
+        if up and drive.hrise is not None:
+            self._redirect(i, float(drive.hrise[i]))
+
+    def _redirect(self, i: int, rate: float) -> None:
+        """alpha_i moves at this rate from now on."""
+        s, drive = self.samples, self.drive
+        change = rate - float(drive.hd[i])
+        if change:
+            self.beta = None
+            drive.hd[i] = rate
+            drive.htarget[i] = s.halpha[i] + rate * (1.0 - self.p)
+            drive.force.add_(s.q(i), alpha=change)
+            drive.measure(s)
+
+    # -- entering the margin set ---------------------------------------------------------------------------------------
+
+    def _enter(self, i: int, rate: float = 0.0, drive_beta: Any = None) -> None:
+        """g_i has come to 0: sample i becomes a margin vector, or takes the place of one if it lies in their span."""
+        s, m = self.samples, self.margin
+        self.beta = None
+        carry = drive_beta is not None and len(m) > 0 and float(self.drive.hd[i]) == 0
+        self._redirect(i, 0.0)
+        s.hsign[i], s.hslack[i] = 0.0, ENDLESS
+        row = s.q(i)
+        hrow = m.host(row)
+        while len(m):
+            # In a cycle, whatever is not dependent to the last bit counts as independent.
+            beta, gamma, dependent = m.span(i, hrow, DEPENDENT if self.idle < PATIENCE else 4 * svm_path.EPS)
+            if not dependent:
+                m.enter(i, row, hrow, float(s.halpha[i]), beta, gamma)
+                if carry and m.residual < STEADY and gamma * MILD > float(hrow[i]):
+                    self.beta = self._carried(drive_beta, m.host(beta), m.slot[i], rate, gamma)
+                break
+            carry = False
+            if self._exchange(i, row, beta):
+                return
+        else:
+            m.enter(i, row, hrow, float(s.halpha[i]), None, 0.0)
+        if self.drive.hrise is not None:
+            m.hrise[m.slot[i]] = self.drive.hrise[i]
+
+    def _carried(self, beta: Any, v: Any, slot: int, rate: float, gamma: float) -> Any:
+        if slot == len(beta):
+            xp = torch if isinstance(beta, Tensor) else np
+            beta, v = (xp.concatenate([part, part[:1] * 0.0]) for part in (beta, v))
+        v[slot] = 1.0
+        return svm_path.after_growth(beta, v, rate, gamma)
+
+    def _exchange(self, i: int, row: Tensor, beta: Tensor) -> bool:
+        """Along the null vector [beta; 1] no g changes: move until a margin vector, or i itself, is at a bound.
+
+        p waits. Whatever the rounding of gamma_i moves all the same is followed. True if i is at its other bound.
+        """
+        s, m = self.samples, self.margin
+        direction = -1.0 if float(s.halpha[i]) >= float(s.hu[i]) else 1.0
+        beta = beta * direction
+        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, row * direction))
+        hbeta = m.host(beta)
+        room = float(s.hu[i] - s.halpha[i] if direction > 0 else s.halpha[i])
+        inner = svm_path.coefficient_steps(m.ha, hbeta, m.hlower, m.hupper)
+        inner[abs(hbeta) <= svm_path.EPS * float(abs(hbeta).max())] = ENDLESS
+        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        quotient[rate >= -1e-9 * s.scale * float(abs(hbeta).sum())] = ENDLESS
+        slot, j = int(inner.argmin()), int(quotient.argmin())
+        t_in, q = float(inner[slot]), float(quotient[j])
+        t_out = -1.0 / q if q < 0 else ENDLESS
+        t = min(room, t_in, t_out)
+        m.ha += t * hbeta
+        s.hslack += t * rate
+        s.halpha[i] += direction * t
+        if self.events > self.budget:
+            raise ConvergenceError(f"no end to the exchanges of margin vectors after {self.events} events")
+        if t == room:
+            s.halpha[i] = s.hu[i] if direction > 0 else 0.0
+            s.hsign[i], s.hslack[i] = -direction, 0.0
+            self.events += 1
+            return True
+        if t == t_in:
+            j, to = m.position[slot], "error" if float(hbeta[slot]) > 0 else "reserve"
+            self._leave(j, to)
+            self._note(to, j, 0.0)
+        else:
+            self._enter(j)
+            self._note("margin", j, 0.0)
+        return False
+
+    def _shift_b(self, watching: int) -> float:
+        """S is empty and the drive unbalanced: move b, alone, until a sample that can give way reaches its margin."""
+        s, m, drive = self.samples, self.margin, self.drive
+        direction = 1.0 if drive.balance > 0 else -1.0
+        rate, quotient = svm_path.margin_rates(s.hslack, s.hy * direction, s.hsign)
+        i = int(quotient.argmin())
+        q = float(quotient[i])
+        if q >= 0:
+            left = float(abs((drive.htarget - s.halpha) * (drive.hd != 0)).sum())
+            if left > 1e-12 * float(s.hu.max()):
+                raise ConvergenceError("no sample can balance the drive: sum y alpha = 0 does not hold")
+            self.p = 1.0  # what is left to be driven is rounding
+            return 0.0
+        t = -1.0 / q
+        m.ha[0] += t * direction
+        s.hslack += t * rate
+        self._enter(i)
+        self._note("margin", i, 0.0)
+        return t * direction * float(s.hy[watching])
+
+    def assemble(self, positions: list[int]) -> None:
+        """Take these samples, with the coefficients they have, into an empty margin set, one at a time.
+
+        One in the span of those before is moved along the null vector, by which f does not change, to where it is not.
+        """
+        s = self.samples
+        zero = torch.zeros_like(s.y)
+        self.idle = 0
+        self.p, self.drive, self.beta = 0.0, Drive(s, zero, zero.clone(), force=zero.clone()), None
+        self.budget = self.events + 100 + 40 * s.n
+        s.sign.zero_()
+        s.slack.fill_(ENDLESS)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for i in positions:
+                self._enter(i)
+        self.settle()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        s, drive = self.samples, self.drive
+        driven = drive.hd != 0
+        s.halpha[driven] = drive.htarget[driven]
+        if drive.rise is not None:
+            self.margin.rise.zero_()
+        self.settle()
+
+    def settle(self) -> None:
+        """Write the margin vectors' coefficients back to the samples."""
+        m = self.margin
+        if len(m):
+            slots = list(m.slot.values())
+            self.samples.halpha[m.hat[slots]] = m.ha[slots]
