@@ -89,11 +89,11 @@ def test_influence_is_retraining(data, form) -> None:
         keep = torch.arange(N) != i
         after = dense_scores(x[keep], y[keep], z, 0.3, form)
         assert torch.allclose(before + changes["remove"][i], after, rtol=0, atol=1e-10)
-        share = lambda s: (s.argmax(1) == labels).double().mean()
-        assert torch.isclose(accuracy[i], share(after) - share(before), atol=1e-12)
+        share = [(s.argmax(1) == labels).double().mean() for s in (before, after)]
+        assert torch.isclose(accuracy[i], share[1] - share[0], atol=1e-12)
         if loss is not None:
-            error = lambda s: (target - s).square().mean()
-            assert torch.isclose(loss[i], error(after) - error(before), rtol=0, atol=1e-10)
+            error = [(target - s).square().mean() for s in (before, after)]
+            assert torch.isclose(loss[i], error[1] - error[0], rtol=0, atol=1e-10)
         now = torch.where(keep, y, to)
         assert torch.allclose(before + changes["relabel"][i], dense_scores(x, now, z, 0.3, form), rtol=0, atol=1e-10)
         j = i % len(z)
@@ -142,7 +142,11 @@ def test_float_targets_real_weights_and_the_compact_form(statistics) -> None:
 def test_a_loss_of_ones_own(data) -> None:
     x, y, z, labels = data
     head = LSSVMHead(J, K, grid=GRID).add(x, y)
-    hinge = lambda scores: (1 - margins(scores.reshape(-1, K), labels.repeat(len(scores)))).clamp(min=0).view(len(scores), -1).mean(1)  # fmt: skip
+
+    def hinge(scores: Tensor) -> Tensor:
+        slack = 1 - margins(scores.reshape(-1, K), labels.repeat(len(scores)))
+        return slack.clamp(min=0).view(len(scores), -1).mean(1)
+
     change = head.influence(x, y, z, on=hinge)
     keep = torch.arange(N) != 3
     other = LSSVMHead(J, K, grid=GRID).add(x[keep], y[keep])

@@ -21,8 +21,16 @@ STEPS = 100
 
 
 def least_squares(scores: Tensor) -> Tensor:
-    """(1 + s) / 2 clipped to [0, 1] and normalized: a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1. (B, K)."""
-    return normalized(((1.0 + scores) / 2).clamp(0.0, 1.0))
+    """(1 + s) / 2, projected to rows >= 0 that sum to 1 (B, K): a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
+
+    The projection (Euclidean; Held, Wolfe, Crowder 1974) subtracts one number from a row and clips it at 0, so the order of
+    classes is that of their scores.
+    """
+    p = (1.0 + scores) / 2
+    sorted_, _ = p.sort(1, descending=True)
+    above = (sorted_.cumsum(1) - 1.0) / torch.arange(1, p.shape[1] + 1, dtype=p.dtype, device=p.device)
+    used = (sorted_ > above).sum(1, keepdim=True).clamp(min=1)
+    return (p - above.gather(1, used - 1)).clamp(min=0.0)
 
 
 def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
