@@ -22,7 +22,7 @@ LAYERS = [
     ["events", "audit", "labels"],
     ["store/"],
     ["__init__"],
-    ["lightning/", "sklearn/"],
+    ["lightning/", "sklearn/", "report/"],
     ["demo/"],
     ["cli/"],
     ["__main__", "testing/"],
