@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Write one HTML page about the store and its head: accuracy, calibration, rho, suspicious and harmful samples, events."
+    text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
     report = command(commands, "report", run_report, text)
     report.add_argument(
         "--out",

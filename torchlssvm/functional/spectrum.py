@@ -12,16 +12,23 @@ at a cost of D K for each value. With the features at hand, V = X Q gives leave-
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
-that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its numerical rank is a
-few dozen for any number of values, so its singular vectors above rounding, not the values, are what is multiplied by V.
+that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its singular values fall
+exponentially, so a few dozen singular vectors, and not all values, are what is multiplied by V (to 13 digits).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+NOISE = 1e-13
+"""Singular values of the matrix of values below this share of the largest are left out."""
+
+BLOCK = 256
+"""Rows whose scores for all values are held at a time: small enough to stay in the cache."""
 
 
 class Spectrum(NamedTuple):
@@ -75,21 +82,54 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    keep = int((sigma > 1e-16 * sigma[:1]).sum())
+    keep = int((sigma > NOISE * sigma[:1]).sum())
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
         return Values(1.0 / (s[:, None] + rhos), eye)
     return Values(U[:, :keep] / row[:, None], sigma[:keep, None] * Vt[:keep])
 
 
-def path_scores(spectrum: Spectrum, values: Values, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (B, K, r) and leverages per unit of weight (B, r), for all values. v: (B, D), overwritten."""
+class Projected(NamedTuple):
+    """What is needed to turn V (B, D) into scores of all values: narrow (D, K' q), the other parts, and the leverages'."""
+
+    narrow: Tensor
+    values: Values
+    beta: Tensor
+    whole: bool
+
+    def scores(self, V: Tensor) -> Tensor:  # (B, D) -> (B, K, r)
+        """f for all values."""
+        q = len(self.values.right)
+        out = (V @ self.narrow).view(len(V), -1, q) @ self.values.right
+        if not self.whole:  # the outputs sum to a constant: the last one follows from the others
+            out = torch.cat([out, -out.sum(1, keepdim=True)], 1)
+        return out.add_(self.beta[:, None])
+
+
+def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
+    """Prepare for scores at many values. rhos: (r,)."""
+    values, R = cauchy(spectrum.s, rhos), spectrum.R
+    # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
+    whole = R.shape[1] < 2 or bool(R.sum(1).abs().amax() > 1e-13 * R.abs().amax())
+    R = R if whole else R[:, :-1]
+    narrow = (R[:, :, None] * values.left[:, None, :]).reshape(len(R), -1)
+    return Projected(narrow, values, spectrum.beta, whole)
+
+
+def path_residuals(
+    spectrum: Spectrum, projected: Projected, v: Tensor, y: Tensor, d: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Residuals (b, K, r) of the whole model and 1 - h (b, r) for all values; their quotient is the leave-one-out residual.
+
+    v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Yields some rows (a slice) at a time.
+    """
     V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q  # (B, D)
-    K, q = spectrum.R.shape[1], values.left.shape[1]
-    narrow = (spectrum.R[:, :, None] * values.left[:, None, :]).reshape(-1, K * q)  # (D, K q)
-    scores = (V @ narrow).view(-1, K, q) @ values.right + spectrum.beta[:, None]
-    leverage = (V.square_() @ values.left) @ values.right
-    return scores, leverage + 1.0 / spectrum.weight if spectrum.weight else leverage
+    extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
+    for start in range(0, len(V), BLOCK):
+        rows = slice(start, start + BLOCK)
+        residual = projected.scores(V[rows]).neg_().add_(y[rows][:, :, None])
+        h = ((V[rows].square() @ projected.values.left) @ projected.values.right).add_(extra).mul_(d[rows][:, None])
+        yield rows, residual, (1.0 - h).clamp_(min=torch.finfo(v.dtype).eps)
 
 
 def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.spectrum import Spectrum, Values, cauchy, default_values, path_scores, squared_error
+from torchlssvm.functional.spectrum import BLOCK, Spectrum, default_values, path_residuals, project, squared_error
 from torchlssvm.functional.votes import votes
+from torchlssvm.functional.whitened import ROWS
 from torchlssvm.heads import normal
 from torchlssvm.heads.problems import (
     Problem,
@@ -26,9 +27,6 @@ from torchlssvm.statistics.folds import of_folds
 
 if TYPE_CHECKING:
     from torchlssvm.heads.base import HeadBase
-
-ELEMENTS = 2**22
-"""Scores of all values that are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +114,6 @@ def check_all(head: HeadBase, x: Any, y: Any, weight: Any) -> Samples:
     return samples
 
 
-def _chunk(problem_outputs: int, values: int) -> int:
-    return max(16, min(4096, ELEMENTS // max(1, problem_outputs * values)))
-
-
 def _evaluation(problem: Problem, samples: Samples) -> tuple[Tensor | None, Tensor, Tensor]:
     """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error: that of the head as it is."""
     local = None if samples.labels is None else problem.local(samples.labels)
@@ -141,26 +135,21 @@ def leave_one_out_errors(
             judged = torch.where(samples.weight >= problem.total, torch.zeros_like(judged), judged)
         for rows, weights in problem.kinds(local, None, samples.weight):
             own = main if rows is None and main is not None else problem.spectrum(weights)
-            values, d = cauchy(own.s, rhos), sample_weights(local, weights, samples.weight)
-            step = _chunk(y.shape[1], len(rhos))
-            for start in range(0, len(samples) if rows is None else len(rows), step):
-                pick: Any = slice(start, start + step) if rows is None else rows[start : start + step]
-                error = _left_out(own, values, real_rows(head, samples.x[pick]), y[pick], d[pick])
-                if score == "squared":
-                    total += judged[pick] @ error.square().mean(1)
-                else:
-                    assert samples.labels is not None
-                    wrong = (y[pick][:, :, None] - error).argmax(1) != samples.labels[pick][:, None]
-                    total += judged[pick] @ wrong.to(torch.float64)
-        weight += float(judged.sum()) if not checks.is_fake(judged) else 1.0
+            projected, d = project(own, rhos), sample_weights(local, weights, samples.weight)
+            for start in range(0, len(samples) if rows is None else len(rows), ROWS):
+                pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
+                blocks = path_residuals(own, projected, real_rows(head, samples.x[pick]), y[pick], d[pick])
+                for part, residual, left in blocks:
+                    if score == "squared":
+                        squares = torch.einsum("bkr,bkr->br", residual, residual) / residual.shape[1]
+                        errors = squares / left.square_()
+                    else:
+                        assert samples.labels is not None
+                        scores = y[pick][part][:, :, None] - residual / left[:, None, :]
+                        errors = (scores.argmax(1) != samples.labels[pick][part][:, None]).to(torch.float64)
+                    total += judged[pick][part] @ errors
+        weight += 1.0 if checks.is_fake(judged) else float(judged.sum())
     return total / weight
-
-
-def _left_out(own: Spectrum, values: Values, v: Tensor, y: Tensor, d: Tensor) -> Tensor:
-    """Leave-one-out residuals (B, K, r)."""
-    scores, g = path_scores(own, values, v)
-    left = (1.0 - d[:, None] * g).clamp(min=torch.finfo(torch.float64).eps)
-    return (y[:, :, None] - scores) / left[:, None, :]
 
 
 def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor:
@@ -176,19 +165,20 @@ def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor
             mine = torch.ones(len(samples), dtype=torch.bool, device=labels.device)
             if rows is not None:
                 mine = torch.zeros_like(mine).index_fill_(0, rows, True)
-            kinds.append((mine, own, cauchy(own.s, rhos), sample_weights(local, weights, samples.weight)))
+            kinds.append((mine, own, project(own, rhos), sample_weights(local, weights, samples.weight)))
         assert local is not None
         plans.append((y, (local >= 0) & (samples.weight >= problem.total), kinds))
-    total, step = torch.zeros_like(rhos), _chunk(len(parts), len(rhos))
-    for start in range(0, len(samples), step):
-        pick = torch.arange(start, min(start + step, len(samples)), device=labels.device)
+    total = torch.zeros_like(rhos)
+    for pick in torch.arange(len(samples), device=labels.device).split(BLOCK):
         scores = torch.zeros(len(pick), len(parts), len(rhos), dtype=torch.float64, device=labels.device)
         for p, (y, alone, kinds) in enumerate(plans):
-            for mine, own, values, d in kinds:
+            for mine, own, projected, d in kinds:
                 here = (mine[pick] & ~alone[pick]).nonzero()[:, 0]
                 at = pick[here]
-                error = _left_out(own, values, real_rows(head, samples.x[at]), y[at], d[at])
-                scores[here, p] = y[at] - error[:, 0]
+                for part, residual, left in path_residuals(
+                    own, projected, real_rows(head, samples.x[at]), y[at], d[at]
+                ):
+                    scores[here[part], p] = y[at][part] - residual[:, 0] / left
         flat = scores.permute(0, 2, 1).reshape(-1, len(parts))
         wrong = votes(flat, head.num_classes).argmax(1).view(len(pick), -1) != labels[pick][:, None]
         total += samples.weight[pick] @ wrong.to(torch.float64)

@@ -16,7 +16,10 @@ from torchlssvm.report.findings import Findings
 from torchlssvm.report.pictures import Source
 from torchlssvm.report.style import CSS
 
-EVENTS = 60
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""What a browser lets the page do: show itself."""
+
+EVENTS = 25
 """The last so many events are listed; the chart shows all."""
 
 
@@ -38,7 +41,7 @@ def page(found: Findings, pictures: Source, names: Sequence[str], title: str, ti
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{''.join(body)}\n</main>\n</body>\n</html>\n"
     )
 

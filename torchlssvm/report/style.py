@@ -38,7 +38,7 @@ svg text.second { fill: var(--second); } svg text.first { fill: var(--first); }
 .was { color: var(--bad); font-weight: 600; } .now { color: var(--good); font-weight: 600; }
 .panel { padding: 4px 14px; margin-top: 10px; overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { text-align: left; padding: 6px 20px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 tr:last-child td { border-bottom: 0; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.wrap { white-space: normal; overflow-wrap: anywhere; min-width: 160px; }
 code { font: .86em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
