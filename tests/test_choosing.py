@@ -191,7 +191,7 @@ def test_a_path_of_many_values_is_that_of_single_ones() -> None:
     values = cauchy(s, many)
     assert values.left.shape[1] < 60
     truth = 1 / (s[:, None] + many)
-    assert ((values.left @ values.right - truth).abs() / truth.amax(1, keepdim=True)).max() < 1e-12
+    assert ((values.left @ values.right - truth).abs() / truth.amax(1, keepdim=True)).max() < 1e-10
 
 
 def test_of_equal_accuracies_the_largest_rho() -> None:

@@ -13,7 +13,7 @@ at a cost of D K for each value. With the features at hand, V = X Q gives leave-
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
 that is, products with the matrix 1 / (s_j + rho_r). It is a Cauchy matrix, smooth in both indices: its singular values fall
-exponentially, so a few dozen singular vectors, and not all values, are what is multiplied by V (to 13 digits).
+exponentially, so a few dozen singular vectors, and not all values, are what is multiplied by V (to 12 digits).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NOISE = 1e-13
+NOISE = 1e-12
 """Singular values of the matrix of values below this share of the largest are left out."""
 
 BLOCK = 256
@@ -90,30 +90,35 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
 
 
 class Projected(NamedTuple):
-    """What is needed to turn V (B, D) into scores of all values: narrow (D, K' q), the other parts, and the leverages'."""
+    """From V (B, D) to residuals of all values: V @ narrow (D, K' q), joined by y - beta, times right (q + 1, r)."""
 
     narrow: Tensor
-    values: Values
-    beta: Tensor
+    left: Tensor  # (D, q)
+    right: Tensor  # (q + 1, r)
+    beta: Tensor  # (K,)
     whole: bool
 
-    def scores(self, V: Tensor) -> Tensor:  # (B, D) -> (B, K, r)
-        """f for all values."""
-        q = len(self.values.right)
-        out = (V @ self.narrow).view(len(V), -1, q) @ self.values.right
-        if not self.whole:  # the outputs sum to a constant: the last one follows from the others
-            out = torch.cat([out, -out.sum(1, keepdim=True)], 1)
-        return out.add_(self.beta[:, None])
+    def residuals(self, V: Tensor, y: Tensor) -> Tensor:
+        """y - f (B, K, r). V: (B, D); y: (B, K)."""
+        q = self.left.shape[1]
+        K = self.beta.shape[0] - (not self.whole)
+        S = torch.empty(len(V), self.beta.shape[0], q + 1, dtype=V.dtype, device=V.device)
+        S[:, :K, :q] = (V @ self.narrow).view(len(V), K, q)
+        S[:, :, q] = y - self.beta
+        if not self.whole:  # the last output's score is a constant minus the others'
+            S[:, K, :q] = -S[:, :K, :q].sum(1)
+        return S @ self.right
 
 
 def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
-    """Prepare for scores at many values. rhos: (r,)."""
+    """Prepare for residuals at many values. rhos: (r,)."""
     values, R = cauchy(spectrum.s, rhos), spectrum.R
     # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
     whole = R.shape[1] < 2 or bool(R.sum(1).abs().amax() > 1e-13 * R.abs().amax())
     R = R if whole else R[:, :-1]
     narrow = (R[:, :, None] * values.left[:, None, :]).reshape(len(R), -1)
-    return Projected(narrow, values, spectrum.beta, whole)
+    right = torch.cat([-values.right, torch.ones_like(values.right[:1])])
+    return Projected(narrow, values.left, right, spectrum.beta, whole)
 
 
 def path_residuals(
@@ -127,8 +132,8 @@ def path_residuals(
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
     for start in range(0, len(V), BLOCK):
         rows = slice(start, start + BLOCK)
-        residual = projected.scores(V[rows]).neg_().add_(y[rows][:, :, None])
-        h = ((V[rows].square() @ projected.values.left) @ projected.values.right).add_(extra).mul_(d[rows][:, None])
+        residual = projected.residuals(V[rows], y[rows])
+        h = (V[rows].square_() @ projected.left @ -projected.right[:-1]).add_(extra).mul_(d[rows][:, None])
         yield rows, residual, (1.0 - h).clamp_(min=torch.finfo(v.dtype).eps)
 
 

@@ -141,8 +141,7 @@ def leave_one_out_errors(
                 blocks = path_residuals(own, projected, real_rows(head, samples.x[pick]), y[pick], d[pick])
                 for part, residual, left in blocks:
                     if score == "squared":
-                        squares = torch.einsum("bkr,bkr->br", residual, residual) / residual.shape[1]
-                        errors = squares / left.square_()
+                        errors = residual.square_().mean(1).div_(left.square_())
                     else:
                         assert samples.labels is not None
                         scores = y[pick][part][:, :, None] - residual / left[:, None, :]
