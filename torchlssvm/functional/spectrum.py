@@ -24,6 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchlssvm.functional import checks
+
 NOISE = 1e-12
 """Singular values of the matrix of values below this share of the largest are left out."""
 
@@ -43,25 +45,28 @@ class Spectrum(NamedTuple):
     weight: float
     n: float
 
-    def weights(self, rho: float) -> tuple[Tensor, Tensor]:
+    def weights(self, rho: Tensor | float) -> tuple[Tensor, Tensor]:
         """w (D, K) and b (K,) of one value."""
         w = self.Q @ (self.R / (self.s + rho)[:, None])
         return w, self.beta - self.mu @ w
 
     def dof(self, rhos: Tensor) -> Tensor:
         """Effective degrees of freedom (r,). rhos: (r,)."""
-        own = (self.s / (self.s + rhos[:, None])).sum(1)
+        own = (self.s + rhos[:, None]).reciprocal_() @ self.s
         return own + 1.0 if self.weight else own
 
     def rss(self, rhos: Tensor) -> Tensor:
         """Weighted residual sums of squares (r, K). rhos: (r,)."""
-        shrunk = (self.s + 2 * rhos[:, None]) / (self.s + rhos[:, None]).square()
-        return (self.T - shrunk @ self.R.square()).clamp(min=0.0)
+        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
+        # (s + 2 rho) / (s + rho)^2 = g + rho g^2
+        return (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
 
     def gcv(self, rhos: Tensor) -> Tensor:
         """Generalized cross-validation (r, K): an estimate of the squared leave-one-out error. rhos: (r,)."""
-        left = 1.0 - self.dof(rhos) / self.n
-        return self.rss(rhos) / self.n / left.square()[:, None]
+        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
+        left = 1.0 - (g @ self.s + (1.0 if self.weight else 0.0)) / self.n
+        rss = (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
+        return rss / (self.n * left.square_())[:, None]
 
 
 def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float) -> Spectrum:
@@ -82,7 +87,8 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    keep = int((sigma > NOISE * sigma[:1]).sum())
+    host = checks.to_host((sigma > NOISE * sigma[:1]).sum())
+    keep = len(rhos) if host is None else int(host[0][0])
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
         return Values(1.0 / (s[:, None] + rhos), eye)
@@ -114,7 +120,8 @@ def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
     """Prepare for residuals at many values. rhos: (r,)."""
     values, R = cauchy(spectrum.s, rhos), spectrum.R
     # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
-    whole = R.shape[1] < 2 or bool(R.sum(1).abs().amax() > 1e-13 * R.abs().amax())
+    host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax())
+    whole = R.shape[1] < 2 or host is None or bool(host[0][0])
     R = R if whole else R[:, :-1]
     narrow = (R[:, :, None] * values.left[:, None, :]).reshape(len(R), -1)
     right = torch.cat([-values.right, torch.ones_like(values.right[:1])])
@@ -144,5 +151,6 @@ def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:
 
 def default_values(s: Tensor, D: int, count: int = 100) -> Tensor:
     """Values from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
-    mean = float(s.sum()) / D
+    host = checks.to_host(s.sum())
+    mean = 1.0 if host is None else host[0][0] / D
     return (mean or 1.0) * torch.logspace(-8, 3, count, dtype=torch.float64, device=s.device)

@@ -216,7 +216,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: Samples | None, ids
             own = problem.spectrum(_weights_of(problem, kept), kept)
             eyes = problem.everywhere(problem.class_weights())
             m = normal.moments(out, scale_of(head, out), "free", eyes, problem.pair)
-            for i, rho in enumerate(rhos.tolist()):
+            for i, rho in enumerate(rhos):
                 w, b = own.weights(rho)
                 J = head.in_features
                 b = b + w[J] if head.intercept == "penalized" else b
@@ -243,7 +243,7 @@ def _wrong_in_fold(parts: list[Problem], kept: Any, samples: Samples, rows: Tens
     assert labels is not None
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
     v, total = real_rows(head, samples.x[rows]), torch.zeros_like(rhos)
-    for i, rho in enumerate(rhos.tolist()):
+    for i, rho in enumerate(rhos):
         columns = [v.new_zeros(len(v), 1) if s is None else v @ s.weights(rho)[0] + s.weights(rho)[1] for s in own]
         scores = torch.cat(columns, 1)
         scores = votes(scores, head.num_classes) if parts[0].pair is not None else scores

@@ -69,7 +69,8 @@ def leverage(head: HeadBase, x: Any, relative: bool) -> Tensor:
 
 def degrees_of_freedom(system: Any) -> float:
     """tr(A^-1 (A - rho I)), + 1 for a free intercept: D - |F|^2 in the coordinates of the system, where P = F^T F."""
-    return float(len(system.F) - system.F.square().sum() + (1.0 if system.n else 0.0))
+    host = checks.to_host(system.F.square().sum())
+    return len(system.F) - (0.0 if host is None else host[0][0]) + (1.0 if system.n else 0.0)
 
 
 def uncertainty(head: HeadBase, x: Any) -> Tensor:

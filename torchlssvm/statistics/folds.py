@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchlssvm.functional import checks
 from torchlssvm.statistics import Statistics
 
 
@@ -35,7 +36,8 @@ def of_folds(stats: Statistics, folds: Sequence[int]) -> Statistics:
             sums.sums[group] = part.clone() if i == 0 else sums.sums[group].add_(part)
     sums.refresh_diagonals()
     out._gross = stats._gross
-    out._n = float(side[0, 0, 0] if side.ndim == 3 else side.sum())
+    host = checks.to_host(side[0, 0, 0] if side.ndim == 3 else side.sum())
+    out._n = 1.0 if host is None else host[0][0]
     if not out._n:
         out._reset()
     return out
