@@ -12,11 +12,11 @@ from torchlssvm.certificate import Certificate
 from torchlssvm.errors import StoreError
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.store.journal import Entry, now
+from torchlssvm.store.judged import Judged
 from torchlssvm.store.machine import Linear, machine_for
-from torchlssvm.store.opening import StoreBase
 
 
-class Certifying(StoreBase):
+class Certifying(Judged):
     """A store that gives account of itself."""
 
     def register_checkpoint(self, path: Any) -> None:
@@ -103,7 +103,7 @@ class Certifying(StoreBase):
             out["grid"] = "automatic, from the first samples; unchanged by the erasure"
         elif options.get("grid") is not None:
             out["grid"] = "given before any data"
-        return out
+        return out | (head.choices if isinstance(head, LSSVMHead) else {})
 
     # -- for verify ----------------------------------------------------------------------------------------------------
 

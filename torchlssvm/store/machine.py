@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchlssvm.errors import StoreError
 from torchlssvm.heads import LSSVMHead
+from torchlssvm.heads.calibration import Calibration
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.rows import Rows
 
@@ -39,6 +40,28 @@ class Linear:
     def config(self) -> dict[str, Any]:
         """What is needed to make an empty one."""
         return {"type": "LSSVMHead"} | self.head.config()
+
+    def chosen(self) -> dict[str, Any] | None:
+        """What was chosen from data, with the calibration, as primitives; None if nothing was."""
+        head = self.head
+        if not head._made:
+            return None
+        calibration = head.calibration
+        return {
+            "made": {name: [text, version == head._version] for name, (version, text) in head._made.items()},
+            "calibration": calibration and calibration.describe(),
+            "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
+        }
+
+    def restore_chosen(self, chosen: dict[str, Any] | None) -> None:
+        """Undo :meth:`chosen`, on a head with the samples it was written for."""
+        chosen = chosen or {"made": {}, "calibration": None}
+        head = self.head
+        head._made = {name: (head._version if now else -1, text) for name, (text, now) in chosen["made"].items()}
+        head._calibration = None
+        if chosen["calibration"] is not None:
+            values = torch.tensor([float.fromhex(v) for v in chosen["values"]], dtype=torch.float64, device=head.device)
+            head._calibration = Calibration.restore(chosen["calibration"], values)
 
     def codec(self) -> Codec:
         """How its features are written at the moment."""
@@ -131,6 +154,12 @@ class ByIds:
     def config(self) -> dict[str, Any]:
         """What must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
+
+    def chosen(self) -> None:
+        """Nothing is kept."""
+
+    def restore_chosen(self, chosen: Any) -> None:
+        """Nothing was kept."""
 
     def codec(self) -> Codec:
         """Features are kept as they are; their number comes with the first ones."""

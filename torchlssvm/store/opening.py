@@ -181,6 +181,7 @@ class StoreBase(Reading):
             assert self._machine is not None
             self._table.load_codec()
             self.recovery = self._recover(self._machine)
+            self._machine.restore_chosen(self._db.get("chosen", None))
             self._stale = False
         finally:
             if not inside:
@@ -282,6 +283,8 @@ class StoreBase(Reading):
     def _save_options(self, machine: Linear | ByIds) -> None:
         if machine.config() != self._db.get("head"):
             self._db.put("head", machine.config())
+        if machine.chosen() != self._db.get("chosen", None):
+            self._db.put("chosen", machine.chosen())
 
     def __enter__(self) -> Self:
         return self

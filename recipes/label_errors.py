@@ -1,0 +1,131 @@
+"""Label errors on MNIST with 5% random and 5% confusable flips: leave-one-out margins against 5-fold logistic regression.
+
+    python recipes/label_errors.py [--samples 10000] [--features 0] [--without-logistic]
+
+The rival is what cleanlab is usually given: out-of-fold probabilities of logistic regression, ranked by self-confidence (its
+default) and by normalized margin; with cleanlab installed by its own function, else by the same formula. Both use the same
+features: pixels, or ``--features 1500`` random ReLU features of them. Reads MNIST from the folder that TORCHLSSVM_DATA names.
+Prints average precision (chance is 0.1) and seconds. Then: the calibration error of probabilities on three data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import cross_val_predict
+
+from torchlssvm import LSSVMHead
+from torchlssvm.functional.calibration import expected_calibration_error, least_squares
+from torchlssvm.labels import find_label_errors
+
+CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
+"""What each digit is easily taken for."""
+
+
+def mnist(count: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """Pixels (n, 784) from 0 to 1, and labels (n,)."""
+    folder = os.environ.get("TORCHLSSVM_DATA")
+    if not folder:
+        sys.exit("TORCHLSSVM_DATA is not set: it names the folder with the data sets")
+    raw = [
+        gzip.decompress((Path(folder) / "mnist" / f"train-{n}-ubyte.gz").read_bytes())
+        for n in ("images-idx3", "labels-idx1")
+    ]
+    x = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 784)[:count] / np.float32(255)
+    return torch.from_numpy(x), np.frombuffer(raw[1], np.uint8, offset=8)[:count].astype(np.int64)
+
+
+def flipped(truth: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
+    """Labels of which 5% are random and 5% the usual confusion."""
+    random = np.random.default_rng(seed)
+    order, part, given = random.permutation(len(truth)), len(truth) // 20, truth.copy()
+    some, more = order[:part], order[part : 2 * part]
+    given[some] = (truth[some] + random.integers(1, 10, part)) % 10
+    given[more] = CONFUSED[truth[more]]
+    return given
+
+
+def quality(labels: NDArray[np.int64], p: NDArray[np.float64], method: str) -> NDArray[np.float64]:
+    """cleanlab's label quality scores, low for suspicious labels."""
+    try:
+        from cleanlab.rank import get_label_quality_scores
+    except ImportError:
+        own = p[np.arange(len(p)), labels]
+        others = p.copy()
+        others[np.arange(len(p)), labels] = -1
+        return own if method == "self_confidence" else (own - others.max(1) + 1) / 2
+    out: NDArray[np.float64] = get_label_quality_scores(labels, p, method=method)
+    return out
+
+
+def find(
+    x: torch.Tensor, given: NDArray[np.int64], truth: NDArray[np.int64], logistic: bool
+) -> dict[str, tuple[float, float]]:
+    """Average precision and seconds of each way."""
+    wrong, labels = given != truth, torch.from_numpy(given)
+    start = time.perf_counter()
+    head = LSSVMHead(x.shape[1], 10).add(x, labels)
+    head.select_rho()
+    found = find_label_errors(head, x, labels)
+    seconds = time.perf_counter() - start
+    out = {"leave-one-out margin": (average_precision_score(wrong, -found.margins.numpy()), seconds)}
+    if logistic:
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 200 steps are what is usual; more change little
+            p = cross_val_predict(LogisticRegression(max_iter=200), x.numpy(), given, cv=5, method="predict_proba")
+        seconds = time.perf_counter() - start
+        for method in ("self_confidence", "normalized_margin"):
+            out[f"logistic regression, {method}"] = (
+                average_precision_score(wrong, -quality(given, p, method)),
+                seconds,
+            )
+    return out
+
+
+def calibration(load: Any) -> tuple[float, float, float]:
+    """ECE of a held-out half: softmax of scores, clipped scores, and calibrated on leave-one-out scores of the other half."""
+    X, labels = load(return_X_y=True)
+    x, y = torch.as_tensor((X - X.mean(0)) / np.maximum(X.std(0), 1e-9)), torch.as_tensor(labels)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, test = order[::2], order[1::2]
+    head = LSSVMHead(x.shape[1], int(y.max()) + 1).add(x[train], y[train]).calibrate(x[train], y[train])
+    ways = (torch.softmax(head(x[test]), 1), least_squares(head(x[test])), head.predict_proba(x[test]))
+    a, b, c = (expected_calibration_error(p, y[test]) for p in ways)
+    return a, b, c
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=10000)
+    parser.add_argument("--features", type=int, default=0)
+    parser.add_argument("--without-logistic", action="store_true")
+    options = parser.parse_args()
+    x, truth = mnist(options.samples)
+    if options.features:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.relu(x @ torch.randn(784, options.features, generator=generator) / 28)
+    print(f"MNIST, {len(x):,} samples, {x.shape[1]} features\n\n| | average precision | seconds |\n|---|---|---|")
+    for name, (precision, seconds) in find(x, flipped(truth), truth, not options.without_logistic).items():
+        print(f"| {name} | {precision:.3f} | {seconds:.1f} |")
+    print("\n| calibration error | softmax of scores | (1 + score) / 2 | calibrated |\n|---|---|---|---|")
+    for name, load in (("digits", load_digits), ("breast cancer", load_breast_cancer), ("wine", load_wine)):
+        print(f"| {name} | " + " | ".join(f"{v:.3f}" for v in calibration(load)) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""scikit-learn's own checks, its tools around the estimators, and its answers."""
+
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.linear_model import Ridge, RidgeClassifier, RidgeClassifierCV, RidgeCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import check_estimator
+
+from torchlssvm import FixedPoint, NotFittedError
+from torchlssvm.kernels import RBF
+from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClassifier, LSSVMRegressor
+
+WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
+EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
+ESTIMATORS = [
+    (LSSVMClassifier(), {}),
+    (LSSVMClassifier(multiclass="ovo", class_weight="balanced"), {}),
+    (LSSVMClassifier(alphas="path"), EXPECTED),
+    (LSSVMClassifier(calibration="temperature"), EXPECTED),
+    (LSSVMRegressor(), {}),
+    (LSSVMRegressor(alphas="path"), EXPECTED),
+    (KernelLSSVMClassifier(), {}),
+    (IncrementalSVC(), {}),
+]
+
+
+@pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS, ids=lambda v: None if isinstance(v, dict) else repr(v))
+def test_check_estimator(estimator, expected) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, expected_failed_checks=expected, on_fail=None, on_skip=None)
+    failed = {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"}
+    assert failed == {}
+    assert len(results) > 50
+
+
+@pytest.mark.parametrize(
+    "estimator", [LSSVMClassifier(alphas="path"), KernelLSSVMClassifier(C=10.0), IncrementalSVC(C=10.0)]
+)
+def test_the_tools_around_them(estimator) -> None:
+    X, y = load_iris(return_X_y=True)
+    y = np.array(["setosa", "versicolor", "virginica"])[y]
+    pipe = make_pipeline(StandardScaler(), estimator)
+    assert cross_val_score(pipe, X, y, cv=3).mean() > 0.8
+    name = "rho" if isinstance(estimator, LSSVMClassifier) else "C"
+    search = GridSearchCV(clone(estimator), {name: [0.1, 1.0]}, cv=3, n_jobs=2 if name == "rho" else None).fit(X, y)
+    assert search.best_score_ > 0.7
+    fitted = pipe.fit(X, y)
+    for copy in (pickle.loads(pickle.dumps(fitted)), clone(fitted).fit(X, y)):
+        np.testing.assert_array_equal(copy.predict(X), fitted.predict(X))
+
+
+def test_joblib(tmp_path) -> None:
+    X, y = load_iris(return_X_y=True)
+    model = LSSVMClassifier(calibration="temperature").fit(X, y)
+    joblib.dump(model, tmp_path / "model")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict_proba(X), model.predict_proba(X))
+
+
+def test_answers_of_scikit_learn() -> None:
+    X, y = load_breast_cancer(return_X_y=True)
+    X = (X - X.mean(0)) / X.std(0)
+    weight = np.random.default_rng(0).random(len(y)) + 0.5
+    for ours, theirs in (
+        (LSSVMClassifier(rho=2.0), RidgeClassifier(alpha=2.0)),
+        (LSSVMClassifier(rho=2.0, intercept="none"), RidgeClassifier(alpha=2.0, fit_intercept=False)),
+        (LSSVMClassifier(alphas=np.logspace(-3, 3, 13)), RidgeClassifierCV(alphas=np.logspace(-3, 3, 13))),
+    ):
+        ours.fit(X, y), theirs.fit(X, y)
+        np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(ours.coef_.ravel(), theirs.coef_.ravel(), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=0, atol=1e-8)
+    ours, theirs = LSSVMClassifier(rho=2.0), RidgeClassifier(alpha=2.0)
+    ours.fit(X, y, sample_weight=weight), theirs.fit(X, y, sample_weight=weight)
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=0, atol=1e-8)
+    weights = {0: 3.0, 1: 0.5}
+    ours, theirs = LSSVMClassifier(class_weight=weights).fit(X, y), RidgeClassifier(class_weight=weights).fit(X, y)
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=0, atol=1e-8)
+    X, t = load_diabetes(return_X_y=True)
+    for targets in (t, np.stack([t, t**2 / 100], 1)):
+        for ours, theirs in (
+            (LSSVMRegressor(rho=0.1), Ridge(alpha=0.1)),
+            (LSSVMRegressor(alphas=[0.01, 0.1, 1.0]), RidgeCV(alphas=[0.01, 0.1, 1.0])),
+        ):
+            ours.fit(X, targets), theirs.fit(X, targets)
+            np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-8)
+            np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-7)
+            np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-8)
+
+
+def test_incremental_svc_is_svc() -> None:
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(0)) / X.std(0)
+    ours, theirs = IncrementalSVC(C=5.0).fit(X, y), SVC(C=5.0, tol=1e-8).fit(X, y)
+    assert (ours.predict(X) == theirs.predict(X)).mean() == 1.0
+    two = y < 2
+    ours, theirs = IncrementalSVC(C=5.0).fit(X[two], y[two]), SVC(C=5.0, tol=1e-8).fit(X[two], y[two])
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [None, FixedPoint(16.0)])
+def test_partial_fit_and_unfit(grid) -> None:
+    X, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    X, y = X[order], y[order]
+    model = LSSVMClassifier(grid=grid, class_weight="balanced")
+    model.partial_fit(X[:50], y[:50], classes=[0, 1, 2]).partial_fit(X[50:], y[50:])
+    np.testing.assert_allclose(
+        model.coef_, LSSVMClassifier(grid=grid, class_weight="balanced").fit(X, y).coef_, atol=1e-10
+    )
+    model.partial_unfit(X[:30], y[:30])
+    never = LSSVMClassifier(grid=grid, class_weight="balanced").fit(X[30:], y[30:])
+    np.testing.assert_allclose(model.coef_, never.coef_, atol=1e-10)
+    if grid is not None:
+        assert model.head_.digest() == never.head_.digest()
+    t = X @ np.array([1.0, -2.0, 0.5, 3.0])
+    regressor = (
+        LSSVMRegressor(grid=grid).partial_fit(X[:70], t[:70]).partial_fit(X[70:], t[70:]).partial_unfit(X[:9], t[:9])
+    )
+    # targets of a grid are those of its first batch: looser there
+    np.testing.assert_allclose(
+        regressor.predict(X), LSSVMRegressor(grid=grid).fit(X[9:], t[9:]).predict(X), atol=1e-4 if grid else 1e-9
+    )
+
+
+def test_probabilities_and_bad_input() -> None:
+    X, y = load_iris(return_X_y=True)
+    model = LSSVMClassifier(calibration="temperature").fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
+    with pytest.raises(NotFittedError, match="calibrate"):
+        model.partial_unfit(X[:5], y[:5]).predict_proba(X)
+    for bad, what in (
+        (LSSVMClassifier(alphas="best"), "alphas must be"),
+        (LSSVMClassifier(rho=-1.0), "rho must be"),
+        (KernelLSSVMClassifier("magic"), "kernel must be one of"),
+        (IncrementalSVC(gamma="magic"), "gamma must be"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            bad.fit(X, y)
+    with pytest.raises(ValueError, match="only one class"):
+        LSSVMClassifier().fit(X[:50], y[:50])
+    with pytest.raises(ValueError, match="not among classes"):
+        LSSVMClassifier().partial_fit(X, y).partial_fit(X, y + 5)
+    custom = KernelLSSVMClassifier(lambda a, b: a @ b.T).fit(X, y)
+    assert custom.predict(X).shape == y.shape
+    assert KernelLSSVMClassifier(RBF(sigma=1.0)).fit(X, y).score(X, y) > 0.9
+    assert torch.is_tensor(model.head_.w)

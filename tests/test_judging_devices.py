@@ -1,0 +1,60 @@
+"""Questions to a head keep to its device: without a GPU by tensors that have a device but no data."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchlssvm import FixedPoint, LSSVMHead
+
+GRID = FixedPoint(8.0)
+FORMS = {
+    "free": {"grid": GRID},
+    "penalized": {"grid": GRID, "intercept": "penalized"},
+    "balanced": {"grid": GRID, "class_weight": "balanced"},
+    "float sums": {"grid": None},
+    "values": {"grid": GRID},
+    "compact": {"statistics": False},
+    "folds": {"grid": GRID, "folds": 3},
+}
+
+
+def ask(form: str, device: str) -> dict[str, torch.Tensor]:
+    """Every question that a form has an answer to."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 6, generator=generator).clamp(-4, 4).to(device)
+    y = (torch.randn(40, 3, generator=generator) if form == "values" else torch.arange(40) % 3).to(device)
+    head = LSSVMHead(6, 3, device=device, **FORMS[form]).add(x, y, ids=range(40) if form == "folds" else None)
+    out = {
+        "loo": head.leave_one_out(x, y),
+        "scores": head.influence(x, y, x[:5], on="scores"),
+        "loss": head.influence(x, y, x[:5], y[:5]),
+        "leverage": head.leverage(x),
+    }
+    out |= {"path": head.rho_path([0.1, 1.0], "loo", x, y).errors}
+    if form != "compact":
+        out |= {"gcv": head.rho_path([0.1, 1.0]).errors, "uncertainty": head.uncertainty(x)}
+    if form == "folds":
+        out["kfold"] = head.rho_path([0.1, 1.0], "kfold").errors
+    if form != "values":
+        out["accuracy"] = head.influence(x, y, x[:5], y[:5], on="accuracy")
+        for method in ("temperature", "platt", "isotonic"):
+            out[method] = head.calibrate(x, y, method).predict_proba(x)
+    return out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_on_a_device_without_data(form) -> None:
+    real = ask(form, "cpu")
+    with FakeTensorMode():
+        fake = ask(form, "cuda")
+    for name, value in fake.items():
+        assert value.device.type == "cuda", name
+        assert value.shape == real[name].shape, name
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", FORMS)
+def test_on_a_real_device(form) -> None:
+    real, other = ask(form, "cpu"), ask(form, "cuda")
+    for name, value in other.items():
+        assert torch.allclose(value.cpu(), real[name], rtol=1e-8, atol=1e-8), name

@@ -1,0 +1,90 @@
+"""Label errors: found, ranked, proposed; in the form that cleanlab takes."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import cross_val_predict
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.events import Add
+from torchlssvm.labels import find_label_errors, from_scores
+from torchlssvm.store import SampleStore
+
+GRID = FixedPoint(16.0)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, truth = load_digits(return_X_y=True)
+    x, truth = torch.as_tensor(X / 16), torch.as_tensor(truth)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(truth), generator=generator)
+    given = truth.clone()
+    random, confused = order[:90], order[90:180]
+    given[random] = (truth[random] + torch.randint(1, 10, (90,), generator=generator)) % 10
+    given[confused] = torch.tensor([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])[truth[confused]]
+    return x, truth, given
+
+
+def test_ranking_is_at_least_that_of_self_confidence(digits) -> None:
+    """cleanlab's default score is the out-of-fold probability of the given label; here of 5-fold logistic regression."""
+    x, truth, given = digits
+    head = LSSVMHead(64, 10, grid=GRID).add(x, given)
+    head.select_rho()
+    found = find_label_errors(head, x, given)
+    wrong = (given != truth).numpy()
+    ours = average_precision_score(wrong, -found.margins.numpy())
+    p = cross_val_predict(LogisticRegression(max_iter=1000), x.numpy(), given.numpy(), cv=5, method="predict_proba")
+    theirs = average_precision_score(wrong, -p[np.arange(len(p)), given.numpy()])
+    assert ours >= theirs
+    assert (found.proposed == truth)[given != truth].double().mean() > 0.8
+
+
+def test_what_is_returned(digits) -> None:
+    x, _, given = digits
+    x, given = x[:300], given[:300]
+    head = LSSVMHead(64, 10, grid=GRID).add(x, given)
+    found = find_label_errors(head, x, given, ids=[f"s{i}" for i in range(300)])
+    assert isinstance(found.pred_probs, np.ndarray)
+    assert found.pred_probs.shape == (300, 10)
+    np.testing.assert_allclose(found.pred_probs.sum(1), 1)
+    assert (found.margins[found.order].diff() >= 0).all()
+    assert torch.equal(found.suspects, found.order[: int((found.margins < 0).sum())])
+    events = found.events(3)
+    assert [e.ids[0] for e in events] == [f"s{i}" for i in found.order[:3].tolist()]
+    assert all(
+        int(e.y[0]) == int(found.proposed[i]) != int(given[i]) for e, i in zip(events, found.order[:3], strict=True)
+    )
+    assert len(found.events()) == len(found.suspects)
+    users = find_label_errors(head, x, given, groups=torch.arange(300) // 30)
+    assert not torch.equal(users.margins, found.margins)
+
+
+def test_from_a_store_and_back(digits, tmp_path) -> None:
+    x, _, given = digits
+    with SampleStore(tmp_path / "s", head=LSSVMHead(64, 10, grid=GRID)) as store:
+        for a in range(0, 600, 200):  # several batches
+            store.apply(Add(ids=range(a, a + 200), x=x[a : a + 200], y=given[a : a + 200]))
+        found = store.label_errors()
+        direct = find_label_errors(LSSVMHead(64, 10, grid=GRID).add(x[:600], given[:600]), x[:600], given[:600])
+        assert torch.allclose(found.scores, direct.scores, rtol=0, atol=1e-10)
+        store.apply(found.events(5))
+        again = store.label_errors()
+        changed = found.order[:5]
+        assert torch.equal(again.labels[changed], found.proposed[changed])
+
+
+def test_bad_input(digits) -> None:
+    scores, y = torch.randn(5, 3).double(), torch.arange(5) % 3
+    with pytest.raises(ValueError, match="needed: scores"):
+        from_scores(scores[:, :1], y)
+    with pytest.raises(ValueError, match="needed: scores"):
+        from_scores(scores, y.double())
+    with pytest.raises(ValueError, match="labels and ids differ"):
+        from_scores(scores, y, ids=["a"])
+    with pytest.raises(ValueError, match="events need ids"):
+        from_scores(scores, y).events()
+    assert len(from_scores(scores[:0], y[:0]).order) == 0

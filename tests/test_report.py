@@ -1,0 +1,250 @@
+"""The report: what it says, that it is one file, and how a real browser shows it."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.cli import main
+from torchlssvm.errors import StoreError
+from torchlssvm.events import Add, Relabel, Remove
+from torchlssvm.functional.calibration import expected_calibration_error
+from torchlssvm.report import gather, write_report
+from torchlssvm.report.charts import Chart, decades, linear, number
+from torchlssvm.report.findings import harm
+from torchlssvm.report.pictures import png, source
+from torchlssvm.statistics.batch import fold_of
+from torchlssvm.store import SampleStore
+
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A store of digits with wrong labels, an erased writer and a certificate, and pictures."""
+    folder = tmp_path_factory.mktemp("report")
+    data = load_digits()
+    x, y = torch.as_tensor(data.images[:400] / 16).flatten(1), torch.as_tensor(data.target[:400])
+    y[:12] = (y[:12] + 3) % 10
+    ids = [f"digits:{i}" for i in range(400)]
+    with SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=FixedPoint(1.0))) as store:
+        for a in range(0, 400, 100):
+            store.apply(
+                Add(
+                    ids=ids[a : a + 100],
+                    x=x[a : a + 100],
+                    y=y[a : a + 100],
+                    subject=[f"writer{i % 9}" for i in range(100)],
+                )
+            )
+        store.apply(Relabel(ids=[ids[0]], y=[int(data.target[0])]))
+        erased = store.apply(Remove(subject="writer5"))
+        store.head.select_rho()
+        store.calibrate()
+        (folder / "certificates").mkdir()
+        store.certificate(erased.event_id).save(folder / "certificates" / "erasure.json")
+    (folder / "certificates" / "other.json").write_text("{}")
+    np.save(folder / "pictures.npy", (data.images[:400] * 255 / 16).astype(np.uint8))
+    arguments = ["report", str(folder / "store"), "--out", str(folder / "report.html"), "--json"]
+    arguments += [
+        "--images",
+        str(folder / "pictures.npy"),
+        "--certificates",
+        str(folder / "certificates"),
+        "--count",
+        "8",
+    ]
+    assert main(arguments) == 0
+    return folder
+
+
+def test_it_says_what_is_so(place) -> None:
+    text = (place / "report.html").read_text()
+    with SampleStore(place / "store", readonly=True) as store:
+        found = gather(store)
+        _, scores, labels = store.leave_one_out()
+        assert found.accuracy == float((scores.argmax(1) == labels).double().mean())
+        p = store.head.calibration(scores)
+        assert found.ece[1] == expected_calibration_error(p, labels)
+        assert f"{found.accuracy:.1%}" in text
+        assert f"{found.ece[1]:.3f}" in text
+        assert store.head.digest() in text
+        for i in found.labels.suspects[:8].tolist():
+            assert found.labels.ids[i] in text
+        assert text.count("data:image/png;base64,") == 8 + 8
+        for entry in store.history():
+            assert entry.event_id in text
+    assert "erasure.json" in text
+    assert "the state now" in text
+    assert "not a certificate" in text  # the other file
+    assert "writer5" not in text  # erased
+
+
+def test_harm_is_what_retraining_a_half_says(place) -> None:
+    with SampleStore(place / "store", readonly=True) as store:
+        ids = store.find()
+        change = harm(store, store.head, ids)
+        rows = store.get(ids)
+        rho = store.head.rho
+    half = torch.tensor(fold_of(ids, 2))
+    for i in (0, 7, 50):
+        mine, others = half == half[i], half != half[i]
+        target = 2 * torch.nn.functional.one_hot(rows.y[others], 10).double() - 1
+        error = []
+        for keep in (mine, mine & (torch.arange(len(ids)) != i)):
+            model = LSSVMHead(64, 10, grid=FixedPoint(1.0), rho=rho).add(rows.x[keep], rows.y[keep])
+            error.append(float((target - model(rows.x[others])).square().mean()))
+        assert float(change[i]) == pytest.approx(error[1] - error[0], rel=1e-6, abs=1e-12)
+
+
+def test_it_is_one_file_that_fetches_nothing(place) -> None:
+    text = (place / "report.html").read_text()
+    assert not re.search(r"https?:|<script|<link|<iframe|@import|url\(", text)
+    assert "default-src 'none'" in text
+    assert len(text) < 400_000
+
+
+def test_hostile_names_are_text(tmp_path) -> None:
+    x, y = torch.randn(30, 3), torch.arange(30) % 2
+    evil = '<script>alert("x")</script>'
+    with SampleStore(tmp_path / "s", head=LSSVMHead(3, 2)) as store:
+        store.apply(Add(ids=[f"{evil}{i}" for i in range(30)], x=x, y=y, subject=evil, event_id=evil))
+        write_report(store, tmp_path / "r.html", classes=[evil, evil], title=evil)
+    text = (tmp_path / "r.html").read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_small_and_odd_stores(tmp_path) -> None:
+    for name, n, options in (("two", 2, {}), ("pairs", 20, {"multiclass": "ovo"}), ("weights", 20, {"class_weight": "balanced"}), ("folds", 20, {"folds": 3})):  # fmt: skip
+        with SampleStore(tmp_path / name, head=LSSVMHead(3, 4, **options)) as store:
+            store.apply(Add(ids=range(n), x=torch.randn(n, 3), y=torch.arange(n) % 2))
+            found = write_report(store, tmp_path / f"{name}.html")
+        assert 0 <= found.accuracy <= 1
+    with (
+        SampleStore(tmp_path / "none", head=LSSVMHead(3, 2)) as store,
+        pytest.raises(StoreError, match="holds no samples"),
+    ):
+        write_report(store, tmp_path / "none.html")
+    with SampleStore(tmp_path / "values", head=LSSVMHead(3, 2)) as store:
+        store.apply(Add(ids=range(4), x=torch.randn(4, 3), y=torch.randn(4, 2)))
+        with pytest.raises(ValueError, match="about labels"):
+            write_report(store, tmp_path / "values.html")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_pictures(tmp_path) -> None:
+    from PIL import Image
+
+    grey, colour = (
+        np.arange(12, dtype=np.uint8).reshape(3, 4) * 20,
+        np.random.default_rng(0).integers(0, 255, (5, 4, 3), np.uint8),
+    )
+    for values in (grey, colour):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(values)))), values)
+    (tmp_path / "cats").mkdir()
+    Image.fromarray(colour).resize((600, 400)).save(tmp_path / "cats" / "a.jpg")
+    data = source(tmp_path)("cats/a.jpg")
+    small = Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2])))
+    assert max(small.size) <= 224
+    assert source(tmp_path)("cats/b.jpg") is None
+    assert source(tmp_path / "cats")("../cats/a.jpg") is not None
+    assert source(tmp_path / "cats")("../../etc/passwd") is None
+    assert source(None)("a") is None
+    assert source(lambda sample: grey / 255)("a").startswith("data:image/png")
+    assert source(np.zeros((3, 4, 4)))("x:7") is None
+    with pytest.raises(ValueError, match="images must be"):
+        source(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="an array of pictures"):
+        source(np.zeros((3, 4)))
+    assert zlib.crc32(b"") == 0
+
+
+def test_charts() -> None:
+    assert linear([0.3, 0.9]).ticks[0] <= 0.3
+    assert linear([1.0]).low < 1 < linear([1.0]).high
+    assert linear([]).ticks
+    axis = decades([0.002, 50.0])
+    assert axis.place(axis.low) == 0
+    assert axis.place(axis.high) == 1
+    assert axis.ticks[0] == 0.001
+    assert [number(v) for v in (0, 1234.5, 1e-7, 2e6)] == ["0", "1234", "1e-7", "2e6"]
+    chart = Chart(linear([0, 1]), linear([0, 1]), "<x>", "y", 'a "label"')
+    chart.line([0, float("nan"), 1], [0, 1, 1])
+    assert chart.svg().count(",") == 2
+    assert "&lt;x&gt;" in chart.svg()
+
+
+def test_the_command(place, capsys, tmp_path) -> None:
+    assert main(["report", str(place / "store"), "--out", str(tmp_path / "r.html"), "--title", "Digits"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert "<title>Digits</title>" in (tmp_path / "r.html").read_text()
+    assert main(["report", str(place / "store"), "--out", str(tmp_path / "r2.html"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert 0 < said["accuracy"] < 1
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert main(["report", str(place / "store"), "--images", str(tmp_path / "nowhere")]) == 1
+
+
+def measure(page: Path, tmp_path: Path, width: int, dark: bool) -> dict:
+    """What a browser makes of the page: sizes and colours, and a screenshot that is not blank."""
+    probe = """<script>
+    const seen = {width: innerWidth, needed: document.documentElement.scrollWidth,
+      pictures: [...document.images].filter(i => i.complete && i.naturalWidth > 0).length, images: document.images.length,
+      page: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
+      charts: [...document.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().height > 100).length,
+      text: Math.min(...[...document.querySelectorAll("svg text")].map(t => t.getBoundingClientRect().height))};
+    document.documentElement.innerHTML = "<pre>" + JSON.stringify(seen) + "</pre>";
+    </script>"""
+    copy = tmp_path / "probe.html"
+    text = page.read_text()
+    copy.write_text(
+        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace("</body>", probe + "</body>")
+    )
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size={width},1500",
+    ]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
+    done = subprocess.run(
+        [*command, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout, re.S).group(1))
+    shot = tmp_path / "shot.png"
+    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
+    from PIL import Image
+
+    found["colours"] = len(Image.open(shot).convert("RGB").getcolors(2**24))
+    return found
+
+
+def brightness(colour: str) -> float:
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+@browser
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (500, True)])
+def test_in_a_browser(place, tmp_path, width, dark) -> None:
+    found = measure(place / "report.html", tmp_path, width, dark)
+    assert found["needed"] <= found["width"]  # nothing sticks out
+    assert found["pictures"] == found["images"] == 16
+    assert found["charts"] == 5
+    assert found["text"] >= 9  # points of the smallest word in a chart
+    assert (brightness(found["page"]) < 60) == dark
+    assert abs(brightness(found["page"]) - brightness(found["ink"])) > 150
+    assert found["colours"] > 100

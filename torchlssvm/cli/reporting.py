@@ -1,0 +1,61 @@
+"""``torchlssvm report``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchlssvm.cli.console import OK, command, count, emit, open_store
+
+if TYPE_CHECKING:
+    from torchlssvm.cli.console import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the parser."""
+    text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
+    report = command(commands, "report", run_report, text)
+    report.add_argument(
+        "--out",
+        type=Path,
+        default=Path("torchlssvm_report.html"),
+        metavar="FILE",
+        help="the page (default: %(default)s)",
+    )
+    report.add_argument(
+        "--images",
+        type=Path,
+        metavar="PATH",
+        help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
+    )
+    report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
+    report.add_argument("--title", metavar="TEXT", help="of the page")
+    report.add_argument(
+        "--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"
+    )
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the page."""
+    from torchlssvm.cli import settings
+    from torchlssvm.report import write_report
+
+    with open_store(options, readonly=True) as store:
+        found = write_report(
+            store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
+            certificates=options.certificates, count=options.count,
+        )  # fmt: skip
+    data = {
+        "report": str(options.out),
+        "samples": len(found.labels.labels),
+        "accuracy": found.accuracy,
+        "calibration_error": found.ece[1],
+        "suspicious": len(found.labels.suspects),
+        "rho": found.head["rho"],
+        "best_rho": found.path.rho,
+        "drift": found.drift,
+    }
+    text = f"{options.out}: accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
+    emit(options, data, text)
+    return OK

@@ -1,0 +1,115 @@
+"""Labels that are probably wrong: found by leave-one-out margins, proposed as events.
+
+A sample is suspicious when the model that never saw it prefers another class. The ranking needs no threshold and no folds, and
+``pred_probs`` are out-of-sample probabilities in the form that cleanlab takes.
+
+>>> import torch
+>>> from torchlssvm import LSSVMHead
+>>> _ = torch.manual_seed(0)
+>>> y = torch.arange(200) % 3
+>>> x = torch.randn(200, 8) + 6 * torch.nn.functional.one_hot(y, 8)
+>>> given = y.clone()
+>>> given[7] = (given[7] + 1) % 3  # a wrong label
+>>> found = find_label_errors(LSSVMHead(8, 3).add(x, given), x, given, ids=[f"s{i}" for i in range(200)])
+>>> int(found.order[0]), int(found.proposed[7]) == int(y[7])
+(7, True)
+>>> found.events(1)[0].ids
+('s7',)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchlssvm.events import Relabel
+from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.whitened import margins
+from torchlssvm.heads.calibration import fit
+
+__all__ = ["LabelErrors", "find_label_errors", "from_scores"]
+
+
+@dataclass(frozen=True)
+class LabelErrors:
+    """Samples ranked by how little the model without them agrees with their label.
+
+    Attributes:
+        labels: as given (n,). scores: leave-one-out scores (n, K). ids: of the samples, or None.
+        margins: the score of the label minus the best other score (n,): negative means that the model prefers another.
+        order: all samples (n,), the most suspicious first. proposed: the class that the model prefers (n,).
+        pred_probs: calibrated out-of-sample probabilities (n, K), a numpy array as cleanlab takes it.
+    """
+
+    labels: Tensor
+    scores: Tensor
+    margins: Tensor
+    order: Tensor
+    proposed: Tensor
+    pred_probs: NDArray[np.float64]
+    ids: tuple[str, ...] | None = None
+
+    @property
+    def suspects(self) -> Tensor:
+        """The samples whose label the model would change, the most suspicious first."""
+        return self.order[self.margins[self.order] < 0]
+
+    def events(self, count: int | None = None) -> list[Relabel]:
+        """The most suspicious samples with the classes proposed for them, one event each, for somebody to look at first.
+
+        ``count``: at most so many; fewer if fewer are suspicious.
+        """
+        if self.ids is None:
+            raise ValueError("events need ids: find_label_errors(head, x, y, ids=...)")
+        return [Relabel(ids=[self.ids[i]], y=[int(self.proposed[i])]) for i in self.suspects[:count].tolist()]
+
+
+@exactly
+def find_label_errors(
+    head: Any, x: Any, y: Any, ids: Sequence[Any] | None = None, *, weight: Any = None, groups: Any = None
+) -> LabelErrors:
+    """Rank samples held by a head by their leave-one-out margin; one pass, nothing is refitted.
+
+    Args:
+        head: an :class:`~torchlssvm.LSSVMHead` that holds them.
+        x: (n, J), as added.
+        y: (n,), as added.
+        weight: (n,), as added.
+        ids: of the samples, for ``events``.
+        groups: (n,), e.g. users who may have mislabelled all of their samples: scores are then leave-group-out.
+    """
+    scores = head.leave_one_out(x, y, weight=weight, groups=groups)
+    labels = torch.as_tensor(y, device=scores.device)
+    return from_scores(scores, labels, ids)
+
+
+@exactly
+def from_scores(scores: Tensor, labels: Tensor, ids: Sequence[Any] | None = None) -> LabelErrors:
+    """The same from leave-one-out scores of any machine. scores: (n, K), K >= 2; labels: (n,)."""
+    if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != scores.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"needed: scores (n, K >= 2) and integer labels (n,); got {tuple(scores.shape)} and {tuple(labels.shape)}, "
+            f"{labels.dtype}"
+        )
+    if ids is not None and len(ids) != len(labels):
+        raise ValueError(f"labels and ids differ in length: {len(labels)} labels, {len(ids)} ids")
+    labels = labels.to(torch.int64)
+    margin = margins(scores, labels)
+    probabilities = scores
+    if len(labels):
+        probabilities = fit(scores, labels, torch.ones_like(margin), None)(scores)
+    return LabelErrors(
+        labels=labels,
+        scores=scores,
+        margins=margin,
+        order=margin.argsort(stable=True),
+        proposed=scores.argmax(1),
+        pred_probs=probabilities.cpu().numpy(),
+        ids=None if ids is None else tuple(str(i) for i in ids),
+    )

@@ -1,0 +1,134 @@
+"""Charts as SVG: a few plain forms, coloured by the page's style sheet so that they follow its light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 420, 250
+LEFT, RIGHT, TOP, BOTTOM = 50, 12, 14, 40
+
+
+class Axis(NamedTuple):
+    """A range of values and where to put marks."""
+
+    low: float
+    high: float
+    ticks: list[float]
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high one."""
+        a, b, v = (math.log10(t) for t in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        return (v - a) / (b - a) if b > a else 0.5
+
+
+def linear(values: Sequence[float], zero: bool = False) -> Axis:
+    """An axis around values, with about five round marks."""
+    finite = [v for v in values if math.isfinite(v)] or [0.0]
+    low, high = min(finite), max(finite)
+    low = min(low, 0.0) if zero else low
+    if high <= low:
+        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+    raw = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    ticks = [i * step for i in range(first, last + 1)]
+    return Axis(ticks[0], ticks[-1], ticks)
+
+
+def decades(values: Sequence[float]) -> Axis:
+    """A logarithmic axis around values > 0, marked at powers of ten."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
+    every = max(1, math.ceil((high - low) / 6))
+    return Axis(10.0**low, 10.0**high, [10.0**e for e in range(low, high + 1, every)], True)
+
+
+def number(value: float) -> str:
+    """A number as short as it may be."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e4 or abs(value) < 1e-3:
+        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    return f"{value:.4g}"
+
+
+class Chart:
+    """A frame with two axes to draw into."""
+
+    def __init__(self, x: Axis, y: Axis, x_name: str, y_name: str, label: str):
+        self.x, self.y, self.label = x, y, label
+        self.parts: list[str] = []
+        self.marks = 0
+        for tick in y.ticks:
+            at = self.up(tick)
+            self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            self.text(LEFT - 6, at + 4, number(tick), "end")
+        for tick in x.ticks:
+            self.text(self.across(tick), HEIGHT - BOTTOM + 16, number(tick), "middle")
+        self.parts.append(
+            f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
+        )
+        self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_name, "middle")
+        self.parts.append(
+            f'<text class="name" transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{escape(y_name)}</text>"
+        )
+
+    def across(self, value: float) -> float:
+        """From a value to a place."""
+        return LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT)
+
+    def up(self, value: float) -> float:
+        """From a value to a place."""
+        return HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
+        """A word."""
+        self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], kind: str = "first") -> None:
+        """A line through points; those that are not finite are left out."""
+        points = [
+            (self.across(a), self.up(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(a) and math.isfinite(b)
+        ]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        self.parts.append(f'<polyline class="line {kind}" points="{path}"/>')
+
+    def dots(
+        self, xs: Sequence[float], ys: Sequence[float], kind: str = "first", sizes: Sequence[float] | None = None
+    ) -> None:
+        """Points."""
+        for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
+            if math.isfinite(a) and math.isfinite(b):
+                r = 3.5 if sizes is None else sizes[i]
+                self.parts.append(
+                    f'<circle class="dot {kind}" cx="{self.across(a):.1f}" cy="{self.up(b):.1f}" r="{r:.1f}"/>'
+                )
+
+    def mark(self, x: float, text: str, kind: str = "second") -> None:
+        """A vertical line with a word at its top."""
+        at = self.across(x)
+        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        right = at > WIDTH * 0.6
+        self.text(at - 5 if right else at + 5, TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
+        self.marks += 1
+
+    def bars(self, edges: Sequence[float], heights: Sequence[float], kind: str = "first") -> None:
+        """Bars between edges."""
+        base = self.up(max(0.0, self.y.low))
+        for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True):
+            left, top = self.across(a), self.up(h)
+            size = f'width="{max(0.5, self.across(b) - left - 1):.1f}" height="{max(0.0, base - top):.1f}"'
+            self.parts.append(f'<rect class="bar {kind}" x="{left:.1f}" y="{top:.1f}" {size}/>')
+
+    def svg(self) -> str:
+        """The picture."""
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
+            f"{''.join(self.parts)}</svg>"
+        )

@@ -1,0 +1,177 @@
+"""What a report says, as numbers: gathered from a store in a few passes over its samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.certificate import Certificate
+from torchlssvm.errors import StoreError, VerificationError
+from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
+from torchlssvm.functional.modes import exactly
+from torchlssvm.heads.calibration import Calibration, fit
+from torchlssvm.heads.choosing import RhoPath
+from torchlssvm.labels import LabelErrors, from_scores
+from torchlssvm.statistics.batch import fold_of
+from torchlssvm.store import SampleStore
+
+log = logging.getLogger("torchlssvm.report")
+
+JUDGES = 4000
+"""Samples of each half that the other half is judged on."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A certificate file, and what can be said of it at a glance; ``torchlssvm verify`` says more."""
+
+    file: str
+    time: str
+    erased: int
+    signed: bool
+    current: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The contents of a report; n samples, K classes."""
+
+    stats: dict[str, Any]
+    head: dict[str, Any]
+    choices: dict[str, str]
+    labels: LabelErrors
+    probabilities: Tensor  # (n, K), out of sample
+    calibration: Calibration
+    ece: tuple[float, float]  # before, after
+    bins: tuple[Tensor, Tensor, Tensor]
+    path: RhoPath
+    subjects: list[str | None]
+    added: Tensor  # (n,), seconds
+    leverage: Tensor  # (n,), relative
+    harm: Tensor  # (n,), change of the loss on the other half if removed; NaN where not known
+    drift: float
+    history: list[Any]
+    receipts: list[Receipt] = field(default_factory=list)
+
+    @property
+    def scores_width(self) -> int:
+        """K."""
+        return int(self.labels.scores.shape[1])
+
+    @property
+    def accuracy(self) -> float:
+        """Out of sample."""
+        return float((self.labels.proposed == self.labels.labels).double().mean())
+
+
+@exactly
+def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Findings:
+    """Everything, from a store whose head is an LSSVMHead with labels."""
+    head = store._linear("a report")
+    if not len(store):
+        raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
+    if head.num_classes < 2 or head.statistics is None or head.statistics.kind != "labels":
+        raise ValueError("a report is about labels: it needs a head with statistics and at least two classes")
+    ids, scores, labels = store.leave_one_out()
+    subjects: list[str | None] = []
+    added: list[float] = []
+    leverage: list[Tensor] = []
+    for rows in store.batches():
+        subjects += rows.subjects
+        added += rows.added
+        leverage.append(head.leverage(rows.x.to(head.device), relative=True).cpu())
+    calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
+    probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
+    found = from_scores(scores, labels, ids)
+    return Findings(
+        stats=store.stats(),
+        head={
+            "rho": head.rho,
+            "intercept": head.intercept,
+            "multiclass": head.multiclass,
+            "class_weight": head.class_weight,
+        },
+        choices=head.choices,
+        labels=found,
+        probabilities=probabilities,
+        calibration=calibration,
+        ece=(
+            expected_calibration_error(least_squares(scores), labels),
+            expected_calibration_error(probabilities, labels),
+        ),
+        bins=reliability(probabilities, labels),
+        path=head.rho_path(rhos),
+        subjects=subjects,
+        added=torch.tensor(added, dtype=torch.float64),
+        leverage=torch.cat(leverage),
+        harm=harm(store, head, ids),
+        drift=head.drift(),
+        history=store.history(),
+        receipts=receipts(certificates, store.stats()["digest"]),
+    )
+
+
+def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
+    """How much the squared error on one half of the samples would change if a sample of the other half were removed (n,).
+
+    The halves are chosen by a hash of the ids; each sample is judged by a model of its half on samples of the other half, so
+    nothing is judged on what it has learned. Negative: the model would be better without it. Exact, and nothing is refitted
+    but two halves. NaN where a half has no samples.
+    """
+    half = torch.tensor(fold_of(ids, 2))
+    out = torch.full((len(ids),), float("nan"), dtype=torch.float64)
+    if head.multiclass == "ovo" or not 0 < int(half.sum()) < len(ids) or int(torch.bincount(half).min()) < 2:
+        return out
+    config = head.config() | {"folds": 0}
+    models = [type(head).from_config(config, device=head.device) for _ in range(2)]
+    judges: list[list[Tensor]] = [[], []]
+    truths: list[list[Tensor]] = [[], []]
+    start = 0
+    for rows in store.batches():
+        mine = half[start : start + len(rows)]
+        start += len(rows)
+        for h in range(2):
+            x, y = rows.x[mine == h].to(head.device), rows.y[mine == h].to(head.device)
+            if not len(x):
+                continue
+            if models[h].statistics.empty:
+                models[h].statistics.decide("labels", head.grid, None)
+            models[h].add(x, y)
+            room = JUDGES - sum(map(len, judges[h]))
+            judges[h].append(x[:room].double())
+            truths[h].append(y[:room])
+    points, labels = [torch.cat(j) for j in judges], [torch.cat(t) for t in truths]
+    start = 0
+    for rows in store.batches():
+        mine = half[start : start + len(rows)]
+        for h in range(2):
+            pick = (mine == h).nonzero()[:, 0]
+            if len(pick):
+                x, y = rows.x[pick].to(head.device), rows.y[pick].to(head.device)
+                out[start + pick] = models[h].influence(x, y, points[1 - h], labels[1 - h]).cpu()
+        start += len(rows)
+    return out
+
+
+def receipts(folder: Any, digest: str | None) -> list[Receipt]:
+    """The certificates (*.json) of a folder, oldest first; a file that is none is listed with the reason."""
+    if folder is None:
+        return []
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} is not a folder with certificates")
+    out = []
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            c = Certificate.load(path)
+        except VerificationError as error:
+            out.append(Receipt(path.name, "", 0, False, False, str(error)))
+            continue
+        out.append(Receipt(path.name, c.time, c.erased, bool(c.signature), c.digest is not None and c.digest == digest))
+    return sorted(out, key=lambda r: r.time)

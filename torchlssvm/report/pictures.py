@@ -1,0 +1,103 @@
+"""Thumbnails: from a folder of image files, or from an array of pictures, as data that a page carries itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZE = 112
+LARGEST = 400_000
+"""A file that cannot be made smaller (no Pillow) is shown if it has at most so many bytes."""
+
+Source = Callable[[str], "str | None"]
+"""From a sample's id to a data URI, or None where there is no picture."""
+
+TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
+
+
+def source(images: Any) -> Source:
+    """Pictures by sample id.
+
+    images: None; a folder, where a sample's id is a path below it; an array (n, H, W) or (n, H, W, 3), or a .npy file with one,
+    where the sample ``<anything>:<row>`` or ``<row>`` has that row; or a function from an id to a path, an array or None.
+    """
+    if images is None:
+        return lambda sample: None
+    if callable(images):
+        return lambda sample: uri(images(sample))
+    if isinstance(images, np.ndarray):
+        return from_array(images)
+    path = Path(images)
+    if path.is_dir():
+        return lambda sample: uri(_below(path, sample))
+    if path.suffix == ".npy":
+        return from_array(np.load(path, mmap_mode="r", allow_pickle=False))
+    raise ValueError(f"images must be a folder or a .npy file with an array (n, H, W) or (n, H, W, 3), got {path}")
+
+
+def _below(folder: Path, sample: str) -> Path | None:
+    path = (folder / sample).resolve()
+    inside = path.is_relative_to(folder.resolve()) and path.suffix.lower() in TYPES
+    return path if inside and path.is_file() else None
+
+
+def from_array(array: NDArray[Any]) -> Source:
+    """Rows of an array of pictures."""
+    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 3):
+        raise ValueError(f"an array of pictures has shape (n, H, W) or (n, H, W, 3), got {array.shape}")
+
+    def picture(sample: str) -> str | None:
+        row = sample.rpartition(":")[2]
+        return uri(array[int(row)]) if row.isdigit() and int(row) < len(array) else None
+
+    return picture
+
+
+def uri(picture: Any) -> str | None:
+    """A picture as a data URI: a path, or an array (H, W) or (H, W, 3) of bytes, or of numbers from 0 to 1."""
+    if picture is None:
+        return None
+    if isinstance(picture, str | Path):
+        return _file(Path(picture))
+    values = np.asarray(picture)
+    if values.dtype != np.uint8:
+        values = (np.clip(np.nan_to_num(values.astype(np.float64)), 0.0, 1.0) * 255).round().astype(np.uint8)
+    return _data("png", png(values))
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _file(path: Path) -> str | None:
+    """An image file, made small where Pillow is at hand."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        content = path.read_bytes()
+        return _data(TYPES[path.suffix.lower()], content) if len(content) <= LARGEST else None
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+        small.thumbnail((2 * SIZE, 2 * SIZE))
+        out = io.BytesIO()
+        small.save(out, "JPEG", quality=80)
+    return _data("jpeg", out.getvalue())
+
+
+def png(values: NDArray[np.uint8]) -> bytes:
+    """A PNG file, grey (H, W) or coloured (H, W, 3), without any library for images."""
+    height, width = values.shape[:2]
+    rows = np.ascontiguousarray(values).reshape(height, -1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)  # no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if values.ndim == 3 else 0, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
+    chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

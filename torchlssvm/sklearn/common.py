@@ -1,0 +1,51 @@
+"""What the classifiers share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from torch import Tensor
+
+FLOATS = (np.float64, np.float32)
+Array = NDArray[Any]
+
+
+class Classifier(ClassifierMixin):
+    """Labels to indices and back, and what follows from scores (B, K)."""
+
+    classes_: Array
+
+    def _encode(self, y: Any) -> Array:
+        index = np.searchsorted(self.classes_, y)
+        index = np.clip(index, 0, len(self.classes_) - 1)
+        unknown = self.classes_[index] != y
+        if np.any(unknown):
+            raise ValueError(f"y holds {np.asarray(y)[unknown][0]!r}, which is not among classes {self.classes_!r}")
+        encoded: Array = index.astype(np.int64)
+        return encoded
+
+    def _learn_classes(self, y: Any, sample_weight: Any = None) -> None:
+        check_classification_targets(y)
+        self.classes_ = unique_labels(y)
+        present = y if np.ndim(sample_weight) == 0 else np.asarray(y)[np.asarray(sample_weight) > 0]
+        if len(np.unique(present)) < 2:
+            raise ValueError("the data holds only one class: at least two classes are needed")
+
+    if TYPE_CHECKING:
+
+        def _scores(self, X: Any) -> Tensor: ...
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores: (B,) of the second class for two classes, else (B, K)."""
+        scores: Array = self._scores(X).cpu().numpy()
+        return scores[:, 1] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any) -> Array:
+        """Classes (B,)."""
+        best: Array = self._scores(X).argmax(1).cpu().numpy()
+        out: Array = self.classes_[best]
+        return out

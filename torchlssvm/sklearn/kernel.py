@@ -1,0 +1,114 @@
+"""Estimators on kernel machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
+from torchlssvm.machines import IncrementalSVM, KernelLSSVM, OneVsOne
+from torchlssvm.sklearn.common import FLOATS, Array, Classifier
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class KernelClassifier(Classifier, BaseEstimator):
+    """What the estimators on kernel machines share: the kernel by its name."""
+
+    machine_: Any
+
+    def _kernel(self, X: Array) -> Any:
+        if not isinstance(self.kernel, str):
+            return self.kernel
+        gamma = self.gamma
+        if isinstance(gamma, str):
+            if gamma not in ("scale", "auto"):
+                raise ValueError(f"gamma must be 'scale', 'auto' or a number > 0, got {gamma!r}")
+            spread = X.shape[1] * (float(X.var()) if gamma == "scale" else 1.0)
+            gamma = 1.0 / spread if spread > 0 else 1.0
+        made: dict[str, Any] = {
+            "linear": Linear,
+            "rbf": lambda: RBF(gamma=gamma),
+            "laplacian": lambda: Laplacian(gamma=gamma),
+            "poly": lambda: Polynomial(self.degree, gamma=gamma, coef0=self.coef0),
+        }
+        if self.kernel not in made:
+            raise ValueError(
+                f"kernel must be one of {', '.join(made)}, or a function (x1, x2) -> Gram; got {self.kernel!r}"
+            )
+        return made[self.kernel]()
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from scratch. X: (n, J); y: (n,)."""
+        X, y = validate_data(self, X, y, dtype=FLOATS)
+        self._learn_classes(y)
+        self.machine_ = self._machine(self._kernel(X), len(self.classes_))
+        self.ids_ = self.machine_.add(self._here(X), self._here(self._encode(y))).cpu().numpy()
+        return self
+
+    if TYPE_CHECKING:
+
+        def _machine(self, kernel: Any, classes: int) -> Any: ...
+
+    def _here(self, values: Array) -> Tensor:
+        return torch.as_tensor(np.ascontiguousarray(values), device=self.device)
+
+    def _scores(self, X: Any) -> Tensor:
+        check_is_fitted(self, "machine_")
+        X = validate_data(self, X, reset=False, dtype=FLOATS)
+        scores: Tensor = self.machine_(self._here(X))
+        return scores
+
+
+class KernelLSSVMClassifier(KernelClassifier):
+    """Kernel LS-SVM. ``machine_`` is the :class:`~torchlssvm.KernelLSSVM`, ``ids_`` its samples, to remove or relabel exactly.
+
+    Args:
+        kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
+        C: the penalty of an error.
+        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC), ``"auto"`` (1 / J) or a number.
+        degree: of ``"poly"``.
+        coef0: of ``"poly"``.
+        bias: whether there is a b.
+        device: where the machine lives.
+    """
+
+    def __init__(
+        self, kernel: Any = "rbf", *, C: float = 1.0, gamma: Any = "scale", degree: int = 3, coef0: float = 1.0,
+        bias: bool = True, device: Any = None,
+    ):  # fmt: skip
+        self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
+        self.bias, self.device = bias, device
+
+    def _machine(self, kernel: Any, classes: int) -> Any:
+        return KernelLSSVM(kernel, C=self.C, num_classes=classes, bias=self.bias, device=self.device)
+
+
+class IncrementalSVC(KernelClassifier):
+    """The exact incremental SVM; many classes one against one. ``machine_`` and ``ids_`` as in ``KernelLSSVMClassifier``.
+
+    Args:
+        kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
+        C: the bound of the coefficients.
+        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC), ``"auto"`` (1 / J) or a number.
+        degree: of ``"poly"``.
+        coef0: of ``"poly"``.
+        device: where the machine lives.
+    """
+
+    def __init__(
+        self, kernel: Any = "rbf", *, C: float = 1.0, gamma: Any = "scale", degree: int = 3, coef0: float = 1.0,
+        device: Any = None,
+    ):  # fmt: skip
+        self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
+        self.device = device
+
+    def _machine(self, kernel: Any, classes: int) -> Any:
+        machine = IncrementalSVM(kernel, C=self.C, device=self.device)
+        return machine if classes == 2 else OneVsOne(machine, classes)
