@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError, NumericalWarning
+from torchlssvm import (
+    FixedPoint,
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    NotFittedError,
+    NumericalWarning,
+)
 from torchlssvm.functional.whitened import from_inverse, group_left_out, joint_change
+from torchlssvm.kernels import RBF
 from torchlssvm.selection import cross_validate, error_rate, fold_of, margins
 
 GRID = FixedPoint(16.0)
@@ -230,6 +239,22 @@ def test_cross_validation_by_replacing_folds(data) -> None:
         cross_validate(LSSVMHead(J, K), x, y, folds=1)
     with pytest.raises(ValueError, match="holds samples"):
         cross_validate(LSSVMHead(J, K).add(x, y), x, y)
+
+
+def test_cross_validation_of_kernel_machines(data) -> None:
+    """The same function, on machines that remove by id: each fold as by a machine trained without it."""
+    x, y, _, _ = data
+    two, fold = (y > 0).long(), torch.tensor(fold_of(range(N), 3))
+    for make in (
+        lambda: KernelLSSVM(RBF(sigma=2.0), C=3.0),
+        lambda: IncrementalSVM(RBF(sigma=2.0), C=3.0),
+        lambda: LagrangianSVM(RBF(sigma=2.0), C=3.0),
+    ):
+        scores = cross_validate(make(), x, two, folds=3)
+        for f in range(3):
+            out, machine = fold == f, make()
+            machine.add(x[~out], two[~out])
+            assert torch.allclose(scores[out], machine(x[out]), rtol=0, atol=1e-6)
 
 
 def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
