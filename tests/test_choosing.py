@@ -242,3 +242,8 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="needs ids"):
         folds.select_rho([1.0], "kfold", x, y, score="accuracy")
     assert head.rho == 1.0
+    one = LSSVMHead(3, 2).add(x[:1], y[:1])
+    with pytest.raises(ValueError, match="leaves nothing"):
+        one.select_rho([1.0], "loo", x[:1], y[:1])
+    with pytest.raises(ValueError, match="too few"):
+        one.select_rho([1.0])

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -158,7 +159,9 @@ def test_it_is_saved_copied_and_loaded(method) -> None:
     with pytest.raises(Exception, match="checksum"):
         LSSVMHead(5, 3, grid=GRID).load_state_dict(damaged)
     head.remove(x[:1], y[:1])
-    assert "calibration" not in head.state_dict()  # what a removed sample has shaped is not written out
+    saved = head.state_dict()  # what a removed sample has shaped is not written out
+    assert "calibration" not in saved
+    assert json.loads(bytes(saved["options"].tolist()).decode())["made"]["calibration"] == ["", False]
     other.load_state_dict(head.state_dict())
     with pytest.raises(NotFittedError):
         other.predict_proba(x)

@@ -115,8 +115,13 @@ def left_out(residual: Tensor, leverage: Tensor) -> Tensor:
 def group_left_out(U: Tensor, d: Tensor, residual: Tensor) -> Tensor:
     """(I - G_II D)^-1 r_I: residuals (L, K) of a group that is left out as a whole. U: (..., L, D); d: (..., L) weights.
 
-    Removing targets r from a model that predicts 0 gives T = -(I - D G)^-1 D r = -D e, and e = r - G T.
+    Past L = D on the other side: removing targets r from a model that predicts 0 gives T = -D e, and e = r - G T.
     """
+    if U.shape[-2] <= U.shape[-1]:
+        system = (U @ U.mT).mul_(-d[..., None, :])
+        system.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        few: Tensor = torch.linalg.solve(system, residual)
+        return few
     T = joint_change(U, -d, -d[..., None] * residual, torch.zeros_like(residual))
     return residual - U @ (U.mT @ T)
 

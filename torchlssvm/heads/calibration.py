@@ -70,6 +70,14 @@ class Calibration:
         return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]))
 
 
+def choices_to_save(made: dict[str, tuple[int, str]], version: int) -> dict[str, list[Any]]:
+    """What was chosen from data as [how, whether for the samples held]. Of a void calibration no number is written out."""
+    return {
+        name: ["" if name == "calibration" and at != version else text, at == version]
+        for name, (at, text) in made.items()
+    }
+
+
 def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibration:
     """Fit a map. scores: (n, K); y: (n,) labels; weight: (n,)."""
     K = scores.shape[1]

@@ -13,6 +13,7 @@ from torchlssvm.functional.spectrum import BLOCK, Spectrum, default_values, path
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS
 from torchlssvm.heads import normal
+from torchlssvm.heads.leaving import something_left
 from torchlssvm.heads.problems import (
     Problem,
     Samples,
@@ -58,29 +59,45 @@ def rho_path(
     checks.one_of(method, "method", ("gcv", "loo", "kfold"))
     checks.one_of(score, "score", ("squared", "accuracy"))
     parts = problems(head)
+    samples = None if x is None else check_all(head, x, y, weight)
+    check_question(head, method, samples, score)
     main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
     values = check_values(rhos, main, head)
-    samples = None if x is None else check_all(head, x, y, weight)
+    if method == "gcv":
+        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
+        errors = torch.stack([s.n * s.gcv(values).mean(1) for s in every]).sum(0) / sum(s.n for s in every)
+    elif method == "loo":
+        assert samples is not None
+        errors = leave_one_out_errors(parts, samples, values, main, score)
+    else:
+        errors = fold_errors(parts, values, samples, ids, score)
+    return RhoPath(best_of(values, errors), values, errors, None if main is None else main.dof(values), method)
+
+
+def check_question(head: HeadBase, method: str, samples: Samples | None, score: str) -> None:
+    """What needs no eigendecomposition to be refused."""
     if score == "accuracy":
         if method == "gcv" or samples is None:
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
         if samples.labels is None:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
-    if method == "gcv":
-        if head.statistics is None:
-            raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
-        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
-        errors = sum(s.n * s.gcv(values).mean(1) for s in every) / sum(s.n for s in every)
-    elif method == "loo":
+    if method == "gcv" and head.statistics is None:
+        raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
+    if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
-        errors = leave_one_out_errors(parts, samples, values, main, score)
-    else:
-        errors = fold_errors(parts, values, samples, ids, score)
-    assert isinstance(errors, Tensor)
-    least = errors == errors.amin()
-    best = 1.0 if checks.is_fake(errors) else float(values[least].amax())
-    return RhoPath(best, values, errors, None if main is None else main.dof(values), method)
+        something_left(samples, None, float(head.n))
+
+
+def best_of(values: Tensor, errors: Tensor) -> float:
+    """The value with the least error; of equal ones the largest."""
+    if checks.is_fake(errors):
+        return 1.0
+    finite = errors.isfinite()
+    if not bool(finite.any()):
+        raise ValueError("no value of rho has a finite error: the samples held are too few to tell")
+    least = errors[finite].amin()
+    return float(values[finite][errors[finite] == least].amax())
 
 
 def check_values(rhos: Any, main: Spectrum | None, head: HeadBase) -> Tensor:

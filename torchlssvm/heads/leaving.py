@@ -26,7 +26,7 @@ def leave_one_out(head: HeadBase, x: Any, y: Any, weight: Any = None, groups: An
     parts = problems(head)
     samples = check_samples(head, x, y, weight)
     members = None if groups is None else check_groups(groups, len(samples))
-    _something_left(samples, members, float(head.n))
+    something_left(samples, members, float(head.n))
     scores = torch.cat([_scores(problem, samples, members) for problem in parts], 1)
     return votes(scores, head.num_classes) if parts[0].pair is not None else scores
 
@@ -42,7 +42,7 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
     return [torch.tensor(rows) for rows in where.values()]
 
 
-def _something_left(samples: Samples, members: list[Tensor] | None, total: float) -> None:
+def something_left(samples: Samples, members: list[Tensor] | None, total: float) -> None:
     """A model without any sample gives no scores."""
     if checks.is_fake(samples.weight) or not len(samples):
         return

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads.calibration import Calibration
+from torchlssvm.heads.calibration import Calibration, choices_to_save
 from torchlssvm.heads.ledger import Ledger, pending
 from torchlssvm.statistics.batch import Choices
 
@@ -114,7 +114,7 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
             "statistics": head.statistics is not None,
             "uncertifiable": head.uncertifiable,
-            "made": {name: [text, version == head._version] for name, (version, text) in head._made.items()},
+            "made": choices_to_save(head._made, head._version),
         }
         calibration = head._calibration if meta["made"].get("calibration", ("", False))[1] else None
         if calibration is not None:

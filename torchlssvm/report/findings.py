@@ -15,6 +15,7 @@ from torchlssvm.certificate import Certificate
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
+from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import Calibration, fit
 from torchlssvm.heads.choosing import RhoPath
 from torchlssvm.labels import LabelErrors, from_scores
@@ -74,7 +75,9 @@ class Findings:
 @exactly
 def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Findings:
     """Everything, from a store whose head is an LSSVMHead with labels."""
-    head = store._linear("a report")
+    head = store.head
+    if not isinstance(head, LSSVMHead):
+        raise StoreError(f"a report needs a store with an LSSVMHead; this one has a {type(head).__name__}")
     if not len(store):
         raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
     if head.num_classes < 2 or head.statistics is None or head.statistics.kind != "labels":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchlssvm.errors import StoreError
 from torchlssvm.heads import LSSVMHead
-from torchlssvm.heads.calibration import Calibration
+from torchlssvm.heads.calibration import Calibration, choices_to_save
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.rows import Rows
 
@@ -48,7 +48,7 @@ class Linear:
             return None
         calibration = head.calibration
         return {
-            "made": {name: [text, version == head._version] for name, (version, text) in head._made.items()},
+            "made": choices_to_save(head._made, head._version),
             "calibration": calibration and calibration.describe(),
             "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
         }
