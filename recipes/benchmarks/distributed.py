@@ -24,7 +24,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,43 +94,47 @@ def bare(x: Tensor, y: Tensor, grid: FixedPoint, rounds: int) -> None:
 def rank_main(rank: int, world: int, folder: str, rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    groups = {n: dist.new_group(list(range(n))) for n in range(1, world + 1)}
     saved = torch.load(f"{folder}/data.pt", weights_only=True, mmap=True)
     grid = FixedPoint(saved["limit"])
-    times: dict[tuple[int, float], list[tuple[float, float]]] = {}
+    times: dict[float, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
-        for size, group in groups.items():
-            for share in SHARES:
-                dist.barrier()  # who has no part waits at the next one
-                if rank >= size:
-                    continue
-                n = int(len(saved["x"]) * share)
-                mine = slice(rank * n // size, (rank + 1) * n // size)
-                x, y = saved["x"][mine].clone(), saved["y"][mine].clone()
-                head = LSSVMHead(x.shape[1], 2, class_weight="complement", intercept="penalized", grid=grid)
-                dist.barrier(group)
-                start, busy = time.perf_counter(), time.process_time()
-                _ = sync(head.add(x, y), group).w
-                spent = torch.tensor(time.process_time() - busy)
-                dist.barrier(group)
-                wall = time.perf_counter() - start
-                dist.all_reduce(spent, dist.ReduceOp.MAX, group=group)
-                if turn:
-                    times.setdefault((size, share), []).append((wall, float(spent)))
+        for share in SHARES:
+            n = int(len(saved["x"]) * share)
+            mine = slice(rank * n // world, (rank + 1) * n // world)
+            x, y = saved["x"][mine].clone(), saved["y"][mine].clone()
+            head = LSSVMHead(x.shape[1], 2, class_weight="complement", intercept="penalized", grid=grid)
+            dist.barrier()
+            start, busy = time.perf_counter(), time.process_time()
+            _ = sync(head.add(x, y)).w
+            spent = torch.tensor(time.process_time() - busy)
+            dist.barrier()
+            wall = time.perf_counter() - start
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            if turn:
+                times.setdefault(share, []).append((wall, float(spent)))
     if rank == 0:
-        torch.save(
-            {f"{a} {b}": [median(v) for v in zip(*t, strict=True)] for (a, b), t in times.items()}, f"{folder}/times.pt"
-        )
+        torch.save({str(share): t for share, t in times.items()}, f"{folder}/times.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def measure_ranks(folder: str, sizes: Iterable[int], rounds: int) -> dict[str, list[float]]:
+    """Medians of wall and processor time, by size and share; the sizes take turns, as processes of their own."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(3):
+        for size in sizes:
+            Path(folder, "store").unlink(missing_ok=True)
+            mp.spawn(rank_main, (size, folder, max(1, rounds // 3)), nprocs=size)
+            for share, t in torch.load(f"{folder}/times.pt", weights_only=True).items():
+                found.setdefault(f"{size} {share}", []).extend(t)
+    return {name: [median(v) for v in zip(*t, strict=True)] for name, t in found.items()}
 
 
 def ranks(x: Tensor, y: Tensor, grid: FixedPoint, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"x": x, "y": y, "limit": grid.limit}, f"{folder}/data.pt")
-        mp.spawn(rank_main, (4, folder, rounds), nprocs=4)
-        t = torch.load(f"{folder}/times.pt", weights_only=True)
-    sizes = range(1, 5)
+        sizes = range(1, 5)
+        t = measure_ranks(folder, sizes, rounds)
     print(
         f"\nTable II: seconds to learn, sync and solve; {os.cpu_count()} core(s) here, so more ranks than that gain nothing"
     )
