@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchlssvm import FixedPoint, GridError, Statistics
 from torchlssvm.functional import gram
-from torchlssvm.statistics.accumulator import runs
+from torchlssvm.statistics.rows import runs
 
 GRID = FixedPoint(8.0)
 
@@ -87,8 +87,9 @@ def test_runs_are_exact_chunks():
 def test_packed_layout(J):
     generator = torch.Generator().manual_seed(J)
     rows = torch.randint(-9, 9, (20, J + 3), generator=generator).double()
-    packed = torch.zeros(gram.packed_size(J, 3), dtype=torch.float64)
-    gram.accumulate_(packed, rows, J)
+    acc = torch.zeros(gram.packed_size(J, 3, product=True), dtype=torch.float64)
+    gram.accumulate_(acc, rows, J)
+    packed = gram.fold_(None, acc, J, 3, torch.float64)
     full = rows[:, :J].T @ rows[:, :J]
     assert torch.equal(gram.unpack(packed, J), full)
     assert torch.equal(gram.side_view(packed, J, 3), rows[:, J:].T @ rows[:, :J])
@@ -233,3 +234,22 @@ def test_values_statistics():
 def test_bad_grids(bad):
     with pytest.raises(ValueError, match="FixedPoint"):
         FixedPoint(**bad)
+
+
+@pytest.mark.parametrize("outlier", [None, 8.0, 900.0])
+def test_many_rows_at_once_sum_as_few_do(outlier):
+    """Large batches are bounded as a whole, or row by row where one row is far out: the sums are the same."""
+    x, y = samples(6000)
+    if outlier:
+        x[1234, 2] = outlier
+    grid = FixedPoint(1024.0, bits=26)
+    for per_class in (True, False):
+        at_once = Statistics(5, 3, grid=grid, per_class=per_class).add(x, y)
+        parts = Statistics(5, 3, grid=grid, per_class=per_class)
+        for a in range(0, 6000, 500):
+            parts.add(x[a : a + 500], y[a : a + 500])
+        assert at_once.digest() == parts.digest() == independent_digest(x, y, 3, 1024.0, 26, per_class)
+    for bad in (float("nan"), float("inf")):
+        x[77, 1] = bad
+        with pytest.raises(ValueError, match=r"1 NaN or inf value\(s\), the first at index \(77, 1\)"):
+            Statistics(5, 3, grid=grid).add(x, y)

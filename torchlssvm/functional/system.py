@@ -104,22 +104,26 @@ def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred:
     for i, (weight, group) in enumerate(zip(weights, groups, strict=True)):
         if c is not None:
             shift = [t.to(dtype) for t in (c, group.m, group.m - group.n * c)]
+        direct = i == 0 and weight == 1.0 and small  # float64 does the integer arithmetic, in place
         for a, b, strip in strip_views(group.packed, J):
             target = work[a:b, :b]
-            first = i == 0 and weight == 1.0
-            if c is not None:
-                part = target if first and small else scratch[: (b - a) * b].view(b - a, b)
+            if c is not None and not direct:
+                part = scratch[: (b - a) * b].view(b - a, b)
                 part.copy_(strip).addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
                 strip = part.addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
-            if strip is not target:
-                if i == 0:
-                    target.copy_(strip)
-                    if weight != 1.0:
-                        target.mul_(weight)
-                else:
-                    target.add_(strip.to(torch.float64), alpha=weight)
-            if rest is not None and i == len(groups) - 1:
-                target.addcmul_((rest[a:b] / n)[:, None], rest[None, :b], value=-1)
+            if i == 0:
+                target.copy_(strip)
+                if weight != 1.0:
+                    target.mul_(weight)
+            else:
+                target.add_(strip.to(torch.float64), alpha=weight)
+        if c is not None and direct:
+            for a, b, _ in strips(J, product=True):  # fewer and larger pieces
+                work[a:b, :b].addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
+                work[a:b, :b].addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
+    if rest is not None:
+        for a, b, _ in strips(J, product=True):
+            work[a:b, :b].addcmul_((rest[a:b] / n)[:, None], rest[None, :b], value=-1)
     work.diagonal()[:J].add_(ridge)
     if work.shape[0] > J:
         work[J:].zero_()

@@ -15,6 +15,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import persistence
 from torchlssvm.heads.compact import Compact
 from torchlssvm.heads.engines import Options, Pairwise, engine_for
+from torchlssvm.heads.ledger import Ledger
 from torchlssvm.heads.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 
@@ -79,6 +80,7 @@ class HeadBase(nn.Module):
         self._unverified = False
         self._uncertifiable: str | None = None
         self._version = 0
+        self._ledger = Ledger()
         persistence.make_live(self)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -202,6 +204,7 @@ class HeadBase(nn.Module):
     def _roll_back(self, reason: str) -> None:
         assert self.statistics is not None
         self.statistics.restore()
+        self._ledger.keys.clear()  # they may be of what was rolled back
         self._unverified = False
         self._restart()
         error = checks.removal_error(reason)

@@ -142,6 +142,7 @@ class LSSVMHead(HeadBase):
         if stats is not None and plain:
             q = stats.relabel(old, new)
             self._engine.relabelled(old, new, q)
+            self._note([(old, -1), (new, 1)])
         elif stats is None and self._options.class_weight is None:
             self._engine.relabel(old, new)
         else:
@@ -223,10 +224,18 @@ class LSSVMHead(HeadBase):
                 raise
             self._unverified |= removes
             self._engine.changed(changes, rows)
+            self._note(changes)
             if removes and stats.drained:
                 self._emptied(stats, rough or self._uncertifiable is not None)
         self._version += 1
         return self
+
+    def _note(self, changes: list[tuple[Batch, int]]) -> None:
+        """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
+        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if self.statistics is not None and (shared or self.statistics.marked):
+            for batch, sign in changes:
+                self._ledger.note(batch, sign, self.statistics.grid)
 
     def _emptied(self, stats: Statistics, rough: bool) -> None:
         """No sample is left: all sums must be zero, else what was removed was not what was held, or only roughly."""
@@ -249,6 +258,8 @@ class LSSVMHead(HeadBase):
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
         mine.compatible(theirs)
+        if sign > 0:
+            self._ledger.refuse_twice(other._ledger.merged)
         doubtful = sign < 0 or other._unverified
         if doubtful:
             mine.guard()
@@ -258,6 +269,7 @@ class LSSVMHead(HeadBase):
             if doubtful and not self._unverified:
                 mine.release()
             raise
+        self._ledger.combine(other._ledger, sign)
         self._unverified |= doubtful
         self._uncertifiable = self._uncertifiable or other._uncertifiable
         if sign < 0 and mine.drained:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads.ledger import Ledger, pending
 from torchlssvm.statistics.batch import Choices
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
             known = head.statistics.exact and not checks.is_fake(head.statistics.counts)
             meta["digest"] = head.statistics.digest() if known else None
+            if head._ledger != Ledger():
+                meta["ledger"] = head._ledger.to_json()
         else:
             engine, s = head._engine, head._engine.solution
             out |= {
@@ -190,6 +193,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
             else ["counts", "solution.beta", "solution.mu"]
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
+        optional += ["statistics.base_counts", "statistics.base_sums"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
         if problems.missing:
             return problems
@@ -224,7 +228,11 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
+                ledger = Ledger.from_json(meta.get("ledger"))
+                if not checks.is_fake(fresh.counts) and pending(fresh):
+                    ledger.origins.add(f"file:{meta['checksum']}")
                 head.statistics.__dict__.update(fresh.__dict__)
+                head._ledger = ledger
             head._options.rho = float(meta["rho"])
             weight = meta["class_weight"]
             head._options.class_weight = (
@@ -275,6 +283,8 @@ def freeze(head: HeadBase) -> dict[str, Any]:
     with torch.inference_mode(False), torch.no_grad():
         head._current()
         head._engine.settle()
+        if head.statistics is not None and not checks.is_fake(head.counts) and pending(head.statistics):
+            head._ledger.copied()
         state = head.__dict__.copy()
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state
@@ -294,6 +304,7 @@ def move(head: HeadBase, device: torch.device) -> None:
     saved = {
         k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()
     }  # options are read here
+    ledger = head._ledger
     weight = head._options.class_weight
     if isinstance(weight, Tensor):
         head._options.class_weight = weight.to(device)
@@ -308,3 +319,4 @@ def move(head: HeadBase, device: torch.device) -> None:
     make_live(head)
     if load(head, saved).errors:
         raise RuntimeError(f"could not move the head to {device}")
+    head._ledger = ledger

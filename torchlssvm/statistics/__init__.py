@@ -35,14 +35,14 @@ from torchlssvm.functional import checks, gram
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.batch import Choices
-from torchlssvm.statistics.changing import Changing
+from torchlssvm.statistics.marking import Marking
 
 __all__ = ["FixedPoint", "Statistics"]
 
 FORMAT = "torchlssvm-statistics-1"
 
 
-class Statistics(Changing):
+class Statistics(Marking):
     """Exact sums over samples; a group under ``+`` and ``-``.
 
     Args:
@@ -97,8 +97,8 @@ class Statistics(Changing):
                 raise checks.removal_error(f"a count would fall to {min(counts[0]):g}")
             self._check_diagonal(diag)
         mine = self._decide(other._choices)
-        mine.protect()
         for group, theirs in other._sums.sums.items():
+            mine.protect(group)
             if group in mine.sums:
                 mine.sums[group].add_(theirs, alpha=sign)
             else:
@@ -107,6 +107,8 @@ class Statistics(Changing):
         mine.diag, self._side = diag, side
         self._gross += other._gross
         self._n += sign * other._n
+        if self._base is not None:
+            self._base.shrunk |= sign < 0
 
     def copy(self) -> Statistics:
         """An independent copy."""
@@ -117,6 +119,7 @@ class Statistics(Changing):
         out = object.__new__(Statistics)
         for name in ("in_features", "num_classes", "per_class", "folds", "exact", "device", "_wanted"):
             setattr(out, name, getattr(self, name))
+        out._base = None
         out._reset()
         return out
 
@@ -233,6 +236,8 @@ class Statistics(Changing):
             meta["groups"] = groups
             if groups:
                 out["sums"] = torch.stack([self._sums.sums[g] for g in groups])
+        base, about = self.base_state()
+        out, meta = out | base, meta | about
         return out | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
     @exactly
@@ -271,6 +276,7 @@ class Statistics(Changing):
                 sums.refresh_diagonals()
                 out._side = state["counts"].to(self.device, copy=True)
                 out._gross, out._n = float(meta["gross"]), float(meta["n"])
+            out.load_base(state, meta.get("base"))
         except (KeyError, TypeError, UnicodeDecodeError) as error:
             raise ValueError(f"the saved statistics are damaged: {error!r}") from error
         self.__dict__.update(out.__dict__)
@@ -295,6 +301,7 @@ class Statistics(Changing):
         """Undo :meth:`__getstate__`."""
         saved = state.pop("state")
         self.__dict__.update(state)
+        self._base = None
         self._reset()
         self.load(saved)
 

@@ -12,7 +12,6 @@ A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,57 +20,14 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
+from torchlssvm.statistics.before import Before, Chunk, Guard
+from torchlssvm.statistics.rows import CHUNK, Rows, runs
 
-CHUNK = 1024
 SMALL = 256
 """Changes of at most this many rows wait in the tail; larger ones go straight to the product."""
 
-
-@dataclass
-class Rows:
-    """Signed rows on their way in: x (B, J) and side columns z (B, R).
-
-    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
-    multiplicities (B,), or None.
-
-    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1.
-    """
-
-    x: Tensor
-    z: Tensor
-    codes: Tensor | None
-    mult: Tensor | None
-    bounds: NDArray[np.float64]
-    gross: float
-    sign: int
-
-    def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
-        """Write the side columns of some rows. out: (b, R)."""
-        z = self.z[pick]
-        if z.ndim == 2:
-            out.copy_(z)
-        else:
-            out.zero_().scatter_(1, z[:, None], 1.0)
-
-    @property
-    def scale(self) -> Tensor | float:
-        """The signed multiplicities."""
-        return float(self.sign) if self.mult is None else self.mult * self.sign
-
-
-@dataclass
-class Guard:
-    """What is needed to go back: kept as a tail length until the sums themselves are about to change, then as copies."""
-
-    length: int
-    uniform: float | None
-    tail_bound: float
-    diag: Tensor
-    sums: dict[int, Tensor] | None = None
-    tail: Tensor | None = None
-    scale: Tensor | None = None
-    codes: Tensor | None = None
+NUMBERS = 2**17
+"""A product takes 1,024 rows, or more of a few features: so many numbers, which stay in the cache."""
 
 
 class Accumulator:
@@ -85,8 +41,9 @@ class Accumulator:
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
+        base: dict[int, Before] | None = None,
     ):
-        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers."""
+        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers; ``base``: see ``keep``."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
         self.sums: dict[int, Tensor] = {}
@@ -96,9 +53,11 @@ class Accumulator:
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
         self._scratch: Tensor | None = None
+        self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._guard: Guard | None = None
+        self._base = base
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -147,32 +106,44 @@ class Accumulator:
         if change.codes is None:
             self._push_group(0, change, None)
         else:
-            order = torch.argsort(change.codes, stable=True)
-            # One read of the group sizes: rows of a group are summed together, and the loop runs on the host.
-            sizes = (
-                [len(order)] if checks.is_fake(order) else torch.bincount(change.codes, minlength=self.groups).tolist()
-            )
-            start = 0
-            for group, size in enumerate(sizes):
-                if size:
-                    self._push_group(group, change, order[start : start + size])
-                start += size
+            for group, index in self._by_group(change.codes):
+                self._push_group(group, change, index)
         for group in sorted(self.touched):
             self.diag[group] = self._diagonal(group)
+
+    def _by_group(self, codes: Tensor) -> list[tuple[int, Tensor]]:
+        """The rows of each group that has any: they are summed together."""
+        if checks.is_fake(codes):
+            return [(0, torch.argsort(codes, stable=True))]
+        sizes = torch.bincount(codes, minlength=self.groups).tolist()  # one read: the loop runs on the host
+        present = [g for g, size in enumerate(sizes) if size]
+        if len(present) <= 4:
+            return [(g, (codes == g).nonzero()[:, 0]) for g in present]
+        parts = torch.argsort(codes, stable=True).split([sizes[g] for g in present])
+        return list(zip(present, parts, strict=True))
 
     def _push_group(self, group: int, change: Rows, index: Tensor | None) -> None:
         bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
         x, mult = change.x, change.mult
-        tail = self._room()
+        chunk = max(CHUNK, NUMBERS // (self.J + self.R))
+        work = self._room() if chunk == CHUNK else self._wide(chunk)
         if self._scratch is None:
-            self._scratch = torch.empty(CHUNK, self.J, dtype=torch.float32, device=self.device)
-        for a, b in runs(bounds):
+            self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
+        gathered = None if index is None else torch.empty(chunk, self.J, dtype=x.dtype, device=self.device)
+        for a, b in runs(bounds, chunk):
             pick = slice(a, b) if index is None else index[a:b]
-            rows = tail[: b - a]
-            self.quantize(x[pick], rows[:, : self.J], self._scratch)
+            rows = work[: b - a]
+            part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
+            self.quantize(part, rows[:, : self.J], self._scratch)
             change.write_side(rows[:, self.J :], pick)
-            scaled = None if mult is None else rows * mult[pick][:, None]
-            self._accumulate(group, rows, scaled, float(change.sign), float(bounds[a:b].sum()))
+            by = None if mult is None else mult[pick]
+            self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+
+    def _wide(self, rows: int) -> Tensor:
+        """A buffer for more rows than the tail has."""
+        if self._buffer_wide is None:
+            self._buffer_wide = torch.empty(rows, self.J + self.R, dtype=torch.float64, device=self.device)
+        return self._buffer_wide
 
     def _room(self) -> Tensor:
         if self._buffer is None:
@@ -188,8 +159,9 @@ class Accumulator:
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
+        self.protect(0)
         for a, b in runs(bounds):
-            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R)
+            side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
             side.index_add_(0, old[a:b], moved[a:b], alpha=-1)
         return q
@@ -226,13 +198,12 @@ class Accumulator:
     def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
         if self._uniform is not None:
             return rows, None, self._uniform
-        return rows, rows * self._scale[pick][:, None], 1.0
+        return rows, self._scale[pick], 1.0
 
     def _open(self, group: int, bound: float) -> Tensor:
         """The float64 sums of a group with room for ``bound``."""
-        self.protect()
         if self._acc is None:
-            size = gram.packed_size(self.J, self.R)
+            size = gram.packed_size(self.J, self.R, product=True)
             self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
         if group != self._acc_group or self._acc_bound + bound > gram.EXACT:
             self.fold()
@@ -241,18 +212,17 @@ class Accumulator:
         self.touched.add(group)
         return self._acc
 
-    def _accumulate(self, group: int, rows: Tensor, scaled: Tensor | None, alpha: float, bound: float) -> None:
+    def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
+        self._record(group, rows, mult, alpha)
+        scaled = None if mult is None else rows * mult[:, None]
         gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
 
     def fold(self) -> None:
         """Move the float64 sums into the canonical ones. Changes no value."""
         if self._acc is None or self._acc_bound == 0.0:
             return
-        part = self._acc.to(self.dtype)
-        if self._acc_group in self.sums:
-            self.sums[self._acc_group] += part
-        else:
-            self.sums[self._acc_group] = part.clone() if part is self._acc else part
+        group = self._acc_group
+        self.sums[group] = gram.fold_(self.sums.get(group), self._acc, self.J, self.R, self.dtype)
         self._acc.zero_()
         self._acc_bound = 0.0
 
@@ -274,7 +244,7 @@ class Accumulator:
         if group in self.sums:
             diag = diag + gram.diagonal(self.sums[group], self.J)
         if self._acc is not None and self._acc_group == group:
-            diag = diag + gram.diagonal(self._acc, self.J).to(self.dtype)
+            diag = diag + gram.diagonal(self._acc, self.J, product=True).to(self.dtype)
         return diag
 
     def refresh_diagonals(self) -> None:
@@ -286,20 +256,43 @@ class Accumulator:
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def guard(self) -> None:
-        """Remember this state until :meth:`release`; nothing is copied until the sums are about to change."""
+        """Remember this state until :meth:`release`; a group is copied when its sums are about to change."""
         if self._guard is None:
-            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone())
+            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone(), {})
+
+    def keep(self, base: dict[int, Before] | None) -> None:
+        """From now on keep in ``base`` what each group was before it first changed. Rows that wait go in first."""
+        if base is not None:
+            self.settle()
+        self._base = base
 
     @property
     def guarded(self) -> bool:
         """Whether there is a state to go back to."""
         return self._guard is not None
 
-    def protect(self) -> None:
-        """Copy what the guard stands for: the sums are about to change."""
-        if self._guard is not None and self._guard.sums is None:
+    def _kept(self, group: int) -> list[Before]:
+        """What guard and base keep of a group."""
+        both = (None if self._guard is None else self._guard.sums, self._base)
+        return [d.setdefault(group, Before(self.J)) for d in both if d is not None]
+
+    def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:
+        """Rows are about to be summed: keep them, or a copy of the sums, for guard and base."""
+        kept = [b for b in self._kept(group) if not b.copied]
+        if self.exact and kept and all(b.takes(rows.shape[0]) for b in kept):
+            chunk = Chunk(rows.to(torch.int32), None if mult is None else mult.clone(), alpha)
+            for b in kept:
+                b.append(chunk)
+        elif kept:
+            self.protect(group)
+
+    def protect(self, group: int) -> None:
+        """Copy what guard and base stand for: the sums of a group are about to change."""
+        kept = [b for b in self._kept(group) if not b.copied]
+        if kept:
             self.fold()
-            self._guard.sums = {k: v.clone() for k, v in self.sums.items()}
+            for b in kept:
+                b.make_copy(self.sums.get(group))
 
     def release(self) -> None:
         """Accept everything since :meth:`guard`."""
@@ -311,11 +304,20 @@ class Accumulator:
         if guard is None:
             return
         self._guard = None
-        if guard.sums is not None:
-            self.sums, self._acc_bound = guard.sums, 0.0
-            self.touched.update(range(self.groups))
-            if self._acc is not None:
-                self._acc.zero_()
+        self.fold()
+        for group, before in guard.sums.items():
+            self.touched.add(group)
+            value = before.value(self.sums.get(group))
+            if (
+                self._base is not None and not self._base[group].copied
+            ):  # its last rows are the guard's: they are undone
+                self._base[group].drop(len(before.chunks))
+                if not self._base[group].chunks:
+                    del self._base[group]
+            if value is None:
+                self.sums.pop(group, None)
+            else:
+                self.sums[group] = value
         if guard.tail is not None and guard.scale is not None and guard.codes is not None:
             n = guard.length
             self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes
@@ -325,17 +327,3 @@ class Accumulator:
             guard.tail_bound,
             guard.diag,
         )
-
-
-def runs(bounds: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Split rows into runs of at most 1,024 whose products sum exactly. bounds: (B,)."""
-    out: list[tuple[int, int]] = []
-    stack = [(a, min(a + CHUNK, len(bounds))) for a in range(0, len(bounds), CHUNK)][::-1]
-    while stack:
-        a, b = stack.pop()
-        if b - a > 1 and float(bounds[a:b].sum()) > gram.EXACT:
-            middle = (a + b) // 2
-            stack += [(middle, b), (a, middle)]
-        else:
-            out.append((a, b))
-    return out

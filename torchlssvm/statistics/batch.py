@@ -34,8 +34,8 @@ class Choices:
 class Batch:
     """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
 
-    On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and
-    ``gross`` that of all; ``size`` is the total weight.
+    ``ids``: of the rows, where given. On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared
+    (ones without a grid), and ``gross`` that of all; ``size`` is the total weight.
     """
 
     x: Tensor
@@ -47,6 +47,7 @@ class Batch:
     size: float
     gross: float
     choices: Choices
+    ids: list[Any] | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -58,11 +59,20 @@ def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
     return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
 
 
-def inspect(x: Tensor, y: Tensor, kind: str, mult: Tensor | None) -> list[NDArray[np.float64]] | None:
-    """Row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device."""
+MANY = 4096
+"""Batches of more rows are looked at as a whole first: one bound for all rows, half the passes, nearly always does."""
+
+
+def inspect(
+    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool = False
+) -> list[NDArray[np.float64]] | None:
+    """Row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device.
+
+    With ``whole``: one maximum for all rows of x.
+    """
     if checks.is_fake(x, y, mult):
         return None
-    parts = [checks.row_largest(x)]
+    parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
     parts.append(torch.stack(torch.aminmax(y)) if kind == "labels" else checks.row_largest(y))
     if mult is not None:
         parts.append(mult)
@@ -97,10 +107,14 @@ def check_batch(
         raise ValueError(
             f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
         )
-    fold_index = _folds(ids, folds, x.shape[0], device)
+    ids = _ids(ids, folds, x.shape[0])
+    fold_index = (
+        None if ids is None or not folds else torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64)
+    )
     if x.shape[0] == 0:
         return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
-    host = inspect(x, y, kind, mult)
+    whole = exact and kind == "labels" and x.shape[0] > MANY
+    host = inspect(x, y, kind, mult, whole)
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
         _check_values(x, y, kind, mult, host, K, exact)
@@ -135,12 +149,14 @@ def check_batch(
                 )
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices)
+        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids)
     assert choices.grid is not None
     choices.grid.check(largest_x, "x")
     steps = np.ones(x.shape[0])
     if host is not None:
-        steps = np.floor(host[0] / choices.grid.resolution + 1)
+        if whole and (largest_x / choices.grid.resolution + 1) ** 2 * max(MANY, size / 256) > EXACT:
+            host[0] = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: not for all rows
+        steps = np.floor(host[0] / choices.grid.resolution + 1) * steps
     targets = None
     if choices.target_grid is not None:
         choices.target_grid.check(largest_y, "y")
@@ -149,20 +165,20 @@ def check_batch(
             steps = np.maximum(steps, np.floor(host[1] / choices.target_grid.resolution + 1))
     bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
     labels = y if kind == "labels" else None
-    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices))
+    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids))
 
 
-def _folds(ids: Any, folds: int, length: int, device: torch.device) -> Tensor | None:
+def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
     if ids is None:
         if folds and length:
             raise ValueError(f"folds={folds} needs ids: the fold of a sample is a hash of its id")
         return None
     if not isinstance(ids, Iterable):
         raise ValueError(f"ids must be a sequence, one for each row of x; got {ids!r}")
-    ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    if len(ids) != length:
-        raise ValueError(f"x and ids differ in length: {length} rows, {len(ids)} ids")
-    return torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64) if folds else None
+    listed: list[Any] = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    if len(listed) != length:
+        raise ValueError(f"x and ids differ in length: {length} rows, {len(listed)} ids")
+    return listed
 
 
 def _check_values(
@@ -215,4 +231,5 @@ def _split_heavy(batch: Batch) -> Batch:
         folds=None if batch.folds is None else batch.folds[pick],
         mult=torch.from_numpy(share).to(batch.x.device),
         bounds=(batch.bounds / np.maximum(weight, 1))[index] * share,
+        ids=None if batch.ids is None else [batch.ids[i] for i in index],
     )

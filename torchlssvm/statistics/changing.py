@@ -12,9 +12,10 @@ from torchlssvm.errors import GridError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.accumulator import Accumulator, Rows, runs
+from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 from torchlssvm.statistics.reading import LIMIT, Reading
+from torchlssvm.statistics.rows import Rows, runs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,8 @@ class Changing(Reading):
     def check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Batch | None = None) -> Batch:
         """A checked batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first."""
         choices = self._choices if like is None or self._sums is not None else like.choices
+        if choices.kind is None and self._base is not None:
+            choices = self._base.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self._wanted,
@@ -85,6 +88,8 @@ class Changing(Reading):
         self._side = side
         self._gross += gross
         self._n += sum(b.size * s for b, s in changes)
+        if self._base is not None:
+            self._base.shrunk |= any(s < 0 for _, s in changes)
         return views
 
     def _sum(self, sums: Accumulator, rows: list[Rows], held: bool) -> list[Tensor] | None:
@@ -157,7 +162,7 @@ class Changing(Reading):
             return Rows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
         if self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
-            ones = torch.ones(len(b), 1, dtype=torch.float64, device=self.device)
+            ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
             return Rows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
         return Rows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
 
@@ -207,10 +212,12 @@ class Changing(Reading):
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ValueError(f"k must be an int >= 0, got {k!r}")
         old, K = self.num_classes, self.num_classes + k
+        if self._sums is not None:
+            self._sums.settle()
+        self._grow_base(K)
         if self._sums is None:
             self.num_classes = K
             return self._reset()
-        self._sums.settle()
         sums, R = self._sums.sums, self._sums.R
         side = self._side
         self.num_classes, self._sums, self._hashes = K, None, {}
@@ -233,12 +240,18 @@ class Changing(Reading):
         if self._sums is not None:
             self._sums.settle()
             for fold in range(max(1, self.folds)):
+                self._sums.protect(fold * self.num_classes + label)
                 self._sums.sums.pop(fold * self.num_classes + label, None)
             self._sums.refresh_diagonals()
+            if self._base is not None:
+                self._base.shrunk = True
             keep = torch.arange(self.num_classes, device=self.device) != label
             gone = checks.to_host(self._side[:, label].sum())
             self._n -= gone[0][0] if gone else 0.0
             self._side = self._side * keep
+
+    def _grow_base(self, K: int) -> None:
+        """The mark, if there is one, for K classes: see :mod:`torchlssvm.statistics.marking`."""
 
     # -- going back ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Choices
+
+if TYPE_CHECKING:
+    from torchlssvm.statistics.marking import Base
 
 LIMIT = 2**62
 """Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
@@ -53,6 +58,7 @@ class Reading:
             grid if isinstance(grid, FixedPoint) else None,
             target_grid if isinstance(target_grid, FixedPoint) and self.exact else None,
         )
+        self._base: Base | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -79,8 +85,9 @@ class Reading:
                 groups, R = F * K, 1
             grid = choices.grid
             self._sums = Accumulator(
-                J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize
-            )
+                J, R, groups, self.exact, self.device, self._copy if grid is None else grid.quantize,
+                None if self._base is None else self._base.sums,
+            )  # fmt: skip
         return self._sums
 
     @staticmethod

@@ -1,0 +1,23 @@
+"""Learning on several machines at once: sums are added, nothing else (Zhu et al., *Distributed Incremental wLPSVM Learning*).
+
+A head's statistics are sums over samples, integers on a grid. Those of several sources are added, and the result is, bit for
+bit, that of one machine with all the data, whatever the number of ranks, the split or the order (the paper's equations
+(35) and (38); algorithm 4 is :class:`Delta`, algorithm 5 :func:`merge`, both together on torch.distributed :func:`sync`).
+
+**Agreed and pending.** A head that takes part holds what all ranks agreed on and, beside it, what this rank changed since.
+``sync`` adds up what is pending everywhere, checks the sum, and only when every rank is content makes it the agreed state:
+all or none. Nothing is counted twice, a second ``sync`` changes nothing. Between syncs a rank answers from what was agreed
+on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
+``reduce_to``: saving, reading and predicting on one rank alone wait for nobody.
+
+**What is sent** are sums, never samples. But a sum of few samples gives samples away: the sums of one sample are the sample
+(its class sum is the row itself), those of two give both up to a rotation, and the difference of two states that an observer
+has seen is a sum too. Whoever receives a sum can also test a guess. ``min_samples`` refuses to send sums of fewer samples in
+any class; it is no differential privacy. Where ids are given, hashes of id and sample are compared between ranks too: a
+rank that guesses a sample and its id can tell that it was removed. Files of deltas hold no such hashes.
+"""
+
+from torchlssvm.distributed.delta import Delta, Status, agree, discard, fingerprint, merge, status
+from torchlssvm.distributed.sync import reduce_to, sync
+
+__all__ = ["Delta", "Status", "agree", "discard", "fingerprint", "merge", "reduce_to", "status", "sync"]

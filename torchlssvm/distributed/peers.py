@@ -1,0 +1,71 @@
+"""The collectives that a sync needs, on whatever backend the group has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Peers:
+    """The ranks of a process group, numbered 0..size-1 within it."""
+
+    def __init__(self, group: Any, device: torch.device):
+        """``group``: None for all ranks; ``device``: where the sums live. Runs nothing."""
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "there is no process group: call torch.distributed.init_process_group first (torchrun sets it up)"
+            )
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("this process is not a member of the group")
+        backend = str(dist.get_backend(group))
+        cuda = "nccl" in backend and (device.type == "cuda" or "gloo" not in backend)
+        self.device = (device if device.type == "cuda" else torch.device("cuda")) if cuda else torch.device("cpu")
+
+    def _run(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # what backends raise when a peer is gone or the time is over
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} lost its peers in the middle of an exchange. Nothing was changed here: the "
+                f"agreed state and what is pending are as before. ({str(error).splitlines()[0]})"
+            ) from error
+
+    def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Everybody's message, in the order of ranks. Messages are JSON: nothing that arrives is executed."""
+        mine = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(mine)], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        self._run(lambda: dist.all_gather(lengths, length, group=self.group))
+        sizes = [int(n) for n in lengths]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        padded = padded.to(self.device)
+        texts = [torch.empty_like(padded) for _ in sizes]
+        self._run(lambda: dist.all_gather(texts, padded, group=self.group))
+        return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(texts, sizes, strict=True)]
+
+    def gather(self, rows: Tensor, sizes: list[int]) -> list[Tensor]:
+        """Everybody's rows, on the host. rows: (sizes[rank], m) int64."""
+        padded = torch.zeros(max(sizes), rows.shape[1], dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        padded = padded.to(self.device)
+        parts = [torch.empty_like(padded) for _ in sizes]
+        self._run(lambda: dist.all_gather(parts, padded, group=self.group))
+        return [p[:n].cpu() for p, n in zip(parts, sizes, strict=True)]
+
+    def total(self, part: Tensor, to: int | None = None) -> Tensor:
+        """The sum of everybody's tensor, here or only at rank ``to``; ``part`` itself may be overwritten."""
+        work = part.to(self.device)
+        if to is None:
+            self._run(lambda: dist.all_reduce(work, group=self.group))
+        else:
+            root = to if self.group is None else dist.get_global_rank(self.group, to)
+            self._run(lambda: dist.reduce(work, root, group=self.group))
+        return work.to(part.device)

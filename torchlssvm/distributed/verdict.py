@@ -1,0 +1,145 @@
+"""What ranks tell each other before anything is summed, and what follows from it: the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.reading import LIMIT
+
+KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (RemovalError, GridError, VerificationError, NotFittedError, ValueError, TypeError, RuntimeError)
+}
+
+
+@dataclass
+class Plan:
+    """What is to be summed: which groups, of what kind and grid, how large the sums may get, and whether any shrank."""
+
+    choices: Choices
+    groups: list[int]
+    gross: float
+    shrunk: bool
+    merged: set[str]
+    keys: list[int]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody changed anything."""
+        return self.choices.kind is None or not self.groups
+
+
+def problem(error: Exception) -> dict[str, Any]:
+    """An error, to be told to the others."""
+    kind = next((name for name, k in KINDS.items() if isinstance(error, k)), "RuntimeError")
+    return {"problem": [kind, str(error)]}
+
+
+def raise_first(messages: list[dict[str, Any]]) -> None:
+    """If any rank has a problem, raise it: the one of the lowest rank, the same on every rank."""
+    found = [(rank, m["problem"]) for rank, m in enumerate(messages) if m.get("problem")]
+    if found:
+        rank, (kind, text) = found[0]
+        others = f" (and {len(found) - 1} more rank(s))" if len(found) > 1 else ""
+        raise KINDS[kind](f"on rank {rank}{others}: {text} No rank changed anything.")
+
+
+def ranks_by(messages: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any]) -> dict[str, list[int]]:
+    """Ranks by what they say."""
+    out: dict[str, list[int]] = {}
+    for rank, message in enumerate(messages):
+        out.setdefault(str(value(message)), []).append(rank)
+    return out
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _differ(said: dict[str, list[int]], what: str) -> str:
+    return "; ".join(f"{what} is {value} on {_names(ranks)}" for value, ranks in said.items())
+
+
+def decide(messages: list[dict[str, Any]]) -> Plan:
+    """The plan that all ranks follow, or the error that all of them raise."""
+    raise_first(messages)
+    for name in messages[0]["form"]:
+        said = ranks_by(messages, lambda m, name=name: m["form"].get(name))  # type: ignore[misc]
+        if len(said) > 1:
+            raise ValueError(f"ranks cannot be added up: {_differ(said, name)}. Nothing was summed.")
+    decided = [m for m in messages if m["kind"] is not None]
+    for name in ("kind", "grid", "target_grid"):
+        said = {v: r for v, r in ranks_by(messages, lambda m, name=name: m[name]).items() if v != "None"}  # type: ignore[misc]
+        if len(said) > 1:
+            hint = " Give every head the same FixedPoint, not grid='auto'." if "grid" in name else ""
+            raise ValueError(f"ranks cannot be added up: {_differ(said, name)}. Nothing was summed.{hint}")
+    _check_agreed(messages)
+    _check_origins(messages)
+    gross = max(m["agreed_gross"] for m in messages) + sum(m["gross"] for m in messages)
+    if gross > LIMIT:
+        raise GridError(
+            f"int64 sums could overflow: the bound {gross:.3g} exceeds {float(LIMIT):.3g}. Nothing was summed. Use a coarser "
+            "grid, e.g. with bits=16."
+        )
+    grids = [next((m[n] for m in messages if m[n] is not None), None) for n in ("grid", "target_grid")]
+    return Plan(
+        Choices(decided[0]["kind"], *(as_grid(g) for g in grids)) if decided else Choices(),
+        sorted({g for m in messages for g in m["groups"]}),
+        gross,
+        any(m["shrunk"] for m in messages),
+        {i for m in messages for i in m["merged"]},
+        [m["keys"] for m in messages],
+    )
+
+
+def _check_agreed(messages: list[dict[str, Any]]) -> None:
+    """Every rank must start from the same agreed state (for reduce_to: from the same epoch)."""
+    epochs, digests = ranks_by(messages, lambda m: m["epoch"]), ranks_by(messages, lambda m: m["agreed"] or "empty")
+    everywhere = messages[0]["to"] is None
+    said = {**digests} if everywhere and len(digests) > 1 else epochs
+    if len(said) == 1:
+        return
+    most = max(said.values(), key=len)
+    alone = sorted(r for ranks in said.values() if ranks is not most for r in ranks)
+    detail = "; ".join(
+        f"rank {r}: epoch {m['epoch']}, agreed digest {(m['agreed'] or 'empty')[:16]}" for r, m in enumerate(messages)
+    )
+    raise VerificationError(
+        f"ranks have diverged: {_names(alone)} differ(s) from {_names(most)} in what was agreed on ({detail}). Nothing was "
+        "summed. Load one checkpoint on all ranks (and agree(head) on each), or start from empty heads."
+    )
+
+
+def _check_origins(messages: list[dict[str, Any]]) -> None:
+    """The same copy, file or delta must not be pending on two ranks."""
+    holders: dict[str, list[int]] = {}
+    for rank, message in enumerate(messages):
+        for origin in message["origins"]:
+            holders.setdefault(origin, []).append(rank)
+    for origin, ranks in sorted(holders.items()):
+        if len(ranks) > 1:
+            what = (
+                "were copied from one head or loaded from one file"
+                if ":" in origin
+                else f"come from the delta {origin}"
+            )
+            raise ValueError(
+                f"{_names(ranks)} hold the same pending changes (they {what}), which would be counted {len(ranks)} times. "
+                "Nothing was summed. If all ranks are to start from them, call agree(head) on every rank; else keep them on "
+                "one rank, and discard(head) on the others."
+            )
+
+
+def numbers(grid: FixedPoint | None) -> list[Any] | None:
+    """A grid in JSON."""
+    return None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
+
+
+def as_grid(saved: list[Any] | None) -> FixedPoint | None:
+    """Undo :func:`numbers`."""
+    return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])

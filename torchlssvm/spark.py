@@ -1,0 +1,68 @@
+"""The statistics of a head as a map-reduce job on Spark, with the digest that torch.distributed gives.
+
+The workers need numpy, and neither torch nor this package: what they run is sent to them by value. Needs pyspark
+(``pip install torchlssvm[spark]``) and Java, here.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchlssvm.errors import GridError
+from torchlssvm.functional import gram, numpy_sums
+from torchlssvm.statistics import FixedPoint, Statistics
+
+__all__ = ["statistics_from"]
+
+
+def statistics_from(
+    data: Any, in_features: int, num_classes: int, *, grid: FixedPoint, per_class: bool = False,
+    columns: tuple[str, str] = ("features", "label"), depth: int = 2,
+) -> Statistics:  # fmt: skip
+    """Sum all samples of a Spark data set: ``map`` sums each partition, ``reduce`` adds the sums.
+
+    The result is, bit for bit, that of ``Statistics.add`` on the same samples; ``merge(head, Delta(result))`` puts it in a
+    head.
+
+    Args:
+        data: an RDD of samples (x (J,), label) or of blocks (x (B, J), labels (B,)), or a DataFrame with the two ``columns``.
+        in_features: J.
+        num_classes: K.
+        grid: the grid of the head; ``"auto"`` would need a pass of its own.
+        per_class: as in the head (True with class weights).
+        columns: of a DataFrame: the features (an array or a vector) and the label.
+        depth: of the tree in which partial sums are added.
+    """
+    if not isinstance(grid, FixedPoint):
+        raise ValueError(f"grid must be a FixedPoint that is known beforehand, got {grid!r}")
+    stats = Statistics(in_features, num_classes, grid=grid, per_class=per_class)  # checks the arguments
+    samples = data.select(*columns).rdd.map(tuple) if hasattr(data, "select") else data
+    job = partial(
+        numpy_sums.sum_samples, J=in_features, K=num_classes, resolution=grid.resolution, limit=grid.max_value,
+        per_class=bool(per_class),
+    )  # fmt: skip
+    from pyspark import cloudpickle  # whoever has data in Spark has it
+
+    cloudpickle.register_pickle_by_value(numpy_sums)
+    try:
+        mapped = samples.mapPartitions(lambda rows: [job(rows)])
+        total = mapped.treeReduce(numpy_sums.add, depth)
+    finally:
+        cloudpickle.unregister_pickle_by_value(numpy_sums)
+    if total["problem"] is not None:
+        kind, text = total["problem"]
+        raise (GridError if kind == "grid" else ValueError)(text)
+    counts = torch.from_numpy(total["counts"])
+    groups = sorted(total["groups"])
+    if groups:
+        sums = [gram.pack(*(torch.from_numpy(part) for part in total["groups"][g])) for g in groups]
+        about = {"kind": "labels", "exact": True, "gross": total["gross"], "n": float(counts.sum()), "groups": groups}
+        meta = json.dumps(json.loads(stats.header()) | about).encode()
+        stats.load({
+            "sums": torch.stack(sums), "counts": counts[None], "meta": torch.frombuffer(bytearray(meta), dtype=torch.uint8)
+        })  # fmt: skip
+    return stats

@@ -1,0 +1,97 @@
+"""Sliding windows: learn from a stream, retire what leaves."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SlidingWindow:
+    """The last ``size`` samples of a stream, learned by any machine that has ``add`` and ``remove``.
+
+    A head (or ``Statistics``, or a ``Delta``) is given back the samples themselves, to the bit, when they leave the window; a
+    machine whose ``add`` returns ids is given the ids. So a window around something exact is exact: at any time the machine
+    is the one that only ever saw the samples in the window. The window holds these samples; the machine need not.
+
+    Args:
+        machine: anything with ``add(x, y)`` and ``remove(x, y)``, or ``remove(ids)`` if ``add`` returns ids.
+        size: how many samples it keeps.
+
+    Example:
+        >>> from torchlssvm import FixedPoint, LSSVMHead
+        >>> x, y = torch.randn(100, 4), torch.arange(100) % 2
+        >>> window = SlidingWindow(LSSVMHead(4, 2, grid=FixedPoint(8.0)), size=30)
+        >>> for start in range(0, 100, 8):
+        ...     window = window.add(x[start : start + 8], y[start : start + 8])
+        >>> len(window), window.machine.digest() == LSSVMHead(4, 2, grid=FixedPoint(8.0)).add(x[70:], y[70:]).digest()
+        (30, True)
+    """
+
+    def __init__(self, machine: Any, size: int):
+        if not all(callable(getattr(machine, verb, None)) for verb in ("add", "remove")):
+            raise TypeError(f"the machine must have add and remove, got {type(machine).__name__}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"size must be an int >= 1, got {size!r}")
+        self.machine, self.size = machine, size
+        self._parts: deque[tuple[Tensor, ...]] = deque()  # (x, y) or (ids,), oldest first
+        self._length = 0
+
+    def __len__(self) -> int:
+        """The number of samples in the window."""
+        return self._length
+
+    def add(self, x: Tensor, y: Tensor) -> SlidingWindow:
+        """Take in samples x (B, ...), y (B, ...), in the order of arrival, and retire the oldest beyond ``size``.
+
+        If the machine refuses the samples, or what is to be retired, the window is as it was.
+        """
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:
+            raise ValueError(f"x and y differ in length: x has shape {tuple(x.shape)}, y has shape {tuple(y.shape)}")
+        x, y = x[-self.size :].detach().clone(), y[-self.size :].detach().clone()  # others would leave at once
+        if not len(x):
+            return self
+        given = self.machine.add(x, y)
+        new = (given,) if isinstance(given, Tensor) else (x, y)
+        leaving, rest = self._split(max(0, self._length + len(x) - self.size))
+        try:
+            for part in leaving:
+                self.machine.remove(*part)
+        except Exception:
+            self.machine.remove(*new)
+            raise
+        self._parts = rest
+        self._parts.append(new)
+        self._length = min(self.size, self._length + len(x))
+        return self
+
+    def _split(self, count: int) -> tuple[list[tuple[Tensor, ...]], deque[tuple[Tensor, ...]]]:
+        """The oldest ``count`` samples, in at most one piece for each batch that they came in, joined; and the rest."""
+        leaving: list[tuple[Tensor, ...]] = []
+        rest = deque(self._parts)
+        while count:
+            part = rest.popleft()
+            here = min(count, len(part[0]))
+            leaving.append(tuple(t[:here] for t in part))
+            if here < len(part[0]):
+                rest.appendleft(tuple(t[here:] for t in part))
+            count -= here
+        if len(leaving) > 1:
+            leaving = [tuple(torch.cat(column) for column in zip(*leaving, strict=True))]
+        return leaving, rest
+
+    def clear(self) -> SlidingWindow:
+        """Retire everything."""
+        leaving, _ = self._split(self._length)
+        for part in leaving:
+            self.machine.remove(*part)
+        self._parts.clear()
+        self._length = 0
+        return self
+
+    def __repr__(self) -> str:
+        """Size and machine."""
+        return f"SlidingWindow({self.machine!r}, size={self.size}, held={len(self)})"
