@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import FixedPoint, KernelLSSVM, LagrangianSVM, LSSVMHead, OneVsOne, OneVsRest
+from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.testing import CHECKS, Case, check_machine
 
 FORMS = {
@@ -37,6 +38,36 @@ def case(form: str, J: int) -> Case:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_head_conforms(check, form, J):
     check(case(form, J))
+
+
+MACHINES = {
+    "kernel LS-SVM": lambda **kw: KernelLSSVM(RBF(sigma=2.0), C=3.0, num_classes=3, **kw),
+    "kernel LS-SVM, no bias": lambda **kw: KernelLSSVM(Laplacian(sigma=3.0), C=3.0, num_classes=3, bias=False, **kw),
+    "linear LS-SVM, n > J": lambda **kw: KernelLSSVM(Linear(), C=3.0, num_classes=3, **kw),
+    "linear LS-SVM, n > J, no bias": lambda **kw: KernelLSSVM(Linear(), C=0.1, num_classes=3, bias=False, **kw),
+    "polynomial LS-SVM": lambda **kw: KernelLSSVM(Polynomial(2, gamma=0.1), C=1.0, num_classes=3, **kw),
+    "Lagrangian SVM": lambda **kw: LagrangianSVM(RBF(sigma=2.0), C=5.0, **kw),
+    "Lagrangian SVM, linear": lambda **kw: LagrangianSVM(Linear(), C=0.5, **kw),
+    "Lagrangian SVM, augmented": lambda **kw: LagrangianSVM(Polynomial(2, gamma=0.1), C=5.0, bias="augmented", **kw),
+    "Lagrangian SVM, iteration": lambda **kw: LagrangianSVM(RBF(sigma=1.0), C=0.5, tol=1e-11, solver="iteration", **kw),
+    "one against the rest": lambda **kw: OneVsRest(LagrangianSVM(RBF(sigma=2.0), C=5.0, **kw), 3),
+    "one against one": lambda **kw: OneVsOne(lambda: LagrangianSVM(RBF(sigma=2.0), C=5.0, **kw), 3),
+    "one against one, LS-SVM": lambda **kw: OneVsOne(KernelLSSVM(RBF(sigma=2.0), C=5.0, **kw), 3),
+    "two classes": lambda **kw: KernelLSSVM(RBF(gamma=0.1), C=1.0, **kw),
+}
+
+
+def machine_case(name: str, n: int) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 6, generator=generator) + 0.5
+    return Case(MACHINES[name], x, torch.arange(n) % MACHINES[name]().num_classes, by_ids=True)
+
+
+@pytest.mark.parametrize("n", [30, 110])  # below and above the size where the inverse is updated
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_kernel_machine_conforms(check, name, n):
+    check(machine_case(name, n))
 
 
 class Forgetful(LSSVMHead):

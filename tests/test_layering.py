@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LAYERS = [
     ["errors", "_version"],
     ["functional/"],
-    ["statistics/", "certificate", "kernels"],
+    ["statistics/", "certificate", "kernels/"],
     ["heads/", "machines/", "features/"],
     ["distributed/", "export", "window"],
     ["events", "audit"],

@@ -4,6 +4,7 @@ from torchlssvm._version import __version__
 from torchlssvm.audit import verify
 from torchlssvm.certificate import Certificate
 from torchlssvm.errors import (
+    ConvergenceError,
     GridError,
     NotFittedError,
     NumericalWarning,
@@ -14,16 +15,22 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __all__ = [
     "AttachedClassifier",
     "Certificate",
+    "ConvergenceError",
     "FixedPoint",
     "GridError",
+    "KernelLSSVM",
     "LSSVMHead",
+    "LagrangianSVM",
     "NotFittedError",
     "NumericalWarning",
+    "OneVsOne",
+    "OneVsRest",
     "RemovalError",
     "Statistics",
     "StoreBusyError",

@@ -4,6 +4,7 @@ Each error also derives from the built-in one that fits it, so ``except ValueErr
 """
 
 __all__ = [
+    "ConvergenceError",
     "GridError",
     "NotFittedError",
     "NumericalWarning",
@@ -44,6 +45,13 @@ class GridError(TorchLSSVMError, ValueError):
     Raised when a feature or a target lies beyond the grid's limit, or when a sum could leave the range of 64-bit
     integers. The message names the value and the limit; choose a ``FixedPoint`` with a larger ``limit`` (or fewer
     ``bits``), scale the features, or give up bit-exactness with ``grid=None``.
+    """
+
+
+class ConvergenceError(TorchLSSVMError, RuntimeError):
+    """An iteration ran out of steps before it reached the tolerance asked for.
+
+    The samples are held all the same: allow more iterations, a larger tolerance, or another solver, and read again.
     """
 
 

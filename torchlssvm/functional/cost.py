@@ -36,3 +36,23 @@ def batch_size(J: int) -> int:
     the curve is flat (see ``recipes/mnist_parity.py``). t0 = 0.3 ms, s = 24 bytes at 10 GB/s, f = 60 GFlop/s.
     """
     return max(16, min(1024, round(math.sqrt((3e-4 + 2.4e-9 * J * J) * 60e9 / (4 * J)))))
+
+
+SMALL_KERNEL = 64
+"""Below this many samples a kernel machine factors anew: cheaper than the bookkeeping, and free of drift."""
+
+DEFERRED = 64
+"""Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
+
+
+def block_update_pays(n: int, added: int, removed: int, inverse: bool) -> bool:
+    """Whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
+
+    The bordered inverse costs 4 n^2 flops a row added, the Schur complement 2 n^2 a row removed, both at the rate of a product.
+    For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
+    rate, and the kernel comes on top. With an inverse at hand the break-even is 2 r^3. Without one (after a bulk change
+    there is only a factor) a change has to be small, about n / 16 rows added, to be the first of many that repay an inverse.
+    ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
+    """
+    left = n + added - removed
+    return min(n, left) >= SMALL_KERNEL and n * n * (4 * added + 2 * removed) < (2.0 if inverse else 0.25) * left**3

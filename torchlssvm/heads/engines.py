@@ -294,19 +294,6 @@ class Pairwise:
             self._P = {p: P[i] for i, p in enumerate(self.pairs)}
 
 
-def votes(pair_scores: Tensor, K: int) -> Tensor:
-    """Scores (B, K) from pair scores (B, pairs): the number of pairs won, ties broken by the sum of margins.
-
-    The margins' sum is squashed into (-1/3, 1/3), so it decides only between classes with equally many wins.
-    """
-    first, second = torch.triu_indices(K, K, 1, device=pair_scores.device)
-    won = torch.zeros(len(pair_scores), K, dtype=pair_scores.dtype, device=pair_scores.device)
-    share = (pair_scores.sign() + 1) / 2
-    won = won.index_add(1, first, share).index_add(1, second, 1 - share)
-    margin = torch.zeros_like(won).index_add(1, first, pair_scores).index_add(1, second, -pair_scores)
-    return won + margin / (3 * (margin.abs() + 1))
-
-
 def engine_for(stats: Statistics, options: Options, multiclass: str) -> Any:
     """The engine for a way of handling several classes."""
     return Pairwise(stats, options) if multiclass == "ovo" else SharedSystem(stats, options)

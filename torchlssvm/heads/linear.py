@@ -10,9 +10,9 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.votes import votes
 from torchlssvm.heads.approximate import remove_approximate
 from torchlssvm.heads.base import HeadBase
-from torchlssvm.heads.engines import votes
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 

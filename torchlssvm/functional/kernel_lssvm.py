@@ -1,0 +1,60 @@
+"""The kernel LS-SVM from Q^-1 (Duan et al., equations (6), (7), (12)), its leave-one-out scores, and its primal form.
+
+Q = K + I/C, U = Q^-1, targets y (n, K), one column an output; all outputs share U. With a = U y and e = U 1:
+
+    b = 1^T a / 1^T e,      alpha = U (y - 1 b) = a - e b,      f(x) = k(x, X) alpha + b.           (7)
+
+**Leave one out.** The system (6) is M [b; alpha] = [0; y] with M = [[0, 1^T], [1, Q]]; the lower right block of M^-1 is
+H = U - e e^T / (1^T e). Striking row and column i from M and comparing with the whole solution gives, for every output,
+
+    y_i - f_-i(x_i) = alpha_i / H_ii,                                  (without a bias: H = U)
+
+exactly; and since y_i - f(x_i) = alpha_i / C, leaving i out moves the score at x_i by alpha_i (1 / H_ii - 1 / C).
+
+**Linear kernel, n > J.** K = X X^T, so by Sherman, Morrison and Woodbury Q^-1 = C (I - X P X^T), P = (X^T X + I/C)^-1 (J, J).
+With m = X^T 1, v = X^T y, s = 1^T y, everything follows from sums:
+
+    b = (s - m^T P v) / (n - m^T P m),      w = P (v - m b),      alpha = C (y - X w - b)
+
+and h_i = x_i^T P x_i + (1 - x_i^T P m)^2 / (n - m^T P m) is the leverage of row i: H_ii = C (1 - h_i).
+With a bias the solution does not depend on the origin, so X is counted from a point c near its mean: then n - m^T P m is no
+difference of large numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def solve(a: Tensor, e: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+    """alpha (n, K) and b (K,) of (7), from a = U y (n, K) and e = U 1 (n,)."""
+    if not bias:
+        return a, torch.zeros(a.shape[1], dtype=a.dtype, device=a.device)
+    b = a.sum(0) / e.sum()
+    return a - e[:, None] * b, b
+
+
+def left_out_diagonal(diagonal: Tensor, e: Tensor, bias: bool) -> Tensor:
+    """H_ii (n,), from the diagonal of U and e = U 1."""
+    return diagonal - e.square() / e.sum() if bias else diagonal
+
+
+def leave_one_out(y: Tensor, alpha: Tensor, H: Tensor) -> Tensor:
+    """f_-i(x_i) (n, K): the score of each sample by the machine that never saw it. H: (n,)."""
+    return y - alpha / H[:, None]
+
+
+def own_effect(alpha: Tensor, H: Tensor, C: float) -> Tensor:
+    """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place."""
+    return alpha.abs().amax(1) * (1.0 / H - 1.0 / C).clamp(min=0.0)
+
+
+def primal(
+    Pv: Tensor, Pm: Tensor, m: Tensor, v: Tensor, s: Tensor, n: int, bias: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """w (J, K) and b (K,) from P v (J, K), P m (J,), m (J,), v (J, K), s (K,)."""
+    if not bias:
+        return Pv, torch.zeros_like(s)
+    b = (s - Pm @ v) / (n - Pm @ m)
+    return Pv - Pm[:, None] * b, b

@@ -1,0 +1,108 @@
+"""The Lagrangian SVM (Duan et al., equations (2), (3), (10)): min 1/2 alpha^T Q alpha - 1^T alpha over alpha >= 0.
+
+Q = I/C + D K D, D = diag(y). The conditions 0 <= alpha _|_ Q alpha - 1 >= 0 are, with z = Q alpha - 1 and any step lambda > 0,
+
+    z = (z - lambda alpha)_+.
+
+**Iteration (3)**: alpha <- Q^-1 (1 + (z - lambda alpha)_+), convergent for 0 < lambda < 2/C. The next z is the clipped vector
+itself, so an iteration costs one product with Q^-1 and none with Q.
+
+**Semismooth Newton** on the same equation with lambda = 1/C. Where z_i < alpha_i / C (the support I) the equation reads
+z_i = 0, elsewhere (A) alpha_i = 0; both are linear, so a step solves, from either side,
+
+    Q_II alpha_I = 1, z_A = Q_AI alpha_I - 1,        or        U_AA z_A = -(U 1)_A, alpha = U 1 + U_:A z_A,   U = Q^-1.
+
+With g = D K D alpha = 1 + z - alpha / C the equation is alpha = C (1 - g)_+, the zero of the gradient of the primal objective
+
+    p(alpha) = 1/2 alpha^T g + C/2 |(1 - g)_+|^2,
+
+convex and piecewise quadratic, and the step is its Newton step: where p does not fall, an exact line search makes it, so no
+support comes twice and the end is reached after finitely many steps, then exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+
+
+class Result(NamedTuple):
+    """alpha (n,), z = Q alpha - 1 (n,), the steps it took, and whether it is a solution to the tolerance."""
+
+    alpha: Tensor
+    z: Tensor
+    iterations: int
+    converged: bool
+
+
+def violation(alpha: Tensor, z: Tensor) -> Tensor:
+    """max |min(alpha, z)|: zero exactly at a solution."""
+    return torch.minimum(alpha, z).abs().max()
+
+
+def iterate(
+    product: Callable[[Tensor], Tensor],  # v (n,) -> Q^-1 v (n,)
+    alpha: Tensor,  # (n,)
+    z: Tensor,  # (n,) = Q alpha - 1
+    step: float,
+    tol: float,
+    max_iter: int,
+) -> Result:
+    """Iteration (3), from any alpha: until alpha moves by at most tol and fulfils the conditions to tol."""
+    for i in range(1, max_iter + 1):
+        z = (z - step * alpha).clamp(min=0.0)
+        before, alpha = alpha, product(1.0 + z)
+        host = checks.to_host((alpha - before).norm(), violation(alpha, z))
+        if host is None or (host[0][0] <= tol and host[1][0] <= tol):
+            return Result(alpha, z, i, True)
+    return Result(alpha, z, max_iter, False)
+
+
+def newton(
+    solve: Callable[[Tensor], tuple[Tensor, Tensor]],  # support (n,) bool -> alpha (n,), z (n,)
+    support: Tensor,  # (n,) bool
+    C: float,
+    max_iter: int,
+) -> Result:
+    """Semismooth Newton from a guess of the support."""
+    alpha, z = solve(support)
+    for i in range(1, max_iter + 1):
+        wanted = alpha > C * z
+        host = checks.to_host((wanted != support).any())
+        if host is None or not host[0][0]:
+            return Result(alpha, z, i, True)
+        support = wanted
+        full_alpha, full_z = solve(support)
+        t = _line_search(alpha, z, full_alpha - alpha, full_z - z, C)
+        alpha, z = (full_alpha, full_z) if t == 1.0 else (alpha + t * (full_alpha - alpha), z + t * (full_z - z))
+    return Result(alpha, z, max_iter, False)
+
+
+def objective(alpha: Tensor, z: Tensor, C: float) -> Tensor:
+    """p(alpha)."""
+    g = 1.0 + z - alpha / C
+    return 0.5 * (alpha @ g) + 0.5 * C * (1.0 - g).clamp(min=0.0).square().sum()
+
+
+def _line_search(alpha: Tensor, z: Tensor, d_alpha: Tensor, d_z: Tensor, C: float) -> float:
+    """t > 0 with p'(alpha + t d_alpha) = 0, or 1 if p falls enough there. p' rises, in straight pieces."""
+    g, dg = 1.0 + z - alpha / C, d_z - d_alpha / C
+
+    def slope(t: float) -> float:
+        return float(alpha @ dg + t * (d_alpha @ dg) - C * ((1.0 - g - t * dg).clamp(min=0.0) @ dg))
+
+    fall = float(objective(alpha + d_alpha, z + d_z, C) - objective(alpha, z, C))
+    if fall <= 1e-4 * slope(0.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    while slope(high) < 0.0 and high < 1e6:
+        low, high = high, 2.0 * high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if slope(middle) < 0.0 else (low, middle)
+    return 0.5 * (low + high)

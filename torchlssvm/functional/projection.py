@@ -1,0 +1,35 @@
+"""A random projection that is the same to the bit on every machine, device, thread count and batch size.
+
+A row x is scaled by a power of two and rounded to whole numbers of 20 bits, the weights are whole numbers of 13 bits. Every
+product then has 33 bits, the sum of up to 2^20 of them 53, so a float64 matrix product is exact in whatever order it adds. The
+features of a sample do not depend on what else is in its batch: what was added can be removed, and statistics summed over any
+partition of the data are equal.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROW_BITS = 20
+WEIGHT_BITS = 13
+SCALE = 2.0**10
+"""Weights are multiples of 1/1024, of magnitude below 8."""
+MOST = 2 ** (53 - ROW_BITS - WEIGHT_BITS)
+"""The largest number of features that go in."""
+
+
+def weights(shape: tuple[int, int], seed: int) -> Tensor:
+    """Standard normal weights as whole numbers of 1/1024, int16."""
+    generator = torch.Generator().manual_seed(seed)
+    g = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    largest = 2.0**WEIGHT_BITS - 1
+    return (g * SCALE).round().clamp(-largest, largest).to(torch.int16)
+
+
+def project(x: Tensor, w: Tensor) -> Tensor:
+    """x w / 1024 (B, M), float64, exactly, for x rounded to 20 bits of its row's largest entry. x: (B, J), w: (J, M) int16."""
+    x = x.to(torch.float64)
+    exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
+    q = torch.ldexp(x, ROW_BITS - exponent).round()
+    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS) / SCALE

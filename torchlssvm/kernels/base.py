@@ -1,0 +1,142 @@
+"""What every kernel has in common: tiles, saving, and the arithmetic of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TILE_BYTES = 2**23
+"""Working memory of a kernel, in bytes, beyond what it is given and what it returns."""
+
+
+class Kernel(nn.Module):
+    """The base of all kernels: a subclass gives :meth:`gram`, and numbers to be saved in ``options``.
+
+    >>> import torch
+    >>> from torchlssvm.kernels import RBF, Linear
+    >>> x = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    >>> (0.5 * RBF(sigma=2.0) + Linear())(x, x)
+    tensor([[0.5000, 0.3033],
+            [0.3033, 4.5000]], dtype=torch.float64)
+    """
+
+    options: tuple[str, ...] = ()
+    deep = False  # whether prepare() is more than the identity
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """K (n1, n2) of prepared rows, in one piece. x1: (n1, J), x2: (n2, J)."""
+        raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What a machine has to keep of samples x (n, ...): rows (n, J) for :meth:`gram`. The rows themselves, unless deep."""
+        return x
+
+    def floats(self, J: int) -> int:
+        """How many numbers :meth:`gram` holds at once for each pair of rows of width J."""
+        return 3
+
+    def diag(self, x: Tensor) -> Tensor:
+        """K(x_i, x_i) for each row (n,)."""
+        rows = self.prepare(x)
+        if len(rows) == 0:
+            return rows.new_empty(0)
+        return torch.cat([self.gram(part, part).diagonal() for part in rows.split(64)])
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The Gram matrix K (n1, n2)."""
+        p1 = self.prepare(x1)
+        return self.tiled(p1, p1 if x2 is x1 else self.prepare(x2))
+
+    def tiled(self, p1: Tensor, p2: Tensor) -> Tensor:
+        """K (n1, n2) of prepared rows, tile by tile."""
+        p1, p2 = _pair(p1, p2)
+        if torch.compiler.is_compiling() or _fits(p1, p2, self.floats(p1.shape[1])):
+            return self.gram(p1, p2)
+        bands: dict[int, list[Tensor]] = {}
+        out = None if torch.is_grad_enabled() and (p1.requires_grad or p2.requires_grad) else _empty(p1, p2)
+        for rows, columns in _tiles(len(p1), len(p2), p1, self.floats(p1.shape[1])):
+            tile = self.gram(p1[rows], p2[columns])
+            if out is None:
+                bands.setdefault(rows.start, []).append(tile)
+            else:
+                out[rows, columns] = tile
+        return torch.cat([torch.cat(band, 1) for band in bands.values()]) if out is None else out
+
+    def product(self, x1: Tensor, x2: Tensor, v: Tensor) -> Tensor:
+        """K(x1, x2) v (n1, K) without the Gram matrix. v: (n2, K)."""
+        p1 = self.prepare(x1)
+        return self.tiled_product(p1, p1 if x2 is x1 else self.prepare(x2), v)
+
+    def tiled_product(self, p1: Tensor, p2: Tensor, v: Tensor) -> Tensor:
+        """K v (n1, K) of prepared rows, tile by tile. v: (n2, K)."""
+        p1, p2 = _pair(p1, p2)
+        if torch.compiler.is_compiling() or _fits(p1, p2, self.floats(p1.shape[1])):
+            return self.gram(p1, p2) @ v
+        bands: dict[int, Tensor] = {}
+        for rows, columns in _tiles(len(p1), len(p2), p1, self.floats(p1.shape[1])):
+            part = self.gram(p1[rows], p2[columns]) @ v[columns]
+            bands[rows.start] = bands[rows.start] + part if rows.start in bands else part
+        return torch.cat(list(bands.values()))
+
+    def __add__(self, other: Any) -> Kernel:
+        return self._compose("Sum", self, other)
+
+    def __radd__(self, other: Any) -> Kernel:
+        return self._compose("Sum", other, self)
+
+    def __mul__(self, other: Any) -> Kernel:
+        return self._compose("Product" if callable(other) else "Scaled", self, other)
+
+    def __rmul__(self, other: Any) -> Kernel:
+        return self._compose("Product", other, self) if callable(other) else self._compose("Scaled", self, other)
+
+    @staticmethod
+    def _compose(name: str, first: Any, second: Any) -> Kernel:
+        from torchlssvm.kernels import composed  # composed kernels are kernels, and kernels compose
+
+        kernel: Kernel = getattr(composed, name)(first, second)
+        return kernel
+
+    def extra_repr(self) -> str:
+        """The options, as they were given."""
+        return ", ".join(f"{name}={getattr(self, name):g}" for name in self.options)
+
+    def get_extra_state(self) -> Tensor:
+        """The options, saved with the machine."""
+        return torch.tensor([float(getattr(self, name)) for name in self.options], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over saved options."""
+        if tuple(state.shape) != (len(self.options),):
+            raise ValueError(f"{type(self).__name__} has {len(self.options)} options, the saved kernel {state.numel()}")
+        for name, value in zip(self.options, state.tolist(), strict=True):
+            setattr(self, name, type(getattr(self, name))(value))
+
+
+def _pair(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    if x1.ndim != 2 or x2.ndim != 2 or x1.shape[1] != x2.shape[1]:
+        raise ValueError(
+            f"a kernel takes rows of one width (n1, J) and (n2, J), got {tuple(x1.shape)}, {tuple(x2.shape)}"
+        )
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    return x1.to(dtype), x2.to(dtype)
+
+
+def _fits(x1: Tensor, x2: Tensor, floats: int) -> bool:
+    return len(x1) * len(x2) * floats * x1.element_size() <= TILE_BYTES
+
+
+def _empty(x1: Tensor, x2: Tensor) -> Tensor:
+    return x1.new_empty(len(x1), len(x2))
+
+
+def _tiles(n1: int, n2: int, like: Tensor, floats: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of rows and columns, a tile of them in TILE_BYTES: as many whole rows as fit, or parts of one row."""
+    pairs = max(1, TILE_BYTES // (floats * like.element_size()))
+    high, wide = max(1, pairs // n2), min(n2, pairs)
+    for a in range(0, n1, high):
+        for b in range(0, n2, wide):
+            yield slice(a, min(a + high, n1)), slice(b, min(b + wide, n2))

@@ -1,0 +1,104 @@
+"""The four usual kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.kernels.base import Kernel
+
+
+class Linear(Kernel):
+    """k(x, z) = x . z."""
+
+    def floats(self, J: int) -> int:
+        """One product for each pair."""
+        return 1
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """x1 x2^T."""
+        return x1 @ x2.mT
+
+    def diag(self, x: Tensor) -> Tensor:
+        """|x_i|^2."""
+        return x.square().sum(1)
+
+
+class RBF(Kernel):
+    """k(x, z) = exp(-|x - z|^2 / (2 sigma^2)), or exp(-gamma |x - z|^2): give one of the two.
+
+    The squared distance is |x|^2 + |z|^2 - 2 x . z after both were shifted by the mean of z, so that a common offset costs no
+    digits, and not below zero. (``torch.cdist`` cannot be exported for any batch size.)
+    """
+
+    options = ("gamma",)
+
+    def __init__(self, sigma: float | None = None, *, gamma: float | None = None):
+        super().__init__()
+        if (sigma is None) == (gamma is None):
+            raise ValueError(f"give either sigma or gamma, got sigma={sigma!r}, gamma={gamma!r}")
+        self.gamma = checks.positive(gamma, "gamma") if sigma is None else 0.5 / checks.positive(sigma, "sigma") ** 2
+
+    @property
+    def sigma(self) -> float:
+        """The width: gamma = 1 / (2 sigma^2)."""
+        return float((0.5 / self.gamma) ** 0.5)
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """exp(-gamma |x1_i - x2_j|^2)."""
+        return torch.exp(-self.gamma * square_distances(x1, x2))
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Ones."""
+        return torch.ones_like(x[:, 0])
+
+
+class Laplacian(Kernel):
+    """k(x, z) = exp(-gamma |x - z|_1), or exp(-|x - z|_1 / sigma): give one of the two."""
+
+    options = ("gamma",)
+
+    def __init__(self, sigma: float | None = None, *, gamma: float | None = None):
+        super().__init__()
+        if (sigma is None) == (gamma is None):
+            raise ValueError(f"give either sigma or gamma, got sigma={sigma!r}, gamma={gamma!r}")
+        self.gamma = checks.positive(gamma, "gamma") if sigma is None else 1.0 / checks.positive(sigma, "sigma")
+
+    def floats(self, J: int) -> int:
+        """Each pair's difference, and its absolute value, are written out."""
+        return 2 * J + 2
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """exp(-gamma sum_j |x1_ij - x2_kj|)."""
+        return torch.exp(-self.gamma * (x1[:, None, :] - x2[None, :, :]).abs().sum(-1))
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Ones."""
+        return torch.ones_like(x[:, 0])
+
+
+class Polynomial(Kernel):
+    """k(x, z) = (gamma x . z + coef0)^degree, with a whole degree >= 1 and coef0 >= 0."""
+
+    options = ("degree", "gamma", "coef0")
+
+    def __init__(self, degree: int = 3, *, gamma: float = 1.0, coef0: float = 1.0):
+        super().__init__()
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            raise ValueError(f"degree must be a whole number >= 1, got {degree!r}")
+        if isinstance(coef0, bool) or not isinstance(coef0, int | float) or not 0 <= coef0 < float("inf"):
+            raise ValueError(f"coef0 must be a finite number >= 0, got {coef0!r}: the kernel is indefinite below")
+        self.degree, self.gamma, self.coef0 = degree, checks.positive(gamma, "gamma"), float(coef0)
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """(gamma x1 x2^T + coef0)^degree."""
+        return (self.gamma * (x1 @ x2.mT) + self.coef0) ** self.degree
+
+
+def square_distances(x1: Tensor, x2: Tensor) -> Tensor:
+    """|x1_i - x2_j|^2 >= 0 (n1, n2), by one matrix product. x1: (n1, J), x2: (n2, J)."""
+    centre = x2.mean(0, keepdim=True)
+    x1, x2 = x1 - centre, x2 - centre
+    squares = torch.addmm(x2.square().sum(1)[None, :], x1, x2.mT, alpha=-2.0)
+    return (squares + x1.square().sum(1)[:, None]).clamp(min=0.0)

@@ -1,0 +1,156 @@
+"""A linear kernel with more samples than features: the same machine from sums over samples (J, J), not from (n, n).
+
+The sums are counted from a point c, the mean when they were last taken, so that with a bias nothing is lost to an offset.
+They are added to and subtracted from as samples come and go, taken anew from the rows held now and then, and w is solved from
+them when somebody looks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks, cost, kernel_lssvm, system
+from torchlssvm.machines.rows import Rows
+
+
+class Primal:
+    """The engine of ``KernelLSSVM(Linear())`` for n > J; has the same face as :class:`~torchlssvm.machines.dual.Dual`."""
+
+    def __init__(self, rows: Rows, C: float, bias: bool):
+        self.rows, self.C, self.bias = rows, C, bias
+        self._cache: tuple[system.Factor, Tensor, Tensor, Tensor] | None = None
+        self._sum()
+
+    def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Take rows out and in."""
+        if removed:
+            at = self.rows.index(self.rows.slot_of[i] for i in removed)
+            self._count(self.rows.x[at], self.rows.y[at], -1)
+            self.rows.drop(removed)
+            self.rows.release()
+            if 4 * len(self.rows.free) > self.rows.top:
+                self.rows.compact()
+        out = []
+        if len(x):
+            places = self.rows.places(len(x))
+            self.rows.grow(max(places) + 1)
+            out = self.rows.put(x, y, places)
+            self._count(x, y, 1)
+        if self.changed > cost.HYGIENE * self.A.shape[0]:
+            self._sum()
+        return out
+
+    def retarget(self, ids: list[int], y: Tensor) -> None:
+        """Give rows other targets."""
+        at = self.rows.index(self.rows.slot_of[i] for i in ids)
+        change = y - self.rows.y[at]
+        self.v += (self.rows.x[at] - self.c).mT @ change
+        self.s += change.sum(0)
+        self.rows.y[at] = y
+        self._cache = None
+
+    def solve(self) -> None:
+        """Take the sums anew."""
+        self._sum()
+
+    def tidy(self) -> None:
+        """Before the state is written out: close gaps, and take the sums anew, free of what rounding left of rows removed."""
+        if self.changed or not self.rows.orderly:
+            self.rows.compact()
+            self._sum()
+
+    @property
+    def b(self) -> Tensor:
+        """The bias (K,), for rows counted from zero."""
+        _, _, w, b = self._solved()
+        return b - self.c @ w
+
+    def alpha(self) -> Tensor:
+        """C (y - f(x)) in slots."""
+        return self.C * (self.rows.y - self.scores(self.rows.x)) * self.rows.mask[:, None]
+
+    def scores(self, x: Tensor) -> Tensor:
+        """(x - c) w + b."""
+        _, _, w, b = self._solved()
+        return (x - self.c) @ w + b
+
+    def drift(self, slots: Tensor) -> Tensor:
+        """max |X^T alpha - w| / max |w|: zero at the solution of these very rows."""
+        _, _, w, _ = self._solved()
+        wrong = (self.rows.x[slots] - self.c).mT @ self.alpha()[slots] - w
+        return wrong.abs().max() / w.abs().max().clamp(min=1e-300)
+
+    def left_out(self) -> Tensor:
+        """H_ii = C (1 - h_i) in slots; one where no sample is."""
+        factor, Pm, _, _ = self._solved()
+        x = self.rows.x - self.c
+        xP = factor.solve(x)
+        h = (xP * x).sum(1)
+        if self.bias:
+            h = h + (1.0 - x @ Pm).square() / (len(self.rows) - Pm @ self.m)
+        return torch.where(self.rows.mask > 0, self.C * (1.0 - h), torch.ones_like(h))
+
+    def state(self) -> Tensor:
+        """c, w and b, one below the other, the first with zeros beside it."""
+        _, _, w, b = self._solved()
+        return torch.cat([torch.nn.functional.pad(self.c[:, None], (0, w.shape[1] - 1)), w, b[None]])
+
+    def resume(self, state: Tensor) -> None:
+        """Undo :meth:`state`."""
+        J, K = self.A.shape[0], self.rows.y.shape[1]
+        if state.shape != (2 * J + 1, K):
+            raise ValueError(f"solution has shape {tuple(state.shape)}, needed {(2 * J + 1, K)}")
+        self._sum(state[:J, 0])
+        factor, Pm, _, _ = self._solved()
+        self._cache = (factor, Pm, state[J : 2 * J].clone(), state[2 * J].clone())
+
+    def to(self, device: torch.device) -> None:
+        """Move."""
+        self.rows.to(device)
+        self._sum()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _sum(self, c: Tensor | None = None) -> None:
+        rows, J, K = self.rows, self.rows.x.shape[1], self.rows.y.shape[1]
+        if c is None:
+            c = rows.x.sum(0) / max(1, len(rows)) if self.bias else torch.zeros_like(rows.x[0])
+        self.c = c.clone()
+        self.A, self.m = rows.x.new_zeros(J, J), rows.x.new_zeros(J)
+        self.v, self.s = rows.x.new_zeros(J, K), rows.x.new_zeros(K)
+        at = rows.order()
+        self._count(rows.x[at], rows.y[at], 1)
+        self.changed = 0
+
+    def _count(self, x: Tensor, y: Tensor, sign: int) -> None:
+        x = x - self.c
+        self.A.addmm_(x.mT, x, alpha=sign)
+        self.v.addmm_(x.mT, y, alpha=sign)
+        self.m.add_(x.sum(0), alpha=sign)
+        self.s.add_(y.sum(0), alpha=sign)
+        self.changed = getattr(self, "changed", 0) + len(x)
+        self._cache = None
+
+    def _solved(self) -> tuple[system.Factor, Tensor, Tensor, Tensor]:
+        """The factor of A + I/C, P m, w and b."""
+        if self._cache is None:
+            with torch.inference_mode(False), torch.no_grad():
+                J = self.A.shape[0]
+                factor = system.factor_(self._system(), J)
+                host = checks.to_host(factor.info)
+                if host is not None and host[0][0] != 0:  # rounding: A is a sum of squares
+                    factor, _ = system.clamped_factor(self._system(), J, self.A.new_tensor(1.0 / self.C))
+                P = factor.solve(torch.cat([self.v, self.m[:, None]], 1).mT).mT
+                w, b = kernel_lssvm.primal(P[:, :-1], P[:, -1], self.m, self.v, self.s, len(self.rows), self.bias)
+                self._cache = (factor, P[:, -1], w, b)
+        return self._cache
+
+    def _system(self) -> Tensor:
+        J = self.A.shape[0]
+        work = system.workspace(J, self.A.device)
+        work.zero_()
+        work[:J, :J] = self.A
+        work.diagonal()[:J].add_(1.0 / self.C)
+        work.diagonal()[J:].fill_(1.0)
+        return work
