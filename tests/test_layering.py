@@ -18,7 +18,7 @@ LAYERS = [
     ["functional/"],
     ["statistics/", "certificate", "kernels/"],
     ["heads/", "machines/", "features/"],
-    ["distributed/", "export", "window"],
+    ["distributed/", "export", "window", "selection"],
     ["events", "audit"],
     ["store/"],
     ["__init__"],

@@ -81,6 +81,9 @@ class HeadBase(nn.Module):
         self._uncertifiable: str | None = None
         self._version = 0
         self._ledger = Ledger()
+        self._whitened: Any = None  # a cache: the solved system, for leave-one-out and the like
+        self._made: dict[str, tuple[int, str]] = {}  # what was chosen from data: the version it was made for, and how
+        self._calibration: Any = None
         persistence.make_live(self)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -142,6 +145,7 @@ class HeadBase(nn.Module):
                 self._options.rho = value
                 self._engine.reset()
         self._version += 1
+        self._made.pop("rho", None)
 
     @property
     def class_weight(self) -> str | Tensor | None:

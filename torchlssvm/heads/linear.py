@@ -12,14 +12,14 @@ from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.heads.approximate import remove_approximate
-from torchlssvm.heads.base import HeadBase
+from torchlssvm.heads.judging import Judging
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 
 __all__ = ["FixedPoint", "LSSVMHead"]
 
 
-class LSSVMHead(HeadBase):
+class LSSVMHead(Judging):
     r"""Least-squares SVM head: one pass to learn, one exact call to add, remove, relabel or merge.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
@@ -92,6 +92,8 @@ class LSSVMHead(HeadBase):
         self._need_statistics("refresh")
         self._engine.reset()
         self._version += 1
+        for name, (version, text) in self._made.items():  # no sample has changed
+            self._made[name] = (version + (version == self._version - 1), text)
         self._current()
         return self
 

@@ -24,6 +24,20 @@ class Scale(NamedTuple):
     rho: float
 
 
+class Moments(NamedTuple):
+    """Weighted sums in real units: G (D, D) without ridge, rhs (D, K), T (K,), means mu (D,) and beta (K,), weight.
+
+    Centred on the means when the intercept is free; ``weight`` is 0 and the means are zero otherwise.
+    """
+
+    G: Tensor
+    rhs: Tensor
+    T: Tensor
+    mu: Tensor
+    beta: Tensor
+    weight: float
+
+
 class Base(NamedTuple):
     """A solved system, in the coordinates of :mod:`torchlssvm.heads.solution`."""
 
@@ -43,7 +57,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
     if option == "complement":
         # With one class alone every weight would be zero: nothing is rare then.
         weights = (n - counts) / n
-        return torch.where(weights.sum() > 0, weights, torch.ones_like(weights))
+        return torch.where((weights * counts).sum() > 0, weights, torch.ones_like(weights))
     present = (counts > 0).sum()
     return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
 
@@ -61,6 +75,25 @@ def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | N
     return sums[:, :-1], sums[:, -1]
 
 
+def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> list[Sums]:
+    """The sums that make up a system, with their weights."""
+    if labels is None and weights is None:
+        return [stats.sums()]
+    if weights is not None:
+        host = checks.to_host(weights)
+        values = [1.0] * stats.num_classes if host is None else host[0]  # the weights scale whole matrices, as numbers
+        return [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
+    a, b = (stats.sums(c) for c in labels or ())
+    return [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+
+
+def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float) -> None:
+    """The row of a constant feature, with rho on its diagonal. work: (n, n)."""
+    one = [1.0 if g.weight is None else g.weight for g in groups]
+    work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
+    work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + rho
+
+
 def solve(
     stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     removed: bool = False, work: Tensor | None = None,
@@ -71,17 +104,7 @@ def solve(
     :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor.
     """
     J, root = stats.in_features, math.sqrt(scale.rho)
-    if labels is None and weights is None:
-        groups = [stats.sums()]
-    elif weights is None:
-        groups = [stats.sums(c) for c in labels or ()]
-    else:
-        host = checks.to_host(weights)
-        values = [1.0] * stats.num_classes if host is None else host[0]  # the weights scale whole matrices, as numbers
-        groups = [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
-    if labels is not None and len(groups) == 2 and weights is None:
-        a, b = groups
-        groups = [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+    groups = weighted_sums(stats, weights, labels)
     penalized, centred = intercept == "penalized", intercept == "free"
     D = J + penalized
     if work is None:
@@ -92,11 +115,7 @@ def solve(
     def fill() -> Centre | None:
         centre = fill_system(work, groups, J, ridge, centred, small)
         if penalized:
-            one = [1.0 if g.weight is None else g.weight for g in groups]
-            work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
-            work[J, J] = (
-                torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + scale.rho
-            )
+            write_constant(work, groups, J, scale.rho)
         return centre
 
     centre = fill()
@@ -122,6 +141,52 @@ def solve(
         factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
+
+
+def moments(
+    stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None
+) -> Moments:
+    """The normal equations themselves; arguments as for :func:`solve`, but rho plays no part."""
+    J, penalized, centred = stats.in_features, intercept == "penalized", intercept == "free"
+    D, groups = J + penalized, weighted_sums(stats, weights, labels)
+    work = torch.empty(D, D, dtype=torch.float64, device=stats.device)
+    small = not stats.exact or stats.largest_square() < 2**50
+    centre = fill_system(work, groups, J, 0.0, centred, small)
+    Y, y = coded(stats, weights, labels)
+    rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
+    units = torch.full((D,), scale.feature, dtype=torch.float64, device=work.device)
+    if penalized:
+        write_constant(work, groups, J, 0.0)
+        rhs, units[J] = torch.cat([rhs, y.to(torch.float64)[:, None]], 1), 1.0
+    work.mul_(units).mul_(units[:, None])
+    G = work.tril() + work.tril(-1).mT
+    beta, mu = y.to(torch.float64).new_zeros(len(y), dtype=torch.float64), torch.zeros_like(units)
+    if centre is not None:
+        mu, beta = centre.mean * scale.feature, y.to(torch.float64) / centre.n * scale.target
+    weight = 0.0 if centre is None else _host(centre.n)
+    T = _squares(stats, y, weights, labels, centred) * scale.target**2
+    return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
+
+
+def _squares(
+    stats: Statistics, y: Tensor, weights: Tensor | None, labels: tuple[int, int] | None, centred: bool
+) -> Tensor:
+    """Sums of squared targets (K,) in steps, about their mean if centred; without cancellation on a grid."""
+    _, side = stats.class_sums()
+    if side.ndim == 1:  # labels: n+ samples at +1, n- at -1, so 4 n+ n- / n about the mean
+        counts = side.to(torch.float64) * (1.0 if weights is None else weights)
+        total = counts.sum() if labels is None else counts[list(labels)].sum()
+        plus = counts if labels is None else counts[labels[0]][None]
+        return 4 * plus * (total - plus) / total if centred else total.expand(len(plus)).clone()
+    squares = side.diagonal()[1:]
+    if not centred:
+        return squares.to(torch.float64)
+    host = checks.to_host(side[0, 0], squares, y)
+    if host is None or not stats.exact:
+        return squares - y * y / side[0, 0]
+    n = int(side[0, 0])
+    exact = [(n * q - t * t) / n for q, t in zip(squares.tolist(), y.tolist(), strict=True)]  # Python's integers
+    return torch.tensor(exact, dtype=torch.float64, device=side.device)
 
 
 def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads.calibration import Calibration
 from torchlssvm.heads.ledger import Ledger, pending
 from torchlssvm.statistics.batch import Choices
 
@@ -113,7 +114,11 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
             "statistics": head.statistics is not None,
             "uncertifiable": head.uncertifiable,
+            "made": {name: [text, version == head._version] for name, (version, text) in head._made.items()},
         }
+        calibration = head._calibration if meta["made"].get("calibration", ("", False))[1] else None
+        if calibration is not None:
+            meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
         if head.statistics is not None:
             out |= {f"solution.{k}": v.clone() for k, v in head._engine.state().items()}
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
@@ -193,7 +198,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
             else ["counts", "solution.beta", "solution.mu"]
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b"]
-        optional += ["statistics.base_counts", "statistics.base_sums"]
+        optional += ["statistics.base_counts", "statistics.base_sums", "calibration"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
         if problems.missing:
             return problems
@@ -245,9 +250,19 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
             else:
                 _load_compact(head, meta, solution, P, state["counts"])
             head._version += 1
+            _load_made(head, meta, state)
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"LSSVMHead: {error}")
         return problems
+
+
+def _load_made(head: HeadBase, meta: dict[str, Any], state: dict[str, Tensor]) -> None:
+    """What was chosen from data, with the calibration."""
+    made = meta.get("made", {})
+    head._made = {name: (head._version if current else -1, text) for name, (text, current) in made.items()}
+    head._calibration = None
+    if "calibration" in meta:
+        head._calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
 
 
 def _load_compact(head: HeadBase, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor) -> None:
@@ -286,6 +301,7 @@ def freeze(head: HeadBase) -> dict[str, Any]:
         if head.statistics is not None and not checks.is_fake(head.counts) and pending(head.statistics):
             head._ledger.copied()
         state = head.__dict__.copy()
+        state["_whitened"] = None
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state
 

@@ -1,0 +1,157 @@
+r"""From scores to probabilities: temperature, Platt's sigmoid, isotonic regression; and how well they are calibrated.
+
+Each map is fitted by minimizing a convex function of (score, label) pairs, to convergence and from a fixed start, so it is a
+function of the pairs alone: fitted again after a removal it equals the map fitted from scratch on the rest.
+
+Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t >= 0
+Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s + c)))
+Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
+
+Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
+(n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STEPS = 100
+"""Newton steps at most; ten are usual."""
+
+
+def least_squares(scores: Tensor) -> Tensor:
+    """(1 + s) / 2 clipped to [0, 1] and normalized: a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1. (B, K)."""
+    return normalized(((1.0 + scores) / 2).clamp(0.0, 1.0))
+
+
+def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """t (1,): Newton's method on the log-loss of softmax(t s). scores: (n, K); y: (n,) labels; d: (n,) weights."""
+    K, n = scores.shape[1], d.sum()
+    eps = 1.0 / (n + 2.0)
+    target = torch.full_like(scores, 1.0) * (eps / (K - 1))
+    target.scatter_(1, y[:, None], 1.0 - eps)
+    goal = (d[:, None] * target * scores).sum()
+
+    def derivatives(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        p = torch.softmax(t * scores, 1)
+        mean = (p * scores).sum(1)
+        value = (d * torch.logsumexp(t * scores, 1)).sum() - t * goal
+        return value, (d * mean).sum() - goal, (d * ((p * scores.square()).sum(1) - mean.square())).sum()
+
+    t = torch.ones((), dtype=torch.float64, device=scores.device)
+    value, slope, curve = derivatives(t)
+    for _ in range(STEPS):
+        step = slope / curve.clamp(min=torch.finfo(t.dtype).tiny)
+        size = 1.0
+        while size > 1e-10:
+            trial = (t - size * step).clamp(min=0.0, max=1e6)
+            new = derivatives(trial)
+            if bool(new[0] <= value + 1e-13 * value.abs()):
+                break
+            size /= 2
+        moved = (trial - t).abs()
+        t, (value, slope, curve) = trial, new
+        if bool(moved <= 1e-13 * (1 + t)):
+            break
+    return t[None]
+
+
+def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
+    """(a, c): Newton's method with halved steps (Lin, Lin, Weng 2007). s: (n,) scores; hit: (n,) bool; d: (n,) weights."""
+    plus, minus = d[hit].sum(), d[~hit].sum()
+    target = torch.where(hit, (plus + 1) / (plus + 2), 1 / (minus + 2))
+    # scale-free: a is found for standardized scores
+    mean = (d * s).sum() / d.sum()
+    spread = ((d * (s - mean).square()).sum() / d.sum()).sqrt().clamp(min=torch.finfo(s.dtype).tiny)
+    X = torch.stack([(s - mean) / spread, torch.ones_like(s)], 1)
+    theta = torch.stack([torch.zeros_like(plus), torch.log((plus + 1) / (minus + 1))])
+
+    def loss(theta: Tensor) -> Tensor:
+        margin = X @ theta
+        return (d * (torch.nn.functional.softplus(margin) - target * margin)).sum()
+
+    value = loss(theta)
+    for _ in range(STEPS):
+        p = torch.sigmoid(X @ theta)
+        gradient = X.mT @ (d * (p - target))
+        hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
+        hessian.diagonal().add_(1e-12 * d.sum())
+        step = torch.linalg.solve(hessian, gradient)
+        size = 1.0
+        while size > 1e-10:
+            new = loss(theta - size * step)
+            if bool(new <= value + 1e-13 * value.abs()):
+                break
+            size /= 2
+        theta, value = theta - size * step, new
+        if bool(step.abs().amax() * size <= 1e-12 * (1 + theta.abs().amax())):
+            break
+    a = theta[0] / spread
+    return torch.stack([a, theta[1] - a * mean])
+
+
+def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Knots (m,) and values (m,) of the nondecreasing fit; between knots it is linear, beyond them constant.
+
+    s: (n,) scores; hit: (n,) bool; d: (n,) weights. Equal scores are pooled first.
+    """
+    knots, which = s.unique(return_inverse=True)
+    weight = torch.zeros_like(knots).index_add_(0, which, d)
+    mean = torch.zeros_like(knots).index_add_(0, which, d * hit) / weight
+    blocks: list[tuple[float, float, int]] = []  # value, weight, number of knots
+    for value, total, count in zip(mean.tolist(), weight.tolist(), [1] * len(knots), strict=True):
+        while blocks and blocks[-1][0] >= value:
+            v, t, n = blocks.pop()
+            value = (v * t + value * total) / (t + total)
+            total, count = t + total, n + count
+        blocks.append((value, total, count))
+    first, keep, values = 0, [], []
+    for value, _, count in blocks:  # the ends of each block say it all
+        for i in {first, first + count - 1}:
+            keep.append(i)
+            values.append(value)
+        first += count
+    order = sorted(range(len(keep)), key=keep.__getitem__)
+    at = torch.tensor([keep[i] for i in order], device=s.device)
+    return knots[at], torch.tensor([values[i] for i in order], dtype=s.dtype, device=s.device)
+
+
+def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear, constant beyond the ends. x: (B,); knots, values: (m,), knots increasing."""
+    if len(knots) == 1:
+        return values.expand(len(x)).clone()
+    right = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
+    a, b = knots[right - 1], knots[right]
+    share = ((x - a) / (b - a)).clamp(0.0, 1.0)
+    return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+def normalized(p: Tensor) -> Tensor:
+    """Rows that sum to one; all classes alike where all are zero. p: (B, K) >= 0."""
+    total = p.sum(1, keepdim=True)
+    return torch.where(total > 0, p / total.clamp(min=torch.finfo(p.dtype).tiny), torch.full_like(p, 1.0 / p.shape[1]))
+
+
+def expected_calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:
+    """ECE: sum over bins of confidence of (share of samples) |accuracy - mean confidence|. probabilities: (n, K); y: (n,).
+
+    >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
+    >>> round(expected_calibration_error(sure, torch.tensor([0, 1])), 3)
+    0.4
+    """
+    confidence, predicted = probabilities.to(torch.float64).max(1)
+    right = (predicted == y).to(torch.float64)
+    which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, right - confidence)
+    return float(gap.abs().sum() / max(1, len(y)))
+
+
+def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean confidence, accuracy and number of samples of each bin (bins,); NaN where a bin is empty."""
+    confidence, predicted = probabilities.to(torch.float64).max(1)
+    right = (predicted == y).to(torch.float64)
+    which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
+    sums = [torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, v) for v in (confidence, right)]
+    count = torch.bincount(which, minlength=bins)
+    return sums[0] / count, sums[1] / count, count

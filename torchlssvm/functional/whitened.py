@@ -1,0 +1,134 @@
+r"""A solved system in coordinates in which its inverse is the identity: leave-one-out, influence and leverage in one form.
+
+With A = L L^T, the *whitened* row of a sample is u = L^-1 (v - mu), followed by 1 / sqrt(n) for a free intercept (centred on
+the mean, the intercept is a coordinate of its own with diagonal n). Then, for any two samples i and z,
+
+    g(z, i) = v_z^T A^-1 v_i + 1/n = u_z . u_i,        f(z) = v_z^T w,
+
+and every what-if about samples is a statement about dot products. Samples i in a set I change their weights by
+Delta = diag(delta) and the right-hand side by V_I^T c, where removing a sample of weight d and target y is delta = -d,
+c = -d y; adding it delta = d, c = d y; relabelling it c = d' y' - d y, delta = d' - d. The new system has the matrix
+A + V_I^T Delta V_I, so by the push-through identity, for every z,
+
+    f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 (c - Delta f_I),       G = U U^T.
+
+One sample: T = (c - delta f_i) / (1 + delta g_ii). Removing it and asking at itself is the leave-one-out formula,
+y_i - f'(x_i) = (y_i - f(x_i)) / (1 - d g_ii); h_i = d g_ii is its leverage. All of it is exact; nothing is refitted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional.gram import strips
+
+ROWS = 4096
+"""Rows that are whitened at a time."""
+
+
+class Whitened(NamedTuple):
+    """F = L^-1 (D, D) lower triangular; mu (D,); w (D, K) and beta (K,) with f = (v - mu) w + beta; n, or 0 if not centred."""
+
+    F: Tensor
+    mu: Tensor
+    w: Tensor
+    beta: Tensor
+    n: float
+
+    @property
+    def extra(self) -> float:
+        """The square of the coordinate of a free intercept, 1/n."""
+        return 1.0 / self.n if self.n else 0.0
+
+    def centred(self, v: Tensor) -> Tensor:
+        """v - mu (B, D), what the methods below take; in place. v: (B, D) float64."""
+        return v.sub_(self.mu) if self.n else v
+
+    def scores(self, v: Tensor) -> Tensor:
+        """f (B, K). v: (B, D), centred."""
+        return v @ self.w + self.beta if self.n else v @ self.w
+
+    def leverages(self, v: Tensor) -> Tensor:
+        """g(z, z) (B,), the squared length of the whitened rows. v: (B, D), centred. Holds a strip of them at a time."""
+        out = torch.full((v.shape[0],), self.extra, dtype=torch.float64, device=v.device)
+        for a, b, _ in strips(self.F.shape[0]):  # the triangle spares half of the product
+            u = v[:, :b] @ self.F[a:b, :b].mT
+            out += torch.einsum("ij,ij->i", u, u)
+        return out
+
+    def rows(self, v: Tensor) -> Tensor:
+        """U (B, D) or (B, D + 1): the whitened rows. v: (B, D), centred."""
+        D = self.F.shape[0]
+        out = torch.empty(v.shape[0], D + (self.n > 0), dtype=torch.float64, device=v.device)
+        for a, b, _ in strips(D):
+            out[:, a:b] = v[:, :b] @ self.F[a:b, :b].mT
+        if self.n:
+            out[:, D] = self.extra**0.5
+        return out
+
+
+def inverse_factor(L: Tensor) -> Tensor:
+    """L^-1 of a lower triangular L (D, D)."""
+    identity = torch.eye(L.shape[0], dtype=L.dtype, device=L.device)
+    return torch.linalg.solve_triangular(L, identity, upper=False)
+
+
+def from_inverse(P: Tensor) -> Tensor:
+    """A lower triangular F with F^T F = P. P: (D, D) positive definite."""
+    flipped = torch.linalg.cholesky(P.flip(0, 1))  # P = J C C^T J with the flip J, and F = J C^T J is lower triangular
+    return flipped.mT.flip(0, 1).contiguous()
+
+
+def single_changes(g: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
+    """T (B, K) for samples that change one at a time. g, delta: (B,); c, f: (B, K)."""
+    return (c - delta[:, None] * f) / (1.0 + delta * g)[:, None]
+
+
+def joint_change(U: Tensor, delta: Tensor, c: Tensor, f: Tensor) -> Tensor:
+    """T (L, K) for samples that change together. U: (L, D); delta: (L,); c, f: (L, K); or batches of such groups.
+
+    Past L = D it is cheaper to solve on the other side: T = r - Delta U (I + U^T Delta U)^-1 U^T r, r = c - Delta f.
+    """
+    L, D = U.shape[-2:]
+    right = c - delta[..., None] * f
+    if L <= D:
+        system = delta[..., None] * (U @ U.mT)
+        system.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return torch.linalg.solve(system, right)
+    inner = U.mT @ (delta[..., None] * U)
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return right - delta[..., None] * (U @ torch.linalg.solve(inner, U.mT @ right))
+
+
+def left_out(residual: Tensor, leverage: Tensor) -> Tensor:
+    """e_i = r_i / (1 - h_i): the residual of each sample when it alone is left out. residual: (B, K); leverage: (B,)."""
+    return residual / (1.0 - leverage)[:, None]
+
+
+def group_left_out(U: Tensor, d: Tensor, residual: Tensor) -> Tensor:
+    """(I - G_II D)^-1 r_I: residuals (L, K) of a group that is left out as a whole. U: (..., L, D); d: (..., L) weights.
+
+    Removing targets r from a model that predicts 0 gives T = -(I - D G)^-1 D r = -D e, and e = r - G T.
+    """
+    T = joint_change(U, -d, -d[..., None] * residual, torch.zeros_like(residual))
+    return residual - U @ (U.mT @ T)
+
+
+def margins(scores: Tensor, y: Tensor) -> Tensor:
+    """The score of the label minus the best other score (B,): negative where the prediction is wrong.
+
+    scores: (B, K), K >= 2; y: (B,) labels.
+
+    >>> margins(torch.tensor([[0.5, -1.0, 0.0]]), torch.tensor([2])).tolist()
+    [-0.5]
+    """
+    own = scores.gather(1, y[:, None])
+    return (own - scores.scatter(1, y[:, None], -torch.inf).amax(1, keepdim=True))[:, 0]
+
+
+def error_rate(scores: Tensor, y: Tensor) -> float:
+    """The share of samples whose highest score is not their label's. scores: (B, K); y: (B,)."""
+    return float((scores.argmax(1) != y).to(torch.float64).mean())

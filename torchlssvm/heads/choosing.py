@@ -1,0 +1,262 @@
+"""The choice of rho: by GCV from statistics, by exact leave-one-out with the samples at hand, or by k-fold from fold sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.functional.spectrum import Spectrum, Values, cauchy, default_values, path_scores, squared_error
+from torchlssvm.functional.votes import votes
+from torchlssvm.heads import normal
+from torchlssvm.heads.problems import (
+    Problem,
+    Samples,
+    check_samples,
+    problems,
+    real_rows,
+    sample_weights,
+    scale_of,
+)
+from torchlssvm.statistics.batch import fold_of
+from torchlssvm.statistics.folds import of_folds
+
+if TYPE_CHECKING:
+    from torchlssvm.heads.base import HeadBase
+
+ELEMENTS = 2**22
+"""Scores of all values that are held at a time."""
+
+
+@dataclass(frozen=True)
+class RhoPath:
+    """How a value of rho was chosen.
+
+    Attributes:
+        rho: the value with the least error; of equal ones, as accuracies often are, the largest.
+        rhos, errors: all values (r,) and their errors (r,), a mean squared error or a share of wrong predictions.
+        dof: effective degrees of freedom (r,), for a head with one system.
+        method: "gcv", "loo" or "kfold".
+    """
+
+    rho: float
+    rhos: Tensor
+    errors: Tensor
+    dof: Tensor | None
+    method: str
+
+    def __float__(self) -> float:
+        return self.rho
+
+
+def rho_path(
+    head: HeadBase, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, weight: Any = None,
+    ids: Any = None, score: str = "squared",
+) -> RhoPath:  # fmt: skip
+    """Errors for every value; see :meth:`torchlssvm.LSSVMHead.select_rho`."""
+    checks.one_of(method, "method", ("gcv", "loo", "kfold"))
+    checks.one_of(score, "score", ("squared", "accuracy"))
+    parts = problems(head)
+    main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
+    values = check_values(rhos, main, head)
+    samples = None if x is None else check_all(head, x, y, weight)
+    if score == "accuracy":
+        if method == "gcv" or samples is None:
+            raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
+        if samples.labels is None:
+            raise ValueError('score="accuracy" needs labels, this head holds float targets')
+    if method == "gcv":
+        if head.statistics is None:
+            raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
+        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
+        errors = sum(s.n * s.gcv(values).mean(1) for s in every) / sum(s.n for s in every)
+    elif method == "loo":
+        if samples is None:
+            raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
+        errors = leave_one_out_errors(parts, samples, values, main, score)
+    else:
+        errors = fold_errors(parts, values, samples, ids, score)
+    assert isinstance(errors, Tensor)
+    least = errors == errors.amin()
+    best = 1.0 if checks.is_fake(errors) else float(values[least].amax())
+    return RhoPath(best, values, errors, None if main is None else main.dof(values), method)
+
+
+def check_values(rhos: Any, main: Spectrum | None, head: HeadBase) -> Tensor:
+    """rhos (r,): finite and > 0. None: 100 values around the scale of the data."""
+    if rhos is None:
+        if main is not None:
+            return default_values(main.s, len(main.s))
+        stats = head._need_statistics("a default list of rho values")
+        m = normal.moments(stats, scale_of(head, stats), head.intercept)
+        return default_values(m.G.diagonal(), len(m.G))
+    values = checks.as_tensor(rhos, "rhos", head.device).to(torch.float64).reshape(-1)
+    if not len(values):
+        raise ValueError("rhos is empty: give at least one value, or None for 100 around the scale of the data")
+    if not checks.is_fake(values) and not bool((torch.isfinite(values) & (values > 0)).all()):
+        raise ValueError(f"rhos must be finite and > 0, got {values.tolist()}")
+    return values
+
+
+def check_all(head: HeadBase, x: Any, y: Any, weight: Any) -> Samples:
+    """The samples, which must be as many of each class as the head holds."""
+    samples = check_samples(head, x, y, weight)
+    given = samples.weight.sum().expand(head.num_classes)
+    if samples.labels is not None:
+        given = torch.zeros(head.num_classes, dtype=torch.float64, device=head.device)
+        given.index_add_(0, samples.labels, samples.weight)
+    held = head.counts.to(torch.float64)
+    if not checks.is_fake(held, given) and not torch.allclose(given, held, rtol=1e-9):
+        raise ValueError(
+            f"x and y must be all samples that the head holds: {held.tolist()} by class, got {given.tolist()}"
+        )
+    return samples
+
+
+def _chunk(problem_outputs: int, values: int) -> int:
+    return max(16, min(4096, ELEMENTS // max(1, problem_outputs * values)))
+
+
+def _evaluation(problem: Problem, samples: Samples) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error: that of the head as it is."""
+    local = None if samples.labels is None else problem.local(samples.labels)
+    y = samples.values if local is None else problem.targets(local)
+    assert y is not None
+    return local, y, sample_weights(local, problem.class_weights(), samples.weight)
+
+
+def leave_one_out_errors(
+    parts: list[Problem], samples: Samples, rhos: Tensor, main: Spectrum | None, score: str
+) -> Tensor:
+    """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
+    if score == "accuracy" and len(parts) > 1:
+        return _pair_errors(parts, samples, rhos)
+    head, total, weight = parts[0].head, torch.zeros_like(rhos), 0.0
+    for problem in (p for p in parts if p.total > 0):
+        local, y, judged = _evaluation(problem, samples)
+        if problem.pair is not None:  # a pair of which one sample is left has no leave-one-out error
+            judged = torch.where(samples.weight >= problem.total, torch.zeros_like(judged), judged)
+        for rows, weights in problem.kinds(local, None, samples.weight):
+            own = main if rows is None and main is not None else problem.spectrum(weights)
+            values, d = cauchy(own.s, rhos), sample_weights(local, weights, samples.weight)
+            step = _chunk(y.shape[1], len(rhos))
+            for start in range(0, len(samples) if rows is None else len(rows), step):
+                pick: Any = slice(start, start + step) if rows is None else rows[start : start + step]
+                error = _left_out(own, values, real_rows(head, samples.x[pick]), y[pick], d[pick])
+                if score == "squared":
+                    total += judged[pick] @ error.square().mean(1)
+                else:
+                    assert samples.labels is not None
+                    wrong = (y[pick][:, :, None] - error).argmax(1) != samples.labels[pick][:, None]
+                    total += judged[pick] @ wrong.to(torch.float64)
+        weight += float(judged.sum()) if not checks.is_fake(judged) else 1.0
+    return total / weight
+
+
+def _left_out(own: Spectrum, values: Values, v: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """Leave-one-out residuals (B, K, r)."""
+    scores, g = path_scores(own, values, v)
+    left = (1.0 - d[:, None] * g).clamp(min=torch.finfo(torch.float64).eps)
+    return (y[:, :, None] - scores) / left[:, None, :]
+
+
+def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor:
+    """Shares of wrong leave-one-out votes (r,): all pairs are needed for each sample."""
+    head, labels = parts[0].head, samples.labels
+    assert labels is not None
+    plans = []
+    for problem in parts:
+        local, y, _ = _evaluation(problem, samples)
+        kinds: list[Any] = []
+        for rows, weights in problem.kinds(local, None, samples.weight) if problem.total > 0 else ():
+            own = problem.spectrum(weights)
+            mine = torch.ones(len(samples), dtype=torch.bool, device=labels.device)
+            if rows is not None:
+                mine = torch.zeros_like(mine).index_fill_(0, rows, True)
+            kinds.append((mine, own, cauchy(own.s, rhos), sample_weights(local, weights, samples.weight)))
+        assert local is not None
+        plans.append((y, (local >= 0) & (samples.weight >= problem.total), kinds))
+    total, step = torch.zeros_like(rhos), _chunk(len(parts), len(rhos))
+    for start in range(0, len(samples), step):
+        pick = torch.arange(start, min(start + step, len(samples)), device=labels.device)
+        scores = torch.zeros(len(pick), len(parts), len(rhos), dtype=torch.float64, device=labels.device)
+        for p, (y, alone, kinds) in enumerate(plans):
+            for mine, own, values, d in kinds:
+                here = (mine[pick] & ~alone[pick]).nonzero()[:, 0]
+                at = pick[here]
+                error = _left_out(own, values, real_rows(head, samples.x[at]), y[at], d[at])
+                scores[here, p] = y[at] - error[:, 0]
+        flat = scores.permute(0, 2, 1).reshape(-1, len(parts))
+        wrong = votes(flat, head.num_classes).argmax(1).view(len(pick), -1) != labels[pick][:, None]
+        total += samples.weight[pick] @ wrong.to(torch.float64)
+    return total / samples.weight.sum()
+
+
+def fold_errors(parts: list[Problem], rhos: Tensor, samples: Samples | None, ids: Any, score: str) -> Tensor:
+    """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
+
+    With w and b learned without fold f, its squared error is, from its own moments about its own means m and t,
+    T - 2 w . V + w . M w + n |t - m w - b|^2.
+    """
+    head = parts[0].head
+    stats = head._need_statistics("k-fold")
+    if stats.folds < 2:
+        raise ValueError(f'method="kfold" needs sums per fold: build the head with folds=5, it has folds={stats.folds}')
+    fold = None
+    if score == "accuracy":
+        assert samples is not None
+        if ids is None or len(ids) != len(samples):
+            raise ValueError('score="accuracy" by k-fold needs ids, one for each sample, as given to add')
+        fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=head.device)
+    total, weight = torch.zeros_like(rhos), 0.0
+    for f in range(stats.folds):
+        kept, out = of_folds(stats, [g for g in range(stats.folds) if g != f]), of_folds(stats, [f])
+        if out.empty:
+            continue
+        if kept.empty:
+            raise ValueError("all samples are in one fold: there is nothing to learn from")
+        if fold is not None and samples is not None:
+            total += _wrong_in_fold(parts, kept, samples, (fold == f).nonzero()[:, 0], rhos)
+            continue
+        for problem in parts:
+            if problem.pair is not None and not (_present(problem, kept) and _present(problem, out)):
+                continue
+            own = problem.spectrum(_weights_of(problem, kept), kept)
+            eyes = problem.everywhere(problem.class_weights())
+            m = normal.moments(out, scale_of(head, out), "free", eyes, problem.pair)
+            for i, rho in enumerate(rhos.tolist()):
+                w, b = own.weights(rho)
+                J = head.in_features
+                b = b + w[J] if head.intercept == "penalized" else b
+                miss = m.beta - (m.mu @ w[:J] + b)
+                total[i] += (squared_error(m.G, m.rhs, m.T, w[:J]) + m.weight * miss.square()).mean()
+            weight += m.weight
+    if fold is not None and samples is not None:
+        weight = float(samples.weight.sum())
+    return total.clamp(min=0.0) / weight
+
+
+def _present(problem: Problem, stats: Any) -> bool:
+    return bool(stats.counts[list(problem.pair or ())].sum() > 0)
+
+
+def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
+    counts = stats.counts.to(torch.float64)
+    return problem.class_weights(counts if problem.pair is None else counts[list(problem.pair)])
+
+
+def _wrong_in_fold(parts: list[Problem], kept: Any, samples: Samples, rows: Tensor, rhos: Tensor) -> Tensor:
+    """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
+    head, labels = parts[0].head, samples.labels
+    assert labels is not None
+    own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
+    v, total = real_rows(head, samples.x[rows]), torch.zeros_like(rhos)
+    for i, rho in enumerate(rhos.tolist()):
+        columns = [v.new_zeros(len(v), 1) if s is None else v @ s.weights(rho)[0] + s.weights(rho)[1] for s in own]
+        scores = torch.cat(columns, 1)
+        scores = votes(scores, head.num_classes) if parts[0].pair is not None else scores
+        total[i] = samples.weight[rows] @ (scores.argmax(1) != labels[rows]).to(torch.float64)
+    return total

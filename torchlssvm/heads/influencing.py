@@ -1,0 +1,249 @@
+"""Influence of samples on a head's scores, loss or accuracy elsewhere: the exact change if they came, went or were relabelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
+from torchlssvm.heads.engines import code_labels, votes
+from torchlssvm.heads.leaving import check_groups
+from torchlssvm.heads.problems import (
+    Problem,
+    Samples,
+    check_labels,
+    check_samples,
+    held_rows,
+    other_rows,
+    problems,
+    sample_weights,
+)
+
+if TYPE_CHECKING:
+    from torchlssvm.heads.base import HeadBase
+
+ELEMENTS = 2**22
+"""Changed scores that are held at a time."""
+
+Measure = Callable[[Tensor], Tensor]
+"""From scores (b, V, K) after a change to one number for each change (b,)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to each sample: labels (B,) or values (B, K) before and after, None for not held."""
+
+    samples: Samples
+    old: Tensor | None
+    new: Tensor | None
+
+
+def influence(
+    head: HeadBase, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
+) -> Tensor:  # fmt: skip
+    """See :meth:`torchlssvm.LSSVMHead.influence`."""
+    checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if not callable(on):
+        checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    parts = problems(head)
+    change = _change(head, x, y, what, y_new, weight)
+    members = None if groups is None else check_groups(groups, len(change.samples))
+    gone = change.samples.weight if members is None else _sizes(change.samples, members)
+    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= head.n * (1 - 1e-12):
+        raise ValueError(f"the head holds {head.n:g} samples: without the samples to remove nothing is left")
+    z = other_rows(head, x_val)  # (V, D)
+    before = head(checks.features(x_val, head.in_features, head.device))  # (V, K)
+    measure, start = _measure(head, on, y_val, before)
+    count = len(change.samples) if members is None else len(members)
+    if len(parts) > 1 and on == "loss":
+        raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
+    if on == "loss" and members is None and len(parts) == 1:
+        return _losses(parts[0], change, z, _targets_of(head, y_val, len(z))) - start
+    out: Tensor | None = None
+    for rows, after in _after(parts, change, z, members):
+        scores = votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1) if len(parts) > 1 else after
+        value = measure(scores)
+        out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=head.device) if out is None else out
+        out[rows] = value
+    if out is None:
+        return torch.zeros(0, *((len(z), head.num_classes) if on == "scores" else ()), dtype=torch.float64)
+    return out - start
+
+
+def _change(head: HeadBase, x: Any, y: Any, what: str, y_new: Any, weight: Any) -> Change:
+    samples = check_samples(head, x, y, weight)
+    mine = samples.labels if samples.labels is not None else samples.values
+    if (what == "relabel") != (y_new is not None):
+        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
+    if what == "relabel":
+        if samples.labels is not None:
+            return Change(samples, mine, check_labels(head, y_new, len(samples), "y_new"))
+        return Change(samples, mine, check_samples(head, x, y_new).values)
+    return Change(samples, mine, None) if what == "remove" else Change(samples, None, mine)
+
+
+def _sizes(samples: Samples, members: list[Tensor]) -> Tensor:
+    return torch.stack([samples.weight[m].sum() for m in members]) if members else samples.weight[:0]
+
+
+def _targets_of(head: HeadBase, y_val: Any, count: int) -> Tensor:
+    """Targets (V, K) of the samples that the loss is about."""
+    if y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+    y = checks.as_tensor(y_val, "y_val", head.device)
+    if y.is_floating_point() or (y.ndim == 1 and head.num_classes == 1):
+        y = y[:, None] if y.ndim == 1 else y
+        if y.shape != (count, head.num_classes):
+            raise ValueError(f"y_val must have shape ({count}, {head.num_classes}), got {tuple(y.shape)}")
+        return y.to(torch.float64)
+    return code_labels(check_labels(head, y, count, "y_val"), head.num_classes)
+
+
+def _measure(head: HeadBase, on: str | Measure, y_val: Any, before: Tensor) -> tuple[Measure, Tensor]:
+    """A function of changed scores, and its value as things are."""
+    if callable(on):
+        given: Measure = on
+        return given, given(before[None])[0]
+    if on == "scores":
+        return lambda scores: scores, before
+    if on == "loss":
+        targets = _targets_of(head, y_val, len(before))
+        return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
+    if y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+    labels = check_labels(head, y_val, len(before), "y_val")
+    return (
+        lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
+        (before.argmax(1) == labels).to(torch.float64).mean(),
+    )
+
+
+def _local(problem: Problem, y: Tensor | None) -> Tensor | None:
+    return None if y is None or y.ndim == 2 else problem.local(y)
+
+
+def _moves(problem: Problem, change: Change, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """delta (B,) and c (B, K): how weights and right-hand side change, for class weights of after."""
+    times = change.samples.weight
+    delta, c = torch.zeros_like(times), None
+    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
+        if y is None:
+            continue
+        local = _local(problem, y)
+        d = sign * sample_weights(local, weights, times)
+        target = y if local is None else problem.targets(local)
+        delta = delta + d
+        c = d[:, None] * target if c is None else c + d[:, None] * target
+    assert c is not None
+    return delta, c
+
+
+def _after(
+    parts: list[Problem], change: Change, z: Tensor, members: list[Tensor] | None
+) -> Iterator[tuple[Tensor | slice, Tensor]]:
+    """Scores after each change: rows (of the samples, or of the groups) and scores (b, V, outputs)."""
+    if members is not None:
+        for i, rows in enumerate(members):
+            rows = rows.to(z.device)
+            yield slice(i, i + 1), torch.cat([_after_group(p, change, z, rows) for p in parts], 1)[None]
+    elif len(parts) == 1:
+        for rows, system, weights in parts[0].cases(_local(parts[0], change.old), _local(parts[0], change.new), change.samples.weight):
+            yield from _tiles(parts[0], change, z, rows, system, weights)
+    else:  # all pairs are needed at a time
+        plans = [_plan(p, change, z) for p in parts]
+        step = _step(len(z), len(parts))
+        for start in range(0, len(change.samples), step):
+            pick = torch.arange(start, min(start + step, len(change.samples)), device=z.device)
+            yield pick, torch.cat([plan(pick) for plan in plans], 2)
+
+
+def _step(points: int, outputs: int) -> int:
+    return max(1, min(ROWS, ELEMENTS // max(1, points * outputs)))
+
+
+def _tiles(
+    problem: Problem, change: Change, z: Tensor, rows: Tensor | None, system: Whitened, weights: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores after the changes of some rows, tile by tile."""
+    centred = system.centred(z.clone())
+    Z, base = system.rows(centred), system.scores(centred)
+    delta, c = _moves(problem, change, weights)
+    rows = torch.arange(len(change.samples), device=z.device) if rows is None else rows
+    for part in rows.split(_step(len(z), base.shape[1])):
+        v = system.centred(held_rows(problem.head, change.samples.x[part]))
+        U = system.rows(v)
+        T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
+        yield part, base + (U @ Z.mT)[:, :, None] * T[:, None, :]
+
+
+def _plan(problem: Problem, change: Change, z: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function from rows to scores (b, V, 1) of one pair after the change of each row."""
+    old, new, times = _local(problem, change.old), _local(problem, change.new), change.samples.weight
+    lonely = torch.zeros_like(times, dtype=torch.bool)  # all that the pair has: without it its score is 0
+    first = torch.zeros_like(lonely)  # the first that an empty pair gets: a free intercept alone fits it
+    if old is not None and new is None:
+        lonely = (old >= 0) & (times >= problem.total * (1 - 1e-12))
+    elif old is not None and new is not None:
+        lonely = (old >= 0) & (new < 0) & (times >= problem.total * (1 - 1e-12))
+    if new is not None and problem.head.intercept == "free":
+        stays = problem.total if old is None else problem.total - torch.where(old >= 0, times, torch.zeros_like(times))
+        first = (new >= 0) & (torch.as_tensor(stays, device=z.device) <= 0)
+    cases = list(problem.cases(old, new, times))
+
+    def scores(pick: Tensor) -> Tensor:
+        out = torch.zeros(len(pick), len(z), 1, dtype=torch.float64, device=z.device)
+        for rows, system, weights in cases:
+            mine = torch.ones_like(lonely) if rows is None else torch.zeros_like(lonely).index_fill_(0, rows, True)
+            here = (mine & ~lonely & ~first)[pick].nonzero()[:, 0]
+            for part, value in _tiles(problem, change, z, pick[here], system, weights):
+                out[torch.searchsorted(pick, part)] = value
+        alone = first[pick].nonzero()[:, 0]
+        if len(alone) and new is not None:
+            out[alone] = problem.targets(new[pick[alone]])[:, None, :]
+        return out
+
+    return scores
+
+
+def _after_group(problem: Problem, change: Change, z: Tensor, rows: Tensor) -> Tensor:
+    """Scores (V, outputs) after all of a group's samples have changed."""
+    counts, times = problem.counts.clone(), change.samples.weight[rows]
+    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
+        local = None if y is None else _local(problem, y[rows])
+        if local is not None:
+            counts.index_add_(0, local[local >= 0], times[local >= 0], alpha=sign)
+    if problem.pair is not None and float(counts.sum()) <= 0:
+        return torch.zeros(len(z), 1, dtype=torch.float64, device=z.device)
+    weights = problem.class_weights(counts if problem.follows_counts else None)
+    system = problem.whitened(weights) if problem.follows_counts else problem.main(weights)
+    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.head, change.samples.x[rows]))
+    delta, c = _moves(problem, change, weights)
+    U = system.rows(v)
+    T = joint_change(U, delta[rows], c[rows], system.scores(v))
+    return system.scores(centred) + system.rows(centred) @ (U.mT @ T)
+
+
+def _losses(problem: Problem, change: Change, z: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared errors (B,) after each single change, without any matrix of samples by points.
+
+    sum_z |r_z - g_zi T_i|^2 = sum |r|^2 - 2 T_i . (u_i Z^T r) + |T_i|^2 u_i (Z^T Z) u_i, with r the residuals at the points.
+    """
+    samples = change.samples
+    out = torch.zeros_like(samples.weight)
+    for rows, system, weights in problem.cases(_local(problem, change.old), _local(problem, change.new), samples.weight):
+        centred = system.centred(z.clone())
+        Z, residual = system.rows(centred), targets - system.scores(centred)
+        first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()
+        delta, c = _moves(problem, change, weights)
+        for part in (torch.arange(len(samples), device=z.device) if rows is None else rows).split(ROWS):
+            v = system.centred(held_rows(problem.head, samples.x[part]))
+            U = system.rows(v)
+            T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
+            linear = (T * (U @ first)).sum(1)
+            out[part] = zero - 2 * linear + T.square().sum(1) * torch.einsum("ij,ij->i", U @ second, U)
+    return out / targets.numel()

@@ -1,0 +1,179 @@
+"""What a head can say about itself: leave-one-out, the choice of rho, influence, probabilities, uncertainty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torchlssvm.functional.modes import exactly
+from torchlssvm.heads import probability
+from torchlssvm.heads.base import HeadBase
+from torchlssvm.heads.calibration import Calibration
+from torchlssvm.heads.choosing import RhoPath, rho_path
+from torchlssvm.heads.influencing import Measure, influence
+from torchlssvm.heads.leaving import leave_one_out
+
+
+class Judging(HeadBase):
+    """Read-only questions to :class:`~torchlssvm.LSSVMHead`; nothing here refits."""
+
+    @exactly
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+        """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
+
+        Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
+        held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
+
+        Args:
+            x: (B, J), as added. y: (B,) labels or (B, K) targets, as added. weight: (B,), as added.
+            groups: (B,) numbers or names.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> from torchlssvm.selection import error_rate
+        >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
+        >>> head = LSSVMHead(3, 2).add(x, y)
+        >>> scores = head.leave_one_out(x, y)
+        >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
+        True
+        >>> 0 <= error_rate(scores, y) <= 1
+        True
+        """
+        return leave_one_out(self, x, y, weight, groups)
+
+    @exactly
+    def rho_path(
+        self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
+        score: str = "squared",
+    ) -> RhoPath:  # fmt: skip
+        """Errors for many values of rho from one eigendecomposition, without choosing; arguments as for ``select_rho``."""
+        return rho_path(self, rhos, method, x, y, weight, ids, score)
+
+    @exactly
+    def select_rho(
+        self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
+        score: str = "squared",
+    ) -> RhoPath:  # fmt: skip
+        """Choose rho and apply it: one eigendecomposition serves all values.
+
+        Args:
+            rhos: values > 0; None: 100 around the scale of the data.
+            method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
+                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``).
+            x: (n, J), y: (n,) or (n, K), weight: (n,), as added.
+            ids: (n,), as added; only for k-fold by accuracy.
+            score: ``"squared"`` or ``"accuracy"`` ("loo" and "kfold", with x and y).
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y)
+        >>> path = head.select_rho([0.1, 1.0, 10.0], "loo", x, y)
+        >>> head.rho == path.rho, path.errors.shape
+        (True, torch.Size([3]))
+        """
+        path = rho_path(self, rhos, method, x, y, weight, ids, score)
+        self.rho = path.rho
+        self._made["rho"] = (self._version, f"chosen by {method} out of {len(path.rhos)} values")
+        return path
+
+    @exactly
+    def influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
+        y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
+
+        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts, it is a helpful one. In tiles; a
+        matrix of samples by points is made for ``on="scores"`` only.
+
+        Args:
+            x: (B, J), y: (B,), weight: (B,): samples held, as added; for ``what="add"`` samples that are not held.
+            x_val: (V, J); y_val: (V,) labels (or targets), for "loss" and "accuracy".
+            what: ``"remove"``, ``"add"`` or ``"relabel"`` (to ``y_new``, (B,)).
+            on: ``"loss"`` (mean squared error) or ``"accuracy"``, returns (B,); ``"scores"``, returns (B, V, K); or a function
+                from scores (b, V, K) to one number for each change (b,).
+            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
+                which they first appear.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y)
+        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
+        (torch.Size([50]), torch.Size([50, 10, 2]))
+        """
+        return influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+
+    # -- probabilities -------------------------------------------------------------------------------------------------
+
+    @exactly
+    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Any:
+        """Fit probabilities on the leave-one-out scores of samples held: no held-out data is needed. Returns self.
+
+        Args:
+            x: (n, J), y: (n,), weight: (n,), as added.
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``.
+            groups: (n,), e.g. users: then on leave-group-out scores.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y).calibrate(x, y)
+        >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
+        True
+        """
+        probability.calibrate(self, x, y, method, weight, groups)
+        return self
+
+    @exactly
+    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Any:
+        """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
+        probability.calibrate_on(self, scores, y, method)
+        return self
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The map from scores to probabilities, if it was made for the samples held now."""
+        if self._calibration is not None and self._made["calibration"][0] != self._version:
+            self._calibration = None  # samples that may be gone have shaped it
+        return self._calibration
+
+    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
+        """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
+
+        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
+        ``calibrate`` is called again.
+        """
+        scores: Tensor = self(x)
+        return probability.probabilities(self, scores, calibrated)
+
+    @exactly
+    def leverage(self, x: Any, relative: bool = False) -> Tensor:
+        """How far away inputs are: g = 1/n + (x - mu)^T A^-1 (x - mu) (B,), from P. x: (B, J).
+
+        ``relative``: divided by its mean over the samples held; an input of 10 is ten times as far as those are.
+        """
+        return probability.leverage(self, x, relative)
+
+    @exactly
+    def uncertainty(self, x: Any) -> Tensor:
+        """The standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
+        return probability.uncertainty(self, x)
+
+    def _remember_calibration(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._made["calibration"] = (self._version, str(calibration))
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What was chosen from data (rho, a calibration), and whether it was made for the samples held now."""
+        out = {}
+        for name, (version, text) in self._made.items():
+            value = f"{self.rho!r}, {text}" if name == "rho" else text
+            now = version == self._version
+            out[name] = f"{value}, made for the samples held" if now else f"{value}, made before samples changed"
+            if name == "calibration" and not now:
+                out[name] = "void: it was made before samples changed"
+        return out

@@ -1,0 +1,144 @@
+"""Leave-one-out and leave-group-out scores of a head: exact, without refitting."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import NumericalWarning
+from torchlssvm.functional import checks
+from torchlssvm.functional.votes import votes
+from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
+from torchlssvm.heads.problems import Problem, Samples, check_samples, held_rows, problems, sample_weights
+
+if TYPE_CHECKING:
+    from torchlssvm.heads.base import HeadBase
+
+CLOSE = 1e-9
+"""Below this 1 - h has lost most of its digits."""
+
+
+def leave_one_out(head: HeadBase, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+    """See :meth:`torchlssvm.LSSVMHead.leave_one_out`."""
+    parts = problems(head)
+    samples = check_samples(head, x, y, weight)
+    members = None if groups is None else check_groups(groups, len(samples))
+    _something_left(samples, members, float(head.n))
+    scores = torch.cat([_scores(problem, samples, members) for problem in parts], 1)
+    return votes(scores, head.num_classes) if parts[0].pair is not None else scores
+
+
+def check_groups(groups: Any, count: int) -> list[Tensor]:
+    """The rows of each group. groups: (B,) numbers, or a list of names."""
+    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(names) != count:
+        raise ValueError(f"x and groups differ in length: {count} rows, {len(names)} groups")
+    where: dict[Any, list[int]] = {}
+    for i, name in enumerate(names):
+        where.setdefault(name, []).append(i)
+    return [torch.tensor(rows) for rows in where.values()]
+
+
+def _something_left(samples: Samples, members: list[Tensor] | None, total: float) -> None:
+    """A model without any sample gives no scores."""
+    if checks.is_fake(samples.weight) or not len(samples):
+        return
+    sizes = samples.weight if members is None else torch.stack([samples.weight[m].sum() for m in members])
+    if float(sizes.max()) >= total * (1 - 1e-12):
+        what = "the only sample" if members is None else "a group that is all there is"
+        raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
+
+
+def _scores(problem: Problem, samples: Samples, members: list[Tensor] | None) -> Tensor:
+    """Scores (B, K) or (B, 1) of one problem, each row without its sample or group."""
+    head = problem.head
+    local = None if samples.labels is None else problem.local(samples.labels)
+    y = samples.values if local is None else problem.targets(local)
+    assert y is not None
+    out = torch.zeros_like(y)
+    if members is not None:
+        return _group_scores(problem, samples, local, y, members, out)
+    for rows, system, weights in problem.cases(local, None, samples.weight):
+        d = sample_weights(local, weights, samples.weight)
+        count = len(samples) if rows is None else len(rows)
+        for start in range(0, count, ROWS):
+            pick = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
+            v = system.centred(held_rows(head, samples.x[pick]))
+            h = system.leverages(v).mul_(d[pick])
+            if problem.pair is not None:
+                h[_alone(problem, d[pick], samples.weight[pick])] = 0.0
+            out[pick] = y[pick] - left_out(y[pick] - system.scores(v), _checked(h, start if rows is None else pick))
+    if problem.pair is not None:
+        out[_alone(problem, sample_weights(local, None, samples.weight), samples.weight)] = 0.0
+    return out
+
+
+def _alone(problem: Problem, d: Tensor, times: Tensor) -> Tensor:
+    """Which samples (b,) are all that a pair has: without them it has no opinion, its score is 0."""
+    return (d > 0) & (times >= problem.total * (1 - 1e-12))
+
+
+def _checked(h: Tensor, where: int | Tensor) -> Tensor:
+    """The leverages (b,); samples that cannot be held are refused, and lost digits reported. where: of the first, or of all."""
+    host = checks.to_host(h.amax()) if len(h) else None
+    if host is None or host[0][0] < 1 - CLOSE:
+        return h
+    left, row = 1 - host[0][0], int(h.argmax())
+    if left < -1e-6:
+        raise ValueError(
+            f"sample {where + row if isinstance(where, int) else int(where[row])} has a leverage of {host[0][0]:.4g}, more "
+            "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."
+        )
+    warnings.warn(
+        f"a sample determines its own prediction but for {left:.1e}: its leave-one-out score has lost digits. A larger rho "
+        "is advised.",
+        NumericalWarning,
+        stacklevel=2,
+    )
+    return h.clamp(max=1.0 - torch.finfo(h.dtype).eps)
+
+
+def _group_scores(
+    problem: Problem, samples: Samples, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
+) -> Tensor:
+    weights = problem.class_weights()
+    system = None if problem.follows_counts else problem.main(weights)
+    by_size: dict[int, list[Tensor]] = {}
+    for rows in members:
+        rows = rows.to(samples.x.device)
+        if problem.pair is not None and local is not None:
+            size = float(samples.weight[rows][local[rows] >= 0].sum())
+            if size >= problem.total * (1 - 1e-12):
+                continue  # all that the pair has: its score is 0
+        if system is None:  # the group's own balance: a system of its own
+            assert local is not None
+            counts = problem.counts.clone()
+            held = local[rows] >= 0
+            counts.index_add_(0, local[rows][held], samples.weight[rows][held], alpha=-1.0)
+            own = problem.class_weights(counts)
+            d = sample_weights(local, own, samples.weight)
+            _block(problem, problem.whitened(own), samples, d, y, rows[None], out)
+        else:
+            by_size.setdefault(len(rows), []).append(rows)
+    if system is not None:
+        d = sample_weights(local, weights, samples.weight)
+        for size, groups in by_size.items():
+            step = max(1, ROWS // size)
+            for start in range(0, len(groups), step):
+                _block(problem, system, samples, d, y, torch.stack(groups[start : start + step]), out)
+    return out
+
+
+def _block(
+    problem: Problem, system: Whitened, samples: Samples, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
+) -> None:
+    """Groups of one size, left out one at a time. rows: (groups, L)."""
+    flat = rows.reshape(-1)
+    v = system.centred(held_rows(problem.head, samples.x[flat]))
+    U = system.rows(v).view(*rows.shape, -1)
+    residual = (y[flat] - system.scores(v)).view(*rows.shape, -1)
+    error = group_left_out(U, d[flat].view(rows.shape), residual)
+    out[flat] = y[flat] - error.reshape(len(flat), -1)
