@@ -87,7 +87,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: from_primitives({}), "kind"),
     (lambda: from_primitives({"kind": "burn"}), "kind"),
     (lambda: from_primitives([]), "not an event"),  # type: ignore[arg-type]
-    (lambda: from_primitives({"kind": "remove", "x": 1}), "no field 'x'"),
+    (lambda: from_primitives({"kind": "remove", "x": 1}), "no field 'z'"),
     (lambda: from_primitives({"kind": "add", "ids": ["a"]}), "not a add event"),
     (lambda: from_primitives({"kind": "add", "ids": ["a"], "y": [0], "x": {"dtype": "float32"}}), "x cannot be read"),
     (lambda: from_primitives({"kind": "add", "ids": ["a"], "y": [0], "x": {"dtype": "object", "shape": [1], "data": ""}}), "x cannot be read"),

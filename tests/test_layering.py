@@ -21,6 +21,7 @@ LAYERS = [
     ["distributed/", "export", "window", "selection"],
     ["events", "audit"],
     ["store/"],
+    ["sources", "corrections", "offered"],
     ["__init__"],
     ["lightning/", "sklearn", "spark"],
     ["demo/"],

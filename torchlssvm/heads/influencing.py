@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
-from torchlssvm.heads.engines import code_labels, votes
+from torchlssvm.functional.votes import votes
+from torchlssvm.heads.engines import code_labels
 from torchlssvm.heads.leaving import check_groups
 from torchlssvm.heads.problems import (
     Problem,
