@@ -225,6 +225,16 @@ class Corrector:
             return machine.relabel(rows, event.y)
         return machine.replace(rows, event.x, old_y if event.y is None else event.y)
 
+    def follow(self, position: int) -> list[Outcome]:
+        """What others did to the store after ``position``; the head is in step with it when this returns."""
+        if self.store is None:
+            raise ValueError("only a store has a journal to follow")
+        if self.store.position == position:
+            return []
+        _ = self.store.head
+        entries = self.store.history()[position:]
+        return [Outcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
+
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
