@@ -51,7 +51,8 @@ class DataCorrection(Callback):
         store: a store with the head of this module.
         head: where the head is in the LightningModule.
         limit: events taken at one look.
-        dead_letters: a JSONL file for events that cannot be applied, with the reason.
+        dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
+            Trainer's ``default_root_dir``.
         on_error: ``"continue"``, or ``"raise"`` to stop the run at the first of them.
         certificates: a folder for the certificates of removals (needs a store).
         key: the Ed25519 key that signs them.
@@ -69,7 +70,7 @@ class DataCorrection(Callback):
         *,
         head: str = "head",
         limit: int = 4096,
-        dead_letters: str | os.PathLike[str] = "dead_letters.jsonl",
+        dead_letters: str | os.PathLike[str] | None = None,
         on_error: str = "continue",
         certificates: str | os.PathLike[str] | None = None,
         key: Any = None,
@@ -83,7 +84,7 @@ class DataCorrection(Callback):
         self.source = None if self.follows else as_source(source)
         self.name = source if isinstance(source, str | os.PathLike) else type(source).__name__
         self.head, self.on_error, self.key = head, on_error, key
-        self.dead_letters = DeadLetters(dead_letters)
+        self.dead_letters = None if dead_letters is None else DeadLetters(dead_letters)
         self.certificates = None if certificates is None else Path(certificates)
         self.position = 0
         self.reports: list[Report] = []
@@ -102,8 +103,9 @@ class DataCorrection(Callback):
     # -- when ----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: a module opens its store in its own setup, which comes later."""
+        """Say where bad events go. The rest waits: a module opens its store in its own setup, which comes later."""
         self.corrector = None
+        self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go to where the head is."""
@@ -221,7 +223,7 @@ class DataCorrection(Callback):
         for item in items:
             outcome = Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results)
             outcomes.append(outcome)
-            if outcome.status == "refused" and writes:
+            if outcome.status == "refused" and writes and self.dead_letters is not None:
                 self.dead_letters.write(item, outcome.reason)
         if store is not None:
             if self.source is not None:

@@ -44,6 +44,7 @@ class OnlineProbe(Callback):
         self._captured: Tensor | None = None
         self._hook: Any = None
         self._right = self._total = 0
+        self._position = self._train_position = 0  # samples of this rank that are done in this epoch
 
     @property
     def state_key(self) -> str:
@@ -69,9 +70,8 @@ class OnlineProbe(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Take the features of this batch into the window."""
-        x, self._captured = self._captured, None
-        y = unpack(args[1]).y
-        if x is None or len(x) != len(y):
+        x, y = self._real(unpack(args[1]).y, trainer.train_dataloader)
+        if x is None or not len(x):
             return
         self.seen += len(x)
         x = x.float().clone()
@@ -81,6 +81,17 @@ class OnlineProbe(Callback):
         except GridError:  # features have outgrown the grid
             self._move(FixedPoint.auto(largest(x)))
             self.window.add(x, y)  # type: ignore[union-attr]
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A new epoch."""
+        self._position = 0
+
+    def _real(self, y: Tensor, loader: Any) -> tuple[Tensor | None, Tensor]:
+        """Features and labels of this batch, without what a distributed sampler repeats."""
+        x, self._captured = self._captured, None
+        keep = ranks.without_padding(loader, self._position, len(y))
+        self._position += len(y)
+        return (None if x is None or len(x) != len(y) else x[:keep]), y[:keep]
 
     def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
         head = LSSVMHead(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
@@ -97,6 +108,7 @@ class OnlineProbe(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the windows of all ranks together."""
         self._right = self._total = 0
+        self._position, self._train_position = 0, self._position
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._together()
 
@@ -123,16 +135,14 @@ class OnlineProbe(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Let the probe judge the features of this batch."""
-        x, self._captured = self._captured, None
-        if self.probe is None or x is None or not self.probe.n:
-            return
-        y = unpack(args[1]).y
-        if len(x) == len(y):
+        x, y = self._real(unpack(args[1]).y, trainer.val_dataloaders)
+        if self.probe is not None and x is not None and len(x) and self.probe.n:
             self._right += int((self.probe.predict(x) == y).sum())
             self._total += len(y)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the accuracy."""
+        self._position = self._train_position
         if trainer.sanity_checking:
             return
         sums = ranks.gather((self._right, self._total))
