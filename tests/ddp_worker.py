@@ -1,11 +1,12 @@
-"""One rank of a run with several, for tests/test_lightning_ddp.py: ``python ddp_worker.py FOLDER RANK WORLD``.
+"""Runs with several ranks, for tests/test_lightning_ddp.py: ``python ddp_worker.py FOLDER:WORLD:PORT ...``.
 
-All scenarios share one process group; each writes what this rank ended up with into FOLDER/rank.json.
+All scenarios share one process group; each rank writes what it ended up with into FOLDER/rank<r>.json.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -114,8 +115,26 @@ def main(folder: Path, rank: int, world: int) -> None:
         dist.destroy_process_group()
 
 
+def start(folder: Path, rank: int, world: int, port: str) -> None:
+    os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "NODE_RANK": "0", "GROUP_RANK": "0"}
+    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "test"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with (folder / f"log{rank}").open("w") as log:  # the process is forked: both streams are its own
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        main(folder, rank, world)
+
+
 if __name__ == "__main__":
-    place, mine, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    os.environ |= {"LOCAL_RANK": str(mine), "NODE_RANK": "0", "WORLD_SIZE": str(size), "GROUP_RANK": "0", "RANK": str(mine)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(size)}
-    main(place, mine, size)
+    fork = multiprocessing.get_context("fork")  # everything is imported once, for all of them
+    for given in sys.argv[1:]:
+        place, size, free = given.split(":")
+        ranks = [fork.Process(target=start, args=(Path(place), r, int(size), free)) for r in range(int(size))]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        if any(process.exitcode != 0 for process in ranks):
+            for process in ranks:
+                process.kill()
+            sys.exit(f"{place}: exit codes {[process.exitcode for process in ranks]}")

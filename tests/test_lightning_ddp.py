@@ -31,25 +31,18 @@ def free_port() -> str:
 def runs(tmp_path_factory: Any) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
     """All scenarios of tests/ddp_worker.py, once for each number of processes."""
     worker = Path(__file__).with_name("ddp_worker.py")
-    out = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp(f"world{world}")
-        env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        env |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(world)}
-        started = []
-        for rank in range(world):
-            log = (folder / f"log{rank}").open("w")
-            command = [sys.executable, str(worker), str(folder), str(rank), str(world)]
-            started.append((subprocess.Popen(command, env=env, stdout=log, stderr=log), log))
-        try:
-            codes = [process.wait(timeout=240) for process, _ in started]
-        finally:
-            for process, log in started:
-                process.kill()
-                log.close()
-        assert codes == [0] * world, (folder / f"log{codes.index(max(codes, key=abs))}").read_text()[-3000:]
-        out[world] = (folder, [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)])
-    return out
+    folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
+    jobs = [f"{folder}:{world}:{free_port()}" for world, folder in folders.items()]
+    done = subprocess.run(
+        [sys.executable, str(worker), *jobs], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=400, check=False,
+    )  # fmt: skip
+    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
+    assert done.returncode == 0, done.stderr[-1000:] + logs
+    return {
+        world: (folder, [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)])
+        for world, folder in folders.items()
+    }
 
 
 @pytest.mark.parametrize("world", WORLDS)
