@@ -165,11 +165,12 @@ class DataCorrection(Callback):
         if self.certificates is not None and ranks.share(store is None):
             raise ValueError("certificates need a store: only that knows which samples were erased")
         cursor = self._saved.get("cursor", 0)
-        if store is not None:
+        if store is not None and not self.follows:
             cursor = store.notes().get(self.state_key, 0)
         if self.source is not None and self.source.cursor != cursor and ranks.is_first():
             self.source.seek(cursor)
-        self.position = store.position if store is not None else 0
+        if store is not None and not (self.follows and self.position):
+            self.position = cursor if self.follows and cursor else store.position
         self.corrector = corrector
         return corrector
 
@@ -264,7 +265,7 @@ class DataCorrection(Callback):
         """The place in the source, and what was applied where neither a store nor the module keeps that."""
         own = self.corrector is not None and self._learner is None
         return {
-            "cursor": 0 if self.source is None else self.source.cursor,
+            "cursor": self.position if self.source is None else self.source.cursor,
             "corrector": self.corrector.state_dict() if own and self.corrector is not None else {},
         }
 
