@@ -5,7 +5,7 @@
     python recipes/pretrained_head.py --folder hymenoptera --size 224   # photographs, <folder>/{train,val}/<class>/
 
 Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation, from the
-head's sums alone (by exact leave-one-out where samples are few). Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision; data from
+head's sums alone (by exact leave-one-out where samples are few). Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision (else they are random, and it says so); data from
 cifar10/ in TORCHLSSVM_DATA, else scikit-learn's digits stand in for it. Needs torchvision, lightning and scikit-learn.
 """
 
@@ -32,18 +32,6 @@ from torchlssvm.lightning.backbones import build
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torchlssvm"
 
 
-def network(name: str, weights: str | None) -> nn.Module:
-    """The network without its last layer: pretrained if there are weights to be had, else with random ones, and says so."""
-    local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
-    try:
-        model = build(name, weights or (str(local) if local.exists() else "DEFAULT"))
-    except (OSError, RuntimeError) as error:
-        print(f"no pretrained weights for {name} ({str(error).splitlines()[0]}): random ones stand in for them")
-        torch.manual_seed(0)
-        model = build(name, None)
-    return attach(model, num_classes=2).backbone
-
-
 def extract(backbone: nn.Module, dataset: Any, what: str, batch: int = 64) -> tuple[Tensor, Tensor]:
     """Features (n, J) and labels (n,), with a progress bar."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,7 +50,7 @@ def features(
     samples: int | None = None, cache: Path = CACHE,
 ) -> list[Tensor]:  # fmt: skip
     """Training features and labels, test features and labels; from the cache if they were extracted before."""
-    backbone = network(name, weights)
+    backbone = attach(build(name, weights or "auto"), num_classes=2).backbone
     data = Cifar10Data(size, limit=samples) if folder is None else FolderData(folder, size, limit=samples)
     data.setup("fit")
     key = f"{fingerprint(backbone)} {folder} {size} {samples} {type(data.train).__name__} {len(data.train)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,20 @@ from torch import nn
 
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
 
-IDENTITY = "identity"
+log = logging.getLogger("torchlssvm.lightning")
+
+IDENTITY, AUTO = "identity", "auto"
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
     """A network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
 
-    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, or a file
-    with a state_dict.
+    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file with
+    a state_dict, or ``"auto"``: weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, else torchvision's default,
+    else random ones, and a warning.
     """
+    if weights == AUTO:
+        return _best(name)
     file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
     if name.startswith("timm/"):
         import timm
@@ -42,6 +49,20 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     if file:
         model.load_state_dict(torch.load(str(weights), map_location="cpu", weights_only=True))
     return model
+
+
+def _best(name: str) -> nn.Module:
+    """The best weights to be had."""
+    local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
+    if os.environ.get("TORCHLSSVM_DATA") and local.exists():
+        return build(name, str(local))
+    try:
+        return build(name, "pretrained" if name.startswith("timm/") else "DEFAULT")
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        log.warning("no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason)
+        torch.manual_seed(0)
+        return build(name, None)
 
 
 def classifier(
