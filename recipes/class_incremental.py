@@ -3,8 +3,8 @@
     python recipes/class_incremental.py               # scikit-learn's digits through a random network, seconds
     python recipes/class_incremental.py --cifar       # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
 
-Printed after each step: accuracy on the classes so far, and whether the statistics equal those of joint training. At the end one
-class is forgotten again, without its samples. Needs scikit-learn and lightning.
+Printed after each step: accuracy on the classes so far, and whether the statistics equal those of joint training. At the end
+one class is forgotten again, without its samples. Needs scikit-learn and lightning.
 """
 
 from __future__ import annotations

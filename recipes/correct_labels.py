@@ -5,8 +5,8 @@
     python recipes/correct_labels.py --trust           # nobody looks: every suggestion of the audit is taken
 
 A Lightning run learns the noisy labels into a store. LabelAudit ranks all samples by their exact leave-one-out margin and
-writes the worst fifth as Relabel events. A person (here: the true labels) mends the file, DataCorrection applies it in steps, and
-the accuracy after each is drawn: OUT/correct_labels.png. Needs lightning, scikit-learn and matplotlib.
+writes the worst fifth as Relabel events. A person (here: the true labels) mends the file, DataCorrection applies it in steps,
+and the accuracy after each is drawn: OUT/correct_labels.png. Needs lightning, scikit-learn and matplotlib.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         file = Path(folder, "suspects.jsonl")
         limit = float(2 ** torch.ceil(torch.log2(x.abs().max())))
         module = LSSVMModule(
-            "identity", 10, in_features=x.shape[1], grid=limit, rho=clean.rho, store=str(Path(folder, "store"))
+            "identity", 10, in_features=x.shape[1], grid=limit, select_rho="gcv", store=str(Path(folder, "store"))
         )
         audit = LabelAudit(file, fraction=0.2)
         data = ResumableLoader(Indexed(TensorDataset(x, given)), 512)
@@ -101,8 +101,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result["applied"] = sum(r.applied for r in correction.reports)
         result["milliseconds"] = sum(r.milliseconds for r in correction.reports)
     print(f"{len(x)} samples, {int(wrong.sum())} labels are wrong")
-    print(f"of the most suspicious tenth {result['precision_10']:.1%} are wrong, of the fifth {result['precision_20']:.1%}")
-    print(f"accuracy: {curve[0]:.1%} with wrong labels, {curve[-1]:.1%} corrected, {result['clean']:.1%} trained on right ones")
+    print(
+        f"of the most suspicious tenth {result['precision_10']:.1%} are wrong, of the fifth {result['precision_20']:.1%}"
+    )
+    print(
+        f"accuracy: {curve[0]:.1%} with wrong labels, {curve[-1]:.1%} corrected, {result['clean']:.1%} trained on right ones"
+    )
     print(f"{result['applied']} corrections in {result['milliseconds']:.0f} ms")
     result["picture"] = draw(curve, result["clean"], count, o.out)
     return result

@@ -50,7 +50,9 @@ def learn(fabric: Fabric) -> dict[str, Any]:
         "n": int(head.n), "same": head.digest() == alone.digest() and torch.equal(head.refresh().w, alone.w),
         "accuracy": float((head.predict(test_x) == test_y).double().mean()),
     }  # fmt: skip
-    fabric.print(f"{fabric.world_size} process(es): {result['n']} samples, {result['accuracy']:.1%}; one machine's head: {result['same']}")
+    fabric.print(
+        f"{fabric.world_size} process(es): {result['n']} samples, {result['accuracy']:.1%}; as one machine: {result['same']}"
+    )
     return result
 
 

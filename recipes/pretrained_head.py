@@ -5,7 +5,8 @@
     python recipes/pretrained_head.py --folder hymenoptera --size 224   # photographs, <folder>/{train,val}/<class>/
 
 Features are extracted once, with a progress bar, and kept in CACHE. rho is chosen by generalized cross-validation, from the
-head's sums alone (by exact leave-one-out where samples are few). Weights come from weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision (else they are random, and it says so); data from
+head's sums alone (by exact leave-one-out where samples are few). Weights come from
+weights/<backbone>_imagenet.pt in TORCHLSSVM_DATA, else from torchvision (else they are random, and it says so); data from
 cifar10/ in TORCHLSSVM_DATA, else scikit-learn's digits stand in for it. Needs torchvision, lightning and scikit-learn.
 """
 
@@ -109,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result["their_seconds"] = time.perf_counter() - start
         result["their_accuracy"] = accuracy(other.predict(test_x.numpy()), test_y)
         ratio = result["their_seconds"] / result["seconds"]
-        print(f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.0f} times as long")
+        print(
+            f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.0f} times as long"
+        )
     return result
 
 

@@ -37,10 +37,14 @@ def main() -> dict[str, Any]:
     clf.head.remove(phi[:50], y[:50])
     with tempfile.TemporaryDirectory() as folder:
         torch.save(clf.state_dict(), Path(folder, "clf.pt"))
-        again = attach(nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 10)), 10, grid=FixedPoint(limit=16.0))
+        again = attach(
+            nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 10)), 10, grid=FixedPoint(limit=16.0)
+        )
         again.load_state_dict(torch.load(Path(folder, "clf.pt"), weights_only=True))
     result |= {"n": int(again.head.n), "same": again.head.digest() == clf.head.digest()}
-    print(f"{result['accuracy']:.1%} after one pass; 50 samples removed, {result['n']} left; reloaded: {result['same']}")
+    print(
+        f"{result['accuracy']:.1%} after one pass; 50 samples removed, {result['n']} left; reloaded: {result['same']}"
+    )
     return result
 
 

@@ -53,7 +53,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if o.network:
         torch.manual_seed(0)
         net = nn.Sequential(
-            nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 300), nn.ReLU(), nn.Linear(300, 10)
+            nn.Conv2d(3, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(576, 300),
+            nn.ReLU(),
+            nn.Linear(300, 10),
         )
         head = attach(net, 10).add(x, y)
     else:

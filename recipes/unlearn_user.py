@@ -4,8 +4,8 @@
     python recipes/unlearn_user.py --cifar            # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/unlearn_user.py --device cuda
 
-Membership check: the scores of the erased samples are, bit for bit, those of a model that never saw them, so nobody can tell from
-the model that they were there. Needs scikit-learn and lightning; a signature needs cryptography.
+Membership check: the scores of the erased samples are, bit for bit, those of a model that never saw them, so nobody can tell
+from the model that they were there. Needs scikit-learn and lightning; a signature needs cryptography.
 """
 
 from __future__ import annotations
@@ -63,10 +63,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             result["same_scores"] = torch.equal(store.head(x[theirs]), never.refresh()(x[theirs]))
             result["moved"] = float((with_them - never(x[theirs])).abs().max())
             result["accuracy"] = float((store.head.predict(test_x).cpu() == test_y).double().mean())
-    print(f"{USER} had {result['erased']} of {len(x)} samples; erased in {result['milliseconds']:.0f} ms, durable and journalled")
+    print(
+        f"{USER} had {result['erased']} of {len(x)} samples; erased in {result['milliseconds']:.0f} ms, durable and journalled"
+    )
     print(f"certificate signed and verified: {result['verified']}")
     print(f"statistics are those of a head that never saw them: {result['same_digest']}")
-    print(f"their scores too, bit for bit: {result['same_scores']} (before, they differed by up to {result['moved']:.3f})")
+    print(
+        f"their scores too, bit for bit: {result['same_scores']} (before, they differed by up to {result['moved']:.3f})"
+    )
     return result
 
 

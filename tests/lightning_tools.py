@@ -55,7 +55,7 @@ class Recorder:
         from lightning.pytorch.loggers import Logger
 
         class Ear(Logger):
-            said: list[dict[str, float]] = []
+            said: list[dict[str, float]]
 
             @property
             def name(self) -> str:

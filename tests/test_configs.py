@@ -13,17 +13,31 @@ import torch
 
 pytest.importorskip("jsonargparse")
 
-from torchlssvm.cli import main  # noqa: E402
+from torchlssvm.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml"))
 SMALL = {  # so that a network takes seconds
-    "configs/data/cifar10.yaml": ["--data.init_args.size", "32", "--data.init_args.limit", "100", "--model.select_rho", "null"],
+    "configs/data/cifar10.yaml": [
+        "--data.init_args.size",
+        "32",
+        "--data.init_args.limit",
+        "100",
+        "--model.select_rho",
+        "null",
+    ],
     "configs/data/hymenoptera.yaml": ["--data.init_args.size", "32", "--data.init_args.limit", "100"],
     "configs/model/squeezenet.yaml": ["--data.init_args.limit", "100"],
     "configs/model/random_features.yaml": ["--model.feature_map.init_args.out_features", "200"],
 }
-QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false", "--trainer.logger", "false"]
+QUIET = [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+    "--trainer.logger",
+    "false",
+]
 
 
 @pytest.fixture
@@ -51,7 +65,9 @@ def test_a_config_runs_on_a_fresh_machine(config: str, fresh: Path, caplog: Any,
     assert opening[0].startswith("# ")
     assert any(line == f"#   torchlssvm fit --config {config}" for line in opening[1:4])
     if config == "configs/events/file.yaml":
-        (fresh / "events.jsonl").write_text('{"kind": "remove", "ids": ["train/7"]}\n{"kind": "remove", "ids": ["nobody"]}\n')
+        (fresh / "events.jsonl").write_text(
+            '{"kind": "remove", "ids": ["train/7"]}\n{"kind": "remove", "ids": ["nobody"]}\n'
+        )
     with caplog.at_level(logging.INFO):
         for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
             logging.getLogger(name).propagate = True

@@ -17,7 +17,7 @@ from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
 from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
-from torchlssvm.sources import FileSource, IterableSource, Item, QueueSource, as_source
+from torchlssvm.sources import FileSource, Item, IterableSource, QueueSource, as_source
 from torchlssvm.store import SampleStore
 
 

@@ -340,7 +340,12 @@ def test_a_callback_says_what_it_cannot_find(tmp_path: Path) -> None:
 
 
 def test_callbacks_survive_weights_only(tmp_path: Path) -> None:
-    hooks = [DataCorrection([carried(Remove, 0)]), DriftMonitor(), OnlineProbe("classifier.backbone", K), LabelAudit(tmp_path / "a")]
+    hooks = [
+        DataCorrection([carried(Remove, 0)]),
+        DriftMonitor(),
+        OnlineProbe("classifier.backbone", K),
+        LabelAudit(tmp_path / "a"),
+    ]
     trainer = quiet(tmp_path, callbacks=hooks)
     trainer.fit(module(), loader(), VAL)
     trainer.save_checkpoint(tmp_path / "c.ckpt")

@@ -101,7 +101,9 @@ def test_kernel_machines_learn_alike_on_all_ranks(runs: Any, world: int) -> None
     machine.add(x[keep], y[keep])
     for found in runs[world][1]:
         assert found["kernel_n"] == 66
-        torch.testing.assert_close(torch.tensor(found["kernel"]).double(), machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            torch.tensor(found["kernel"]).double(), machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("world", WORLDS)

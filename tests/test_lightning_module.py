@@ -153,7 +153,9 @@ def test_a_checkpoint_loads_everywhere(tmp_path: Path) -> None:
     network = LSSVMModule(nn.Sequential(nn.Flatten(), nn.Linear(J, K)), K)
     trainer.fit(network, loader())
     trainer.save_checkpoint(path)
-    again = LSSVMModule.load_from_checkpoint(path, backbone=nn.Sequential(nn.Flatten(), nn.Linear(J, K)), weights_only=True)
+    again = LSSVMModule.load_from_checkpoint(
+        path, backbone=nn.Sequential(nn.Flatten(), nn.Linear(J, K)), weights_only=True
+    )
     assert again.head.digest() == network.head.digest()
 
 
@@ -162,7 +164,9 @@ def test_a_checkpoint_loads_everywhere(tmp_path: Path) -> None:
 def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, shuffle: bool, after: int) -> None:
     x, y = samples()
     save = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0)
-    interrupted(quiet(tmp_path, callbacks=[save, Stop(after + 1)], enable_checkpointing=True), module(), loader(shuffle=shuffle))
+    interrupted(
+        quiet(tmp_path, callbacks=[save, Stop(after + 1)], enable_checkpointing=True), module(), loader(shuffle=shuffle)
+    )
     m = module()
     trainer = quiet(tmp_path)
     trainer.fit(m, loader(shuffle=shuffle), ckpt_path=str(tmp_path / "last.ckpt"), weights_only=True)
@@ -208,9 +212,7 @@ def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(tmp_path: Path)
     x, y = samples()
     folder = str(tmp_path / "store")
     save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    interrupted(
-        quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True), module(store=folder), loader()
-    )
+    interrupted(quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True), module(store=folder), loader())
     assert (tmp_path / "step=2.ckpt").exists()
     with SampleStore(folder) as store:  # by somebody else, between the runs: 3 was in the checkpoint, 40 came after it
         assert "40" in store

@@ -59,7 +59,11 @@ class Corrector:
     >>> head = LSSVMHead(4, 2, grid=FixedPoint(8.0))
     >>> corrector = Corrector(head)
     >>> x, y = torch.randn(6, 4), torch.arange(6) % 2
-    >>> events = [Add(ids=list("abcdef"), x=x, y=y), Remove(ids=["b"], x=x[1:2], y=y[1:2]), Remove(ids=["z"], x=x[:1], y=y[:1])]
+    >>> events = [
+    ...     Add(ids=list("abcdef"), x=x, y=y),
+    ...     Remove(ids=["b"], x=x[1:2], y=y[1:2]),
+    ...     Remove(ids=["z"], x=x[:1], y=y[:1]),
+    ... ]
     >>> [o.status for o in corrector.apply(events)], head.n
     (['applied', 'applied', 'refused'], 5)
     >>> [o.status for o in corrector.apply(events[:2])], head.n
@@ -201,7 +205,10 @@ class Corrector:
             x, old, _, ids = self._joined(removed)
             self.head.relabel(x, old, self._joined(added)[1], ids=ids)
         else:
-            pairs = {"add": self._joined(added) if added else None, "remove": self._joined(removed) if removed else None}
+            pairs = {
+                "add": self._joined(added) if added else None,
+                "remove": self._joined(removed) if removed else None,
+            }
             self.head.update(**pairs)
         if removed:
             _ = self.head.bias
@@ -209,7 +216,7 @@ class Corrector:
 
     def _joined(self, parts: list[tuple[Tensor, Tensor, Sequence[str]]]) -> tuple[Tensor, Tensor, None, Any]:
         device = self.head.device
-        x, y = (torch.cat([p[k] for p in parts]).to(device) for k in (0, 1))
+        x, y = torch.cat([p[0] for p in parts]).to(device), torch.cat([p[1] for p in parts]).to(device)
         stats = self.head.statistics
         return x, y, None, [i for p in parts for i in p[2]] if stats is not None and stats.folds else None
 
@@ -242,7 +249,12 @@ class Corrector:
         if self.store is not None:
             return {}
         packed = torch.frombuffer(bytearray(b"".join(self.held.values())), dtype=torch.uint8) if self.held else None
-        out = {"applied": list(self.applied), "ids": list(self.held), "hashes": packed, "complete": self.complete}
+        out: dict[str, Any] = {
+            "applied": list(self.applied),
+            "ids": list(self.held),
+            "hashes": packed,
+            "complete": self.complete,
+        }
         if isinstance(self.machine, ByIds):
             out |= {"names": list(self.machine.where), "numbers": list(self.machine.where.values())}
         return out
@@ -263,7 +275,9 @@ def hashes(x: Tensor, y: Tensor) -> list[bytes]:
     """16 bytes for each sample: BLAKE2b of its numbers as float64."""
     rows = x.detach().to("cpu", torch.float64).contiguous().numpy()
     targets = y.detach().to("cpu", torch.float64).reshape(len(y), -1).contiguous().numpy()
-    return [hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=16).digest() for r, t in zip(rows, targets, strict=True)]
+    return [
+        hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=16).digest() for r, t in zip(rows, targets, strict=True)
+    ]
 
 
 def refusal(event: Event, error: Exception) -> Outcome:

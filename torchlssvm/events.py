@@ -13,7 +13,8 @@ An event id may be used once: applying it again changes nothing. Ids of samples 
 Event ids stay in the journal for ever, so an event that removes a subject may not be named after it.
 
 A store knows its samples; a head without one does not, and for it an event carries the samples as they were added: ``x`` and
-``y`` of a Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store has its own and passes over these.
+``y`` of a Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store has its own, and
+passes over these.
 """
 
 from __future__ import annotations

@@ -33,7 +33,15 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
 from torchlssvm.machines import KernelLSSVM
 
-__all__ = ["KernelScores", "PairVotes", "export_onnx", "export_program", "freeze", "load_safetensors", "save_safetensors"]
+__all__ = [
+    "KernelScores",
+    "PairVotes",
+    "export_onnx",
+    "export_program",
+    "freeze",
+    "load_safetensors",
+    "save_safetensors",
+]
 
 FORMAT = "torchlssvm-frozen-1"
 
@@ -41,7 +49,9 @@ FORMAT = "torchlssvm-frozen-1"
 class PairVotes(nn.Module):
     """One-vs-one scores: a linear layer with one output a pair, then votes, ties broken by margins.
 
-    As :func:`torchlssvm.functional.votes.votes`, by products: G (pairs, K) is +1 for the first class of a pair, -1 for the second.
+    As :func:`torchlssvm.functional.votes.votes`, by products.
+
+    G (pairs, K) is +1 for the first class of a pair, -1 for the second.
     """
 
     def __init__(self, linear: nn.Linear, num_classes: int):
@@ -87,7 +97,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     if isinstance(head, LSSVMHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
-        weight, bias = head.w.mT, head.b
+        weight, bias = head.weight, head.bias
         linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=dtype)
         linear.weight.copy_(weight)
         linear.bias.copy_(bias)
@@ -122,13 +132,13 @@ def export_onnx(model: nn.Module, example: Tensor, path: str | os.PathLike[str])
 
 def _example(example: Tensor) -> Tensor:
     if len(example) < 2:  # a batch of one would be taken for a constant
-        raise ValueError(f"the example must have two rows or more, to show that their number may vary; got {len(example)}")
+        raise ValueError(
+            f"the example must have two rows or more, to show that their number may vary; got {len(example)}"
+        )
     return example
 
 
-def save_safetensors(
-    model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None
-) -> None:
+def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
     """The weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON)."""
     from safetensors.torch import save_file
 
@@ -152,5 +162,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], d
     except SafetensorError as error:
         raise ValueError(f"{os.fspath(path)} is no safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{os.fspath(path)} was not written by save_safetensors: its format is {metadata.get('format')!r}")
+        raise ValueError(
+            f"{os.fspath(path)} was not written by save_safetensors: its format is {metadata.get('format')!r}"
+        )
     return state, metadata

@@ -165,7 +165,9 @@ class IterableSource:
             return
         if self._iterator is not None and iter(self.events) is self._iterator:  # an iterator only goes on
             if cursor < self._taken:
-                raise StoreError(f"an iterator cannot go back from event {self._taken} to {cursor}: give a list or a file")
+                raise StoreError(
+                    f"an iterator cannot go back from event {self._taken} to {cursor}: give a list or a file"
+                )
             self._taken += sum(1 for _ in itertools.islice(self._iterator, cursor - self._taken))
             self.cursor = cursor
             return
@@ -182,4 +184,6 @@ def as_source(given: Any) -> Source:
         return given  # type: ignore[no-any-return]
     if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
         return IterableSource(given)
-    raise ValueError(f"source must be a path to a JSONL file, a queue or an iterable of events; got {type(given).__name__}")
+    raise ValueError(
+        f"source must be a path to a JSONL file, a queue or an iterable of events; got {type(given).__name__}"
+    )

@@ -3,8 +3,8 @@
     python recipes/benchmarks/corrections.py            # about a minute on two cores
     python recipes/benchmarks/corrections.py --small    # seconds, for trying it out
 
-In one burst: Corrector.apply of all events and one read of w, against the bare float64 product of those rows (``q.T @ q``) and one
-solve of the head. One by one: DataCorrection.look for each event (source, checks, hashes, report), against the head's own
+In one burst: Corrector.apply of all events and one read of w, against the bare float64 product of those rows (``q.T @ q``)
+and one solve of the head. One by one: DataCorrection.look for each event (source, checks, hashes, report), against the head's own
 update with the same sample, each followed by a read of w. Turns alternate; medians.
 """
 
@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     t = {k: median(v) for k, v in times.items()}
     result = {f"burst_{k}": t[k] / (t["product"] + t["solve"]) for k in ("adds", "removes")}
     bare = 1000 * (t["product"] + t["solve"])
-    print(f"{count} events, {J} features, {torch.get_num_threads()} thread(s); bare product and one solve: {bare:.0f} ms")
+    print(
+        f"{count} events, {J} features, {torch.get_num_threads()} thread(s); bare product and one solve: {bare:.0f} ms"
+    )
     for kind in ("adds", "removes"):
         print(f"  one burst of {kind:8} {1000 * t[kind]:7.0f} ms, {result[f'burst_{kind}']:.2f} times that")
 
@@ -100,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     assert alone.digest() == module.head.digest()
     result["own_ms"], result["through_ms"] = 1000 * median(own), 1000 * median(through)
     result["overhead_ms"] = 1000 * median([b - a for a, b in zip(own, through, strict=True)])
-    print(f"  one by one: {result['own_ms']:.2f} ms by the head alone, {result['through_ms']:.2f} ms through DataCorrection, ", end="")
+    print(
+        f"  one by one: {result['own_ms']:.2f} ms by the head alone, {result['through_ms']:.2f} ms through DataCorrection, ",
+        end="",
+    )
     print(f"overhead {result['overhead_ms']:.2f} ms an event")
     return result
 

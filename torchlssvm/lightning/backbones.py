@@ -20,9 +20,9 @@ IDENTITY, AUTO = "identity", "auto"
 def build(name: str, weights: str | None = None) -> nn.Module:
     """A network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
 
-    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file with
-    a state_dict, or ``"auto"``: weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, else torchvision's default,
-    else random ones, and a warning.
+    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file
+    with a state_dict, or ``"auto"``: weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, else torchvision's
+    default, else random ones, and a warning.
     """
     if weights == AUTO:
         return _best(name)
@@ -60,7 +60,9 @@ def _best(name: str) -> nn.Module:
         return build(name, "pretrained" if name.startswith("timm/") else "DEFAULT")
     except (OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        log.warning("no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason)
+        log.warning(
+            "no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason
+        )
         torch.manual_seed(0)
         return build(name, None)
 

@@ -41,8 +41,8 @@ class DataCorrection(Callback):
     It looks at the source every so many training batches, before each validation, and at the end of the training. What it did
     is logged and kept in ``reports``. The place in the source is saved with the head: in the store, or else in the checkpoint.
 
-    With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one, events
-    carry the samples as they were added. When the source is a store, the head follows what others do to it.
+    With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
+    events carry the samples as they were added. When the source is a store, the head follows what others do to it.
 
     Args:
         source: a JSONL file that may still be written to, a queue, an iterable of events, a source of

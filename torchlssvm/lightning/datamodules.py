@@ -19,7 +19,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Data(LightningDataModule):
-    """Loaders over ``self.train`` and ``self.val``, datasets of (x, y). Samples of the first have ids, ``train/0`` and so on."""
+    """Loaders over ``self.train`` and ``self.val``, datasets of (x, y); training samples have ids, ``train/0`` and so on."""
 
     def __init__(self, batch_size: int = 128, num_workers: int = 0, shuffle: bool = False):
         super().__init__()
@@ -101,15 +101,21 @@ class Cifar10Data(Data):
             return
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
-            rank_zero_info(f"data: there is no {path} (TORCHLSSVM_DATA names its folder); using scikit-learn's digits instead")
+            rank_zero_info(
+                f"data: there is no {path} (TORCHLSSVM_DATA names its folder); using scikit-learn's digits instead"
+            )
             digits = DigitsData(self.size, self.noise, self.limit, seed=self.seed)
             digits.setup(stage)
             self.train, self.val = digits.train, digits.val
             return
         found = np.load(path)
         y = torch.from_numpy(found["y_train"]).long()
-        self.train = Pictures(found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], self.size)
-        self.val = Pictures(found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], self.size)
+        self.train = Pictures(
+            found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], self.size
+        )
+        self.val = Pictures(
+            found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], self.size
+        )
 
 
 class FolderData(Data):
@@ -133,7 +139,11 @@ class FolderData(Data):
         """Find the photographs."""
         if self.train is not None:
             return
-        found = [p for p in (Path(self.root), Path(os.environ.get("TORCHLSSVM_DATA", "."), self.root)) if (p / "train").is_dir()]
+        found = [
+            p
+            for p in (Path(self.root), Path(os.environ.get("TORCHLSSVM_DATA", "."), self.root))
+            if (p / "train").is_dir()
+        ]
         if not found:
             rank_zero_info(f"data: there is no folder {self.root}/train; using scikit-learn's digits instead")
             digits = DigitsData(self.size, limit=self.limit)
@@ -143,9 +153,15 @@ class FolderData(Data):
         from torchvision import transforms
         from torchvision.datasets import ImageFolder
 
-        steps = [transforms.Resize(self.size), transforms.CenterCrop(self.size), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        steps = [
+            transforms.Resize(self.size),
+            transforms.CenterCrop(self.size),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
         self.train, self.val = (
-            every_nth(ImageFolder(str(found[0] / part), transforms.Compose(steps)), self.limit) for part in ("train", "val")
+            every_nth(ImageFolder(str(found[0] / part), transforms.Compose(steps)), self.limit)
+            for part in ("train", "val")
         )
 
 

@@ -39,7 +39,9 @@ def find_features(module: LightningModule, features: str | Callable[[Any], Tenso
     try:
         found: Any = reduce(getattr, name.split("."), module)
     except AttributeError:
-        raise ValueError(f"{type(module).__name__} has no {name!r}: say what makes features of inputs, features=...") from None
+        raise ValueError(
+            f"{type(module).__name__} has no {name!r}: say what makes features of inputs, features=..."
+        ) from None
     return found  # type: ignore[no-any-return]
 
 

@@ -92,7 +92,9 @@ class FitHead(Callback):
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.level(head)
         self.fits += 1
-        log_metrics(trainer, {"head_samples": float(sum(head.counts)) if hasattr(head, "counts") else float(len(head.ids))})
+        log_metrics(
+            trainer, {"head_samples": float(sum(head.counts)) if hasattr(head, "counts") else float(len(head.ids))}
+        )
 
     def _add(self, head: Any, phi: Tensor, y: Tensor) -> None:
         if ranks.is_summed(head):

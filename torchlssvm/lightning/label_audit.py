@@ -103,7 +103,9 @@ class LabelAudit(Callback):
 
     def _keep(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
         if ids is None:
-            raise ValueError("LabelAudit names samples by id: give batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed")
+            raise ValueError(
+                "LabelAudit names samples by id: give batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed"
+            )
         self._kept.update(zip(ids, zip(x, y, strict=True), strict=True))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -120,8 +122,9 @@ class LabelAudit(Callback):
     def audit(self, trainer: Trainer, pl_module: LightningModule) -> list[Suspect]:
         """Rank, and write the file; only on the first rank."""
         head = find_head(pl_module, self.head)
-        if self._learner is not None:
-            self._learner.level()  # the callback's turn comes before the module's
+        settle = getattr(pl_module, "settle", None)
+        if callable(settle):
+            settle()  # the callback's turn comes before the module's
         kept = {name: value for part in ranks.gather(self._kept) for name, value in part.items()}
 
         def work() -> list[Suspect]:
@@ -173,7 +176,10 @@ class LabelAudit(Callback):
                 else Relabel(ids=[s.id], y=torch.tensor([s.suggested]), **carried)
             )  # fmt: skip
             name = json.dumps(s.id)
-            lines += [f"# {name}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}", json.dumps(to_primitives(event))]
+            lines += [
+                f"# {name}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}",
+                json.dumps(to_primitives(event)),
+            ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(self.path.name + ".new")
         beside.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -44,15 +44,15 @@ class LSSVMModule(LightningModule):
     a dataset's samples their index as id. A sample with an id is counted once, however often it comes by (a second epoch, the
     padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
 
-    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, which is from then on the only truth: whatever a
+    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
     checkpoint says, the head is what the store says, and a sample that was erased does not come back.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
     ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
 
     Args:
-        backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for data
-            that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
+        backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
+            data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
         num_classes: K.
         weights: for a name: a member of torchvision's enum, ``"pretrained"`` (timm), a file, or None.
         in_features: the width of the features, where the network gives them itself.
@@ -69,8 +69,14 @@ class LSSVMModule(LightningModule):
         >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
         >>> x[:, 0] += 4 * y
         >>> module = LSSVMModule("identity", 2, in_features=8)
-        >>> trainer = Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        ...                   enable_model_summary=False, accelerator="cpu")
+        >>> trainer = Trainer(
+        ...     max_epochs=1,
+        ...     logger=False,
+        ...     enable_checkpointing=False,
+        ...     enable_progress_bar=False,
+        ...     enable_model_summary=False,
+        ...     accelerator="cpu",
+        ... )
         >>> trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=16))
         >>> module.head.n, bool((module.head.predict(x) == y).float().mean() > 0.9)
         (64, True)
@@ -115,6 +121,7 @@ class LSSVMModule(LightningModule):
         self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._resumed = False
+        self._settled = -1  # the version of the head for which rho was chosen
 
     @property
     def head(self) -> Any:
@@ -153,7 +160,9 @@ class LSSVMModule(LightningModule):
         phi = self.classifier.features(part.x)
         skipped = self.learner.learn(phi, part.y, part.ids, part.subjects)
         if skipped:
-            warn_once(self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice")
+            warn_once(
+                self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
+            )
         return loss
 
     def _real(self, batch: Batch, stage: str, loader: Any) -> Batch:
@@ -180,11 +189,17 @@ class LSSVMModule(LightningModule):
         if not self.trainer.sanity_checking:
             self.learner.level()
 
-    def on_train_epoch_end(self) -> None:
-        """Add up what the ranks learned, and choose rho if asked to."""
+    def settle(self) -> None:
+        """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
         self._level()
-        if self.hparams["select_rho"] is not None and not self.learner.empty:
-            self.head.select_rho(method=self.hparams["select_rho"])
+        method, head = self.hparams["select_rho"], self.head
+        if method is not None and not self.learner.empty and self._settled != head._version:
+            head.select_rho(method=method)
+            self._settled = head._version
+
+    def on_train_epoch_end(self) -> None:
+        """The epoch is learned."""
+        self.settle()
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -204,8 +219,8 @@ class LSSVMModule(LightningModule):
         part = self._real(unpack(batch), stage, loader)
         if not self.learner.empty and len(part.y):
             predicted = self(part.x).argmax(1)
-            self.accuracy[stage].update(predicted, part.y)
-            self.recall[stage].update(predicted, part.y)
+            for metric in (self.accuracy[stage], self.recall[stage]):
+                metric.update(predicted, part.y)  # type: ignore[operator]
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and the recall of each class."""

@@ -34,7 +34,9 @@ class OnlineProbe(Callback):
     'OnlineProbe(layer=backbone, name=probe_accuracy)'
     """
 
-    def __init__(self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy"):
+    def __init__(
+        self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy"
+    ):
         self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
         self.rho, self.name = rho, name
         self.window: SlidingWindow | None = None
@@ -55,7 +57,9 @@ class OnlineProbe(Callback):
         """Watch the layer."""
         parts = dict(pl_module.named_modules())
         if self.layer not in parts or not self.layer:
-            raise ValueError(f"{type(pl_module).__name__} has no module {self.layer!r}: layer names one, e.g. 'backbone'")
+            raise ValueError(
+                f"{type(pl_module).__name__} has no module {self.layer!r}: layer names one, e.g. 'backbone'"
+            )
         self._hook = parts[self.layer].register_forward_hook(self._capture)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

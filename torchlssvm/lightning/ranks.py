@@ -108,4 +108,3 @@ def without_padding(loader: Any, position: int, size: int) -> int:
         return size
     real = math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)  # type: ignore[arg-type]
     return max(0, min(size, real - position))
-
