@@ -4,8 +4,8 @@
     python recipes/benchmarks/corrections.py --small    # seconds, for trying it out
 
 In one burst: Corrector.apply of all events and one read of w, against the bare float64 product of those rows (``q.T @ q``)
-and one solve of the head. One by one: DataCorrection.look for each event (source, checks, hashes, report), against the head's own
-update with the same sample, each followed by a read of w. Turns alternate; medians.
+and one solve of the head. One by one: DataCorrection.look for each event (source, checks, hashes, report), against the
+head's own update with the same sample, each followed by a read of w. Turns alternate; medians.
 """
 
 from __future__ import annotations
