@@ -124,7 +124,7 @@ def draw(curve: list[float], clean: float, count: int, out: Path) -> Path | None
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     steps = [count * k / (len(curve) - 1) for k in range(len(curve))]
-    axes.plot(steps, [100 * a for a in curve], "o-", color="#0072B2", label="wrong labels, corrected one by one")
+    axes.plot(steps, [100 * a for a in curve], "o-", color="#0072B2", label="wrong labels, corrected step by step")
     axes.axhline(100 * clean, color="#595959", linestyle="--", label="trained on the right labels")
     axes.set(xlabel="labels corrected", ylabel="test accuracy (%)", title="Correcting labels without retraining")
     axes.legend()
