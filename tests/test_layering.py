@@ -21,6 +21,7 @@ LAYERS = [
     ["distributed/", "export", "window", "selection"],
     ["events", "audit", "labels"],
     ["store/"],
+    ["sources", "corrections", "offered"],
     ["__init__"],
     ["lightning/", "sklearn/", "report/", "spark"],
     ["demo/"],

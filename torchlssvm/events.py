@@ -11,6 +11,10 @@ True
 
 An event id may be used once: applying it again changes nothing. Ids of samples are text (an int stands for its digits).
 Event ids stay in the journal for ever, so an event that removes a subject may not be named after it.
+
+A store knows its samples; a head without one does not, and for it an event carries the samples as they were added: ``x`` and
+``y`` of a Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store has its own, and
+passes over these.
 """
 
 from __future__ import annotations
@@ -121,6 +125,18 @@ class EventBase:
         self._set("subject", check_text(subject, "subject"))
         return None
 
+    def _check_held(self, features: str, targets: str, count: int | None) -> None:
+        """Samples as they were added: both features and targets, or neither; they need ids."""
+        x, y = getattr(self, features), getattr(self, targets)
+        if x is None and y is None:
+            return
+        if x is None or y is None or count is None:
+            raise ValueError(
+                f"{type(self).__name__} carries samples as they were added: it needs ids, {features} and {targets}"
+            )
+        self._set(features, check_features(x, count))
+        self._set(targets, check_targets(y, count))
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -172,41 +188,55 @@ class Add(EventBase):
 
 @dataclass(frozen=True, eq=False)
 class Remove(EventBase):
-    """Unlearn and erase samples: some by their ids, or all of a subject."""
+    """Unlearn and erase samples: some by their ids, or all of a subject. x, y: as they were added, where there is no store."""
 
     ids: Any = None
     subject: Any = None
+    x: Any = None
+    y: Any = None
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
         self._check_id()
-        self._check_whose()
+        self._check_held("x", "y", self._check_whose())
         if self.subject is not None and len(self.subject) >= 4 and self.subject in self.event_id:
             raise ValueError("event_id holds the subject: it stays in the journal after the erasure, choose another")
 
 
 @dataclass(frozen=True, eq=False)
 class Relabel(EventBase):
-    """Give samples new labels (B,) or targets (B, K), by ids, or by subject in the order they were added (or one for all)."""
+    """Give samples new labels (B,) or targets (B, K), by ids, or by subject in the order they were added (or one for all).
+
+    x, y_old: as they were added, where there is no store.
+    """
 
     y: Any
     ids: Any = None
     subject: Any = None
+    x: Any = None
+    y_old: Any = None
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
         self._check_id()
-        self._set("y", check_targets(self.y, self._check_whose()))
+        count = self._check_whose()
+        self._set("y", check_targets(self.y, count))
+        self._check_held("x", "y_old", count)
 
 
 @dataclass(frozen=True, eq=False)
 class Replace(EventBase):
-    """Exchange the features x (B, J) of samples, and their labels if y is given; ids, subject and commitments stay."""
+    """Exchange the features x (B, J) of samples, and their labels if y is given; ids, subject and commitments stay.
+
+    x_old, y_old: as they were added, where there is no store.
+    """
 
     x: Any
     y: Any = None
     ids: Any = None
     subject: Any = None
+    x_old: Any = None
+    y_old: Any = None
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
@@ -215,6 +245,7 @@ class Replace(EventBase):
         self._set("x", check_features(self.x, count))
         if self.y is not None:
             self._set("y", check_targets(self.y, self.x.shape[0]))
+        self._check_held("x_old", "y_old", count)
 
 
 Event: TypeAlias = Add | Remove | Relabel | Replace
@@ -229,11 +260,11 @@ def kind_of(event: Event) -> str:
 def to_primitives(event: Event) -> dict[str, Any]:
     """The event as a dict of texts, numbers and lists; features as base64 of little-endian numbers, with their shape."""
     out: dict[str, Any] = {"kind": kind_of(event), "event_id": event.event_id}
-    for name in ("ids", "subject", "fingerprint", "y", "x"):
+    for name in ("ids", "subject", "fingerprint", "y", "x", "y_old", "x_old"):
         value = getattr(event, name, None)
         if value is None:
             continue
-        if name == "x" or (name == "y" and value.ndim == 2):
+        if name.startswith("x") or (name.startswith("y") and value.ndim == 2):
             out[name] = _pack(value)
         else:
             out[name] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ class SlidingWindow:
     def __len__(self) -> int:
         """The number of samples in the window."""
         return self._length
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """What is held, in the parts it came in, oldest first: (x, y), or (ids,)."""
+        return iter(tuple(self._parts))
 
     def add(self, x: Tensor, y: Tensor) -> SlidingWindow:
         """Take in samples x (B, ...), y (B, ...), in the order of arrival, and retire the oldest beyond ``size``.

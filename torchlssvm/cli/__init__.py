@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm import __version__
-from torchlssvm.cli import adding, changing, creating, reporting, showing, verifying
+from torchlssvm.cli import adding, changing, creating, reporting, showing, training, verifying
 from torchlssvm.cli.console import BUSY, EXTRAS, FAILED, INTERRUPTED, NOT_VERIFIED, USAGE, UsageError, one_line
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
     creating.register, adding.register, changing.register, verifying.register, showing.register,
-    reporting.register,
+    reporting.register, training.register,
 )  # fmt: skip
 EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;
 4 the store is busy; 130 interrupted. Whatever a command reported as done is on the disk."""
@@ -33,7 +33,8 @@ EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong comma
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a wrong command line leaves by SystemExit(2), as argparse does."""
     parser = build_parser()
-    options = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    options = training.options(given) or parser.parse_args(given)
     if options.run is None:
         parser.print_help()
         return 0

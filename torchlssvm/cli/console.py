@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 130
-EXTRAS = {"cryptography": "audit", "torchvision": "vision", "PIL": "vision"}
+EXTRAS = {
+    "cryptography": "audit", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
+    "jsonargparse": "lightning", "sklearn": "sklearn",
+}  # fmt: skip
 """Packages that a command may miss, and the extra that installs each."""
 
 

@@ -117,7 +117,7 @@ def raise_not_finite(name: str, values: Tensor) -> None:
     bad = ~torch.isfinite(values)
     first = tuple(bad.nonzero()[0].tolist())
     raise ValueError(
-        f"{name} holds {int(bad.sum())} NaN or inf value(s), the first at index {first if len(first) > 1 else first[0]}: "
+        f"{name} holds {int(bad.sum())} NaN or inf value(s), the first at index {first[0] if len(first) == 1 else first}: "
         "clean or drop those samples"
     )
 

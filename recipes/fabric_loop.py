@@ -1,0 +1,60 @@
+"""The same with Lightning Fabric: every process learns its share, and ``sync`` adds the shares up.
+
+    python recipes/fabric_loop.py                 # one process
+    python recipes/fabric_loop.py --devices 2     # two, on CPUs with gloo
+
+Needs lightning and scikit-learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.distributed import sync
+from torchlssvm.lightning import DigitsData
+from torchlssvm.lightning.ranks import several, without_padding
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=1)
+    o = parser.parse_args(argv)
+    strategy = "ddp_fork" if o.devices > 1 else "auto"
+    fabric = Fabric(accelerator="cpu", devices=o.devices, strategy=strategy)
+    return fabric.launch(learn)  # type: ignore[no-any-return]
+
+
+def learn(fabric: Fabric) -> dict[str, Any]:
+    data = DigitsData()
+    data.setup("fit")
+    loader = fabric.setup_dataloaders(DataLoader(data.train, batch_size=100))  # shared out over the processes
+    head = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0))
+    position = 0
+    for x, y in loader:
+        keep = without_padding(loader, position, len(y))  # the sampler repeats samples to make all shares even
+        position += len(y)
+        head.add(x[:keep], y[:keep])
+    if several():
+        sync(head)
+    x, y = data.train.tensors
+    test_x, test_y = data.val.tensors
+    alone = LSSVMHead(64, 10, grid=FixedPoint(limit=1.0)).add(x, y)
+    result = {
+        "n": int(head.n), "same": head.digest() == alone.digest() and torch.equal(head.refresh().w, alone.w),
+        "accuracy": float((head.predict(test_x) == test_y).double().mean()),
+    }  # fmt: skip
+    fabric.print(
+        f"{fabric.world_size} process(es): {result['n']} samples, {result['accuracy']:.1%}; as one machine: {result['same']}"
+    )
+    return result
+
+
+if __name__ == "__main__":
+    main()

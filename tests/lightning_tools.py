@@ -1,0 +1,79 @@
+"""What the Lightning tests share: small data with ids, a quiet Trainer, and the truth without one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.lightning import Indexed, LSSVMModule, ResumableLoader
+
+J, K, LIMIT = 6, 3, 16.0
+
+
+def samples(n: int = 67, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % K
+    x = torch.randn(n, J, generator=random)
+    x[:, :K] += 2 * torch.nn.functional.one_hot(y, K)
+    return x, y
+
+
+def indexed(n: int = 67, seed: int = 0, subjects: Any = None) -> Dataset[Any]:
+    return Indexed(TensorDataset(*samples(n, seed)), subjects=subjects)
+
+
+def loader(n: int = 67, batch_size: int = 8, **options: Any) -> ResumableLoader:
+    return ResumableLoader(indexed(n), batch_size, **options)
+
+
+def module(**options: Any) -> LSSVMModule:
+    return LSSVMModule("identity", K, in_features=J, **({"grid": LIMIT} | options))
+
+
+def truth(x: Tensor, y: Tensor, **options: Any) -> LSSVMHead:
+    return LSSVMHead(J, K, grid=FixedPoint(LIMIT), **options).add(x, y)
+
+
+def quiet(folder: Any, **options: Any) -> Trainer:
+    plain = {
+        "max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+        "enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": str(folder),
+    }  # fmt: skip
+    return Trainer(**(plain | options))
+
+
+class Recorder:
+    """A logger's ear: what was logged, in its order."""
+
+    def __init__(self) -> None:
+        from lightning.pytorch.loggers import Logger
+
+        class Ear(Logger):
+            said: list[dict[str, float]]
+
+            @property
+            def name(self) -> str:
+                return "ear"
+
+            @property
+            def version(self) -> str:
+                return "0"
+
+            def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+                self.said.append(dict(metrics))
+
+            def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+                pass
+
+        self.logger = Ear()
+        self.logger.said = []
+
+    @property
+    def names(self) -> set[str]:
+        return set(itertools.chain.from_iterable(self.logger.said))

@@ -1,0 +1,48 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchlssvm.lightning import LSSVMModule
+from torchlssvm.lightning.backbones import build
+
+pytest.importorskip("torchvision")
+
+
+@pytest.mark.parametrize(("name", "width"), [("squeezenet1_1", 512), ("timm/resnet10t", 512), ("resnet18", 512)])
+def test_a_network_by_name(name: str, width: int) -> None:
+    if name.startswith("timm"):
+        pytest.importorskip("timm")
+    module = LSSVMModule(name, 3)
+    assert module.head.in_features == width
+    module.classifier.add(torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 0]))
+    assert module(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_weights_from_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    saved = build("squeezenet1_1")
+    torch.save(saved.state_dict(), tmp_path / "w.pt")
+    module = LSSVMModule("squeezenet1_1", 3, weights=str(tmp_path / "w.pt"))
+    key = "features.0.weight"
+    assert torch.equal(module.classifier.backbone.state_dict()[key], saved.state_dict()[key])
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("nothing", None, "torchvision has no classifier"),
+        ("resnet18", "IMAGENET9", "has no weights"),
+        ("timm/resnet10t", "IMAGENET1K_V1", "weights of a timm model"),
+        ("identity", None, "give in_features"),
+    ],
+)
+def test_what_there_is_not_is_said(name: str, weights: str | None, message: str) -> None:
+    if name.startswith("timm"):
+        pytest.importorskip("timm")
+    with pytest.raises(ValueError, match=message):
+        LSSVMModule(name, 3, weights=weights)

@@ -1,0 +1,37 @@
+"""``fit``, ``validate``, ``test`` and ``predict``: handed on to Lightning, which reads the rest of the line itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchlssvm.cli.console import Commands
+
+STAGES = {
+    "fit": "train a head with Lightning: --config configs/base.yaml",
+    "validate": "judge it on the validation data",
+    "test": "judge it on the test data",
+    "predict": "scores",
+}
+
+
+def register(commands: Commands) -> None:
+    """Name the commands in the help."""
+    for name, text in STAGES.items():
+        commands.add_parser(name, help=text, add_help=False)
+
+
+def options(given: Sequence[str]) -> argparse.Namespace | None:
+    """What to run if the command is one of these; None if it is another one."""
+    if not given or given[0] not in STAGES:
+        return None
+
+    def run(_: argparse.Namespace) -> int:
+        from torchlssvm.lightning.cli import run as run_stage
+
+        run_stage(given)
+        return 0
+
+    return argparse.Namespace(command=given[0], run=run, json=False, parser=None)

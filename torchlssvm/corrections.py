@@ -1,0 +1,302 @@
+"""Events carried out on any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
+
+With a store the store is the truth: it knows its samples, and its journal knows which events were applied. Without one the
+events carry the samples as they were added, and :class:`Corrector` remembers event ids, sample ids and a hash of each sample:
+what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
+the head, so both go back together.
+
+A burst is one change of the head: the sums of many events are one product of matrices. If the head refuses the burst, it is
+halved until the bad events are alone; the others are applied in their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError, StoreBusyError, TorchLSSVMError
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of, to_primitives
+from torchlssvm.sources import Item
+from torchlssvm.store import SampleStore
+from torchlssvm.store.journal import now
+from torchlssvm.store.machine import ByIds, Linear, machine_for
+from torchlssvm.store.rows import Rows
+
+__all__ = ["Corrector", "DeadLetters", "Outcome"]
+
+REFUSALS = (ValueError, TypeError, RuntimeError, TorchLSSVMError)
+"""What a head or a store raises for a bad event, with its state as it was."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an event: "applied", "repeated" (its id was applied before) or "refused", for a reason."""
+
+    event_id: str
+    kind: str
+    samples: int
+    status: str
+    reason: str = ""
+
+
+class Corrector:
+    """Applies events to a head or a kernel machine, or through a store to the store's head.
+
+    Args:
+        head: an :class:`~torchlssvm.LSSVMHead` or a kernel machine.
+        store: a :class:`~torchlssvm.store.SampleStore` with this head.
+
+    >>> import torch
+    >>> from torchlssvm import FixedPoint, LSSVMHead
+    >>> head = LSSVMHead(4, 2, grid=FixedPoint(8.0))
+    >>> corrector = Corrector(head)
+    >>> x, y = torch.randn(6, 4), torch.arange(6) % 2
+    >>> events = [
+    ...     Add(ids=list("abcdef"), x=x, y=y),
+    ...     Remove(ids=["b"], x=x[1:2], y=y[1:2]),
+    ...     Remove(ids=["z"], x=x[:1], y=y[:1]),
+    ... ]
+    >>> [o.status for o in corrector.apply(events)], head.n
+    (['applied', 'applied', 'refused'], 5)
+    >>> [o.status for o in corrector.apply(events[:2])], head.n
+    (['repeated', 'repeated'], 5)
+    """
+
+    def __init__(self, head: Any, store: SampleStore | None = None):
+        self.head, self.store = head, store
+        self.machine: Linear | ByIds = machine_for(head)
+        self.applied: dict[str, None] = {}
+        self.held: dict[str, bytes] = {}
+        self.complete = self.machine.empty
+        """Whether everything the head holds was added here, with ids: an unknown id is then an error."""
+
+    def __contains__(self, sample_id: str) -> bool:
+        """Whether a sample is held under this id."""
+        return sample_id in (self.held if self.store is None else self.store)
+
+    # -- applying ------------------------------------------------------------------------------------------------------
+
+    def apply(self, events: Iterable[Event]) -> list[Outcome]:
+        """Apply events in their order; one that is refused changes nothing and does not hold up the others."""
+        given = list(events)
+        if not given:
+            return []
+        if self.store is not None:
+            return self._through_store(self.store, given)
+        if isinstance(self.machine, ByIds):
+            return [o for event in given for o in self._jointly([event])]
+        return self._jointly(given)
+
+    def _through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
+        try:
+            receipts = store.apply(given)
+        except StoreBusyError:
+            raise
+        except REFUSALS as error:
+            if len(given) == 1:
+                return [refusal(given[0], error)]
+            half = len(given) // 2
+            return self._through_store(store, given[:half]) + self._through_store(store, given[half:])
+        return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
+
+    def _jointly(self, given: list[Event]) -> list[Outcome]:
+        """All or, where the head refuses that, halves: what is held by id is worked out first, then the sums change once."""
+        held: dict[str, bytes | None] = {}  # what changes
+        outcomes, accepted, ids = [], [], set()
+        for event in given:
+            if event.event_id in self.applied or event.event_id in ids:
+                outcomes.append(Outcome(event.event_id, kind_of(event), 0, "repeated"))
+                continue
+            try:
+                held.update(self._after(event, held))
+            except REFUSALS as error:
+                outcomes.append(refusal(event, error))
+                continue
+            ids.add(event.event_id)
+            accepted.append(event)
+            outcomes.append(Outcome(event.event_id, kind_of(event), len(event.ids), "applied"))
+        if accepted:
+            try:
+                self._change(accepted)
+            except REFUSALS as error:
+                if len(given) == 1:
+                    return [refusal(given[0], error)]
+                half = len(given) // 2
+                return self._jointly(given[:half]) + self._jointly(given[half:])
+        self.applied.update(dict.fromkeys(event.event_id for event in accepted))
+        for name, value in held.items():
+            if value is None:
+                self.held.pop(name, None)
+            else:
+                self.held[name] = value
+        return outcomes
+
+    def _after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
+        """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
+        if event.ids is None:
+            raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
+        if isinstance(self.machine, Linear):
+            self._check_width(event)
+        now_held = [changed[i] if i in changed else self.held.get(i) for i in event.ids]
+        if isinstance(event, Add):
+            twice = next((i for i, h in zip(event.ids, now_held, strict=True) if h is not None), None)
+            if twice is not None:
+                raise ValueError(f"a sample with the id {twice!r} is held already: remove or replace it")
+            return dict(zip(event.ids, hashes(event.x, event.y), strict=True))
+        old = None if isinstance(self.machine, ByIds) else self._carried(event)
+        for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
+            if hash_ is None and (self.complete or name in changed or isinstance(self.machine, ByIds)):
+                raise RemovalError(f"no sample with the id {name!r} is held")
+            if hash_ is not None and old is not None and hash_ != old[k]:
+                raise RemovalError(f"the sample carried for {name!r} is not, bit for bit, the one that was added")
+        if isinstance(event, Remove):
+            return dict.fromkeys(event.ids)
+        if isinstance(event, Relabel):
+            x = torch.zeros(len(event.ids), 0) if event.x is None else event.x
+            return dict(zip(event.ids, hashes(x, event.y), strict=True))
+        y = event.y if event.y is not None else event.y_old
+        if y is None:
+            raise ValueError("a Replace without a store needs y, or y_old")
+        return dict(zip(event.ids, hashes(event.x, y), strict=True))
+
+    def _check_width(self, event: Event) -> None:
+        for name in ("x", "x_old"):
+            x = getattr(event, name, None)
+            if x is not None and x.shape[1] != self.head.in_features:
+                raise ValueError(f"{name} must have shape (B, {self.head.in_features}), got {tuple(x.shape)}")
+
+    def _carried(self, event: Remove | Relabel | Replace) -> list[bytes]:
+        x = event.x_old if isinstance(event, Replace) else event.x
+        y = event.y if isinstance(event, Remove) else event.y_old
+        if x is None or y is None:
+            raise ValueError(
+                f"there is no store here: a {type(event).__name__} must carry the samples as they were added "
+                f"({'x_old, y_old' if isinstance(event, Replace) else 'x, y_old' if isinstance(event, Relabel) else 'x, y'})"
+            )
+        return hashes(x, y)
+
+    def _change(self, events: Sequence[Event]) -> None:
+        """Change the head: a linear one jointly, a kernel machine (one event) by ids."""
+        if isinstance(self.machine, ByIds):
+            return self._by_ids(self.machine, events[0])
+        added, removed = [], []  # (x, y, ids)
+        for event in events:
+            if isinstance(event, Remove):
+                removed.append((event.x, event.y, event.ids))
+            elif isinstance(event, Add):
+                added.append((event.x, event.y, event.ids))
+            elif isinstance(event, Relabel):
+                removed.append((event.x, event.y_old, event.ids))
+                added.append((event.x, event.y, event.ids))
+            else:
+                removed.append((event.x_old, event.y_old, event.ids))
+                added.append((event.x, event.y_old if event.y is None else event.y, event.ids))
+        if removed:
+            _ = self.head.bias  # removals of others are judged before, ours at once
+        if all(isinstance(event, Relabel) for event in events):
+            x, old, _, ids = self._joined(removed)
+            self.head.relabel(x, old, self._joined(added)[1], ids=ids)
+        else:
+            pairs = {
+                "add": self._joined(added) if added else None,
+                "remove": self._joined(removed) if removed else None,
+            }
+            self.head.update(**pairs)
+        if removed:
+            _ = self.head.bias
+        return None
+
+    def _joined(self, parts: list[tuple[Tensor, Tensor, Sequence[str]]]) -> tuple[Tensor, Tensor, None, Any]:
+        device = self.head.device
+        x, y = torch.cat([p[0] for p in parts]).to(device), torch.cat([p[1] for p in parts]).to(device)
+        stats = self.head.statistics
+        return x, y, None, [i for p in parts for i in p[2]] if stats is not None and stats.folds else None
+
+    def _by_ids(self, machine: ByIds, event: Event) -> None:
+        if isinstance(event, Add):
+            return machine.add(event.ids, event.x, event.y)
+        old_y = event.y if isinstance(event, Remove) else event.y_old
+        empty = torch.zeros(0) if old_y is None else old_y
+        rows = Rows(list(range(len(event.ids))), list(event.ids), [], empty, torch.zeros(0), [], [])
+        if isinstance(event, Remove):
+            return machine.remove(rows)
+        if isinstance(event, Relabel):
+            return machine.relabel(rows, event.y)
+        return machine.replace(rows, event.x, old_y if event.y is None else event.y)
+
+    def follow(self, position: int) -> list[Outcome]:
+        """What others did to the store after ``position``; the head is in step with it when this returns."""
+        if self.store is None:
+            raise ValueError("only a store has a journal to follow")
+        if self.store.position == position:
+            return []
+        _ = self.store.head
+        entries = self.store.history()[position:]
+        return [Outcome(e.event_id, e.kind, e.samples, "applied") for e in entries]
+
+    # -- what goes into a checkpoint -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was applied and what is held, as primitives and tensors; with a store it is all in the store."""
+        if self.store is not None:
+            return {}
+        packed = torch.frombuffer(bytearray(b"".join(self.held.values())), dtype=torch.uint8) if self.held else None
+        out: dict[str, Any] = {
+            "applied": list(self.applied),
+            "ids": list(self.held),
+            "hashes": packed,
+            "complete": self.complete,
+        }
+        if isinstance(self.machine, ByIds):
+            out |= {"names": list(self.machine.where), "numbers": list(self.machine.where.values())}
+        return out
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo :meth:`state_dict`; the head itself is loaded elsewhere."""
+        if self.store is not None or not state:
+            return
+        packed = b"" if state["hashes"] is None else bytes(state["hashes"].tolist())
+        self.applied = dict.fromkeys(state["applied"])
+        self.held = {name: packed[16 * k : 16 * k + 16] for k, name in enumerate(state["ids"])}
+        self.complete = state["complete"]
+        if isinstance(self.machine, ByIds):
+            self.machine.where = dict(zip(state["names"], state["numbers"], strict=True))
+
+
+def hashes(x: Tensor, y: Tensor) -> list[bytes]:
+    """16 bytes for each sample: BLAKE2b of its numbers as float64."""
+    rows = x.detach().to("cpu", torch.float64).contiguous().numpy()
+    targets = y.detach().to("cpu", torch.float64).reshape(len(y), -1).contiguous().numpy()
+    return [
+        hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=16).digest() for r, t in zip(rows, targets, strict=True)
+    ]
+
+
+def refusal(event: Event, error: Exception) -> Outcome:
+    """The outcome for an event that cannot be applied."""
+    return Outcome(event.event_id, kind_of(event), 0, "refused", f"{type(error).__name__}: {error}")
+
+
+class DeadLetters:
+    """A JSONL file of what could not be applied: when, why, and the thing itself. Mend it and feed it again under a new id."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    def write(self, item: Item, reason: str) -> None:
+        """Append one; it is on the disk when this returns."""
+        thing = item.raw if item.event is None else to_primitives(item.event)
+        line = json.dumps({"time": now(), "reason": reason, "event": thing}, default=str)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())

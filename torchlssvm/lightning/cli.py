@@ -1,0 +1,21 @@
+"""``torchlssvm fit|validate|test|predict --config FILE``: the same as a script with a Trainer, from configs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningCLI
+
+from torchlssvm.lightning.module import LSSVMModule
+
+STAGES = ("fit", "validate", "test", "predict")
+
+
+def run(args: Sequence[str]) -> None:
+    """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default."""
+    LightningCLI(
+        LSSVMModule, LightningDataModule, subclass_mode_model=False, subclass_mode_data=True, args=list(args),
+        auto_configure_optimizers=False, trainer_defaults={"max_epochs": 1}, save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Batches with ids, and a loader that goes on in the middle of an epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+
+class Batch(NamedTuple):
+    """What a batch says: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
+
+    x: Tensor
+    y: Tensor
+    ids: list[str] | None
+    subjects: list[str | None] | None
+
+
+def unpack(batch: Any) -> Batch:
+    """A batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
+    if isinstance(batch, Mapping):
+        parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
+    elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
+        parts = [*batch, None, None][:4]
+    else:
+        parts = [None] * 4
+    x, y, ids, subjects = parts
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise ValueError(
+            "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names, with tensors x and y; "
+            f"got {type(batch).__name__}"
+        )
+    names = None if ids is None else [str(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)]
+    owners = None
+    if subjects is not None:
+        given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
+        owners = [None if s is None or s == "" else str(s) for s in given]
+    return Batch(x, y, names, owners)
+
+
+class Indexed(Dataset[Any]):
+    """A dataset of (x, y) whose samples carry their index as id, ``prefix`` before it, and a subject if they are given.
+
+    >>> Indexed([(torch.zeros(2), 1)], prefix="train/")[0][1:]
+    (1, 'train/0')
+    """
+
+    def __init__(self, dataset: Any, prefix: str = "", subjects: Any = None):
+        self.dataset, self.prefix, self.subjects = dataset, prefix, subjects
+
+    def __len__(self) -> int:
+        """As many as the dataset."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        x, y = self.dataset[index]
+        sample = (x, y, f"{self.prefix}{index}")
+        return sample if self.subjects is None else (*sample, str(self.subjects[index]))
+
+
+class EpochSampler(Sampler[int]):
+    """A permutation of the dataset for each epoch, the same whenever it is asked for."""
+
+    def __init__(self, length: int, seed: int):
+        self.length, self.seed, self.epoch = length, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        return iter(torch.randperm(self.length, generator=generator).tolist())
+
+
+class _Rest:
+    """What a sampler of batches yields after the first ones."""
+
+    def __init__(self, batches: Any, start: int):
+        self.batches, self.start = batches, start
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.batches), self.start, None)
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A ``DataLoader`` that a checkpoint can stop in the middle of an epoch; it goes on behind the batches that are done.
+
+    Those are passed over by their indices, nothing is loaded for them. ``shuffle=True`` shuffles by ``seed`` and epoch.
+
+    >>> loader = ResumableLoader(range(7), batch_size=2)
+    >>> iterator = iter(loader)
+    >>> _ = next(iterator), next(iterator)
+    >>> other = ResumableLoader(range(7), batch_size=2)
+    >>> other.load_state_dict(loader.state_dict())
+    >>> [b.tolist() for b in other], [b.tolist() for b in other][:1]
+    ([[4, 5], [6]], [[0, 1]])
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, **options: Any):
+        self._done = self._start = 0
+        if shuffle and options.get("sampler") is None and options.get("batch_sampler") is None:
+            options["sampler"] = EpochSampler(len(dataset), seed)
+        super().__init__(dataset, batch_size=batch_size, **options)
+
+    @property
+    def _index_sampler(self) -> Any:
+        return _Rest(super()._index_sampler, self._start)
+
+    def __iter__(self) -> Any:
+        """Batches, from where a loaded state says once, and from the first one after that."""
+        batches = super().__iter__()
+        self._done, self._start = self._start, 0
+        for batch in batches:
+            self._done += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many batches of this epoch are done."""
+        return {"batches": self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind them; at the end of an epoch that is the start of the next one."""
+        self._start = state["batches"] if state["batches"] < len(self) else 0

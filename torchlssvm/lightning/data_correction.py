@@ -1,0 +1,274 @@
+"""``DataCorrection``: additions, removals and corrections of data that arrive while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from torchlssvm.corrections import Corrector, DeadLetters, Outcome
+from torchlssvm.errors import StoreBusyError, TorchLSSVMError
+from torchlssvm.lightning import ranks
+from torchlssvm.lightning.data import unpack
+from torchlssvm.lightning.finding import find_head, log_metrics, moment
+from torchlssvm.lightning.learning import Learner
+from torchlssvm.sources import Item, as_source
+from torchlssvm.store import SampleStore
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one look at the source did. Accuracies: on validation features of this run, None before there are any."""
+
+    applied: int
+    repeated: int
+    refused: int
+    samples: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    milliseconds: float
+
+
+class DataCorrection(Callback):
+    """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
+
+    It looks at the source every so many training batches, before each validation, and at the end of the training. What it did
+    is logged and kept in ``reports``. The place in the source is saved with the head: in the store, or else in the checkpoint.
+
+    With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
+    events carry the samples as they were added. When the source is a store, the head follows what others do to it.
+
+    Args:
+        source: a JSONL file that may still be written to, a queue, an iterable of events, a source of
+            :mod:`torchlssvm.sources`, or a :class:`~torchlssvm.store.SampleStore`.
+        every: training batches between two looks.
+        store: a store with the head of this module.
+        head: where the head is in the LightningModule.
+        limit: events taken at one look.
+        dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
+            Trainer's ``default_root_dir``.
+        on_error: ``"continue"``, or ``"raise"`` to stop the run at the first of them.
+        certificates: a folder for the certificates of removals (needs a store).
+        key: the Ed25519 key that signs them.
+        keep: validation samples whose features are kept in memory, to measure accuracy before and after.
+
+    >>> DataCorrection("events.jsonl", every=10).state_key
+    'DataCorrection(head=head, source=events.jsonl)'
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        every: int = 1,
+        store: Any = None,
+        *,
+        head: str = "head",
+        limit: int = 4096,
+        dead_letters: str | os.PathLike[str] | None = None,
+        on_error: str = "continue",
+        certificates: str | os.PathLike[str] | None = None,
+        key: Any = None,
+        keep: int = 2048,
+    ):
+        if on_error not in ("continue", "raise"):
+            raise ValueError(f"on_error must be 'continue' or 'raise', got {on_error!r}")
+        self.every, self.limit, self.keep = moment(every, "every"), moment(limit, "limit"), keep
+        self.follows = isinstance(source, SampleStore)
+        self.given_store: SampleStore | None = source if self.follows else store
+        self.source = None if self.follows else as_source(source)
+        self.name = source if isinstance(source, str | os.PathLike) else type(source).__name__
+        self.head, self.on_error, self.key = head, on_error, key
+        self.dead_letters = None if dead_letters is None else DeadLetters(dead_letters)
+        self.certificates = None if certificates is None else Path(certificates)
+        self.position = 0
+        self.reports: list[Report] = []
+        self.corrector: Corrector | None = None
+        self._learner: Learner | None = None
+        self._saved: dict[str, Any] = {}
+        self._features: list[tuple[Tensor, Tensor]] = []
+        self._captured: Tensor | None = None
+        self._hook: Any = None
+
+    @property
+    def state_key(self) -> str:
+        """One for each head and source."""
+        return f"DataCorrection(head={self.head}, source={self.name})"
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say where bad events go. The rest waits: a module opens its store in its own setup, which comes later."""
+        self.corrector = None
+        self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go to where the head is."""
+        self.begin(pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Look at the source, when it is time."""
+        if (args[2] + 1) % self.every == 0:
+            self.look(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look, so that the corrected head is validated, and watch what comes to the head."""
+        if trainer.sanity_checking:
+            return
+        self.look(trainer, pl_module)
+        self._features = []
+        head = find_head(pl_module, self.head)
+        if self.keep and isinstance(head, torch.nn.Module):
+            self._hook = head.register_forward_pre_hook(self._capture)
+
+    def _capture(self, module: Any, inputs: Any) -> None:
+        self._captured = inputs[0].detach()
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Keep the features of this batch."""
+        x, self._captured = self._captured, None
+        if x is None or sum(len(part) for part, _ in self._features) >= self.keep:
+            return
+        y = unpack(args[1]).y
+        self._features.append((x.clone(), y[: len(x)].clone()))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch no longer."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What arrived until the end counts."""
+        self.look(trainer, pl_module)
+
+    # -- what ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, pl_module: LightningModule) -> Corrector:
+        """Find the head and its store, and go to the place in the source that belongs to what the head holds."""
+        learner = getattr(pl_module, "learner", None)
+        head = find_head(pl_module, self.head)
+        self._learner = learner if isinstance(learner, Learner) and learner.head is head else None
+        if self._learner is not None and self.given_store is None:
+            corrector = self._learner.corrector
+        else:
+            corrector = Corrector(head, self.given_store)
+            if self.given_store is not None and self.given_store.head is not head:
+                raise ValueError("the store drives another head: open it with SampleStore(path, head=module.head)")
+            corrector.load_state_dict(self._saved.get("corrector", {}))
+        store = corrector.store
+        if self.certificates is not None and ranks.share(store is None):
+            raise ValueError("certificates need a store: only that knows which samples were erased")
+        cursor = self._saved.get("cursor", 0)
+        if store is not None and not self.follows:
+            cursor = store.notes().get(self.state_key, 0)
+        if self.source is not None and self.source.cursor != cursor and ranks.is_first():
+            self.source.seek(cursor)
+        if store is not None and not (self.follows and self.position):
+            self.position = cursor if self.follows and cursor else store.position
+        self.corrector = corrector
+        return corrector
+
+    def look(self, trainer: Trainer, pl_module: LightningModule) -> Report | None:
+        """Take what has arrived and apply it; None if there was nothing."""
+        corrector = self.corrector or self.begin(pl_module)
+        head = corrector.head
+        items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
+        news = ranks.share(corrector.store is not None and corrector.store.position != self.position)
+        if not items and not (self.follows and news):
+            return None
+        before, start = self._accuracy(head), time.perf_counter()
+        outcomes = self._apply(corrector, items)
+        spent = 1000 * (time.perf_counter() - start)
+        report = self._report(outcomes, len(items), before, self._accuracy(head), spent)
+        log_metrics(trainer, {f"corrections/{k}": float(v) for k, v in asdict(report).items() if v is not None})
+        self.reports.append(report)
+        return report
+
+    def _apply(self, corrector: Corrector, items: list[Item]) -> list[Outcome]:
+        """Apply on the first rank, which holds all, and let the others have it; or on every rank alike."""
+        alone = corrector.store is None and not ranks.is_summed(corrector.head)
+        if ranks.several() and ranks.share(alone):
+            return self._work(corrector, items, writes=ranks.is_first())
+        if self._learner is not None:
+            self._learner.level()
+        else:
+            ranks.level(corrector.head)
+        stored = ranks.share(corrector.store is not None)
+        try:
+            outcomes = ranks.on_first(lambda: self._work(corrector, items, writes=True))
+        finally:
+            if ranks.several():
+                if stored:
+                    ranks.copy_from_first(corrector.head)
+                else:
+                    ranks.level(corrector.head)
+                    corrector.held = ranks.share(corrector.held)
+        return outcomes
+
+    def _work(self, corrector: Corrector, items: list[Item], writes: bool) -> list[Outcome]:
+        store = corrector.store
+        outcomes = corrector.follow(self.position) if self.follows else []
+        events = [item.event for item in items if item.event is not None]
+        try:
+            results = iter(corrector.apply(events))
+        except StoreBusyError:  # another writer: they stay in the source until the next look
+            if self.source is not None and store is not None:
+                self.source.seek(store.notes().get(self.state_key, 0))
+            return outcomes
+        for item in items:
+            outcome = Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results)
+            outcomes.append(outcome)
+            if outcome.status == "refused" and writes and self.dead_letters is not None:
+                self.dead_letters.write(item, outcome.reason)
+        if store is not None:
+            if self.source is not None:
+                store.set_note(self.state_key, self.source.cursor)
+            self.position = store.position
+            self._certify(store, outcomes)
+        refused = next((o for o in outcomes if o.status == "refused"), None)
+        if refused is not None and self.on_error == "raise":
+            raise TorchLSSVMError(f"event {refused.event_id!r} cannot be applied: {refused.reason}")
+        return outcomes
+
+    def _certify(self, store: SampleStore, outcomes: list[Outcome]) -> None:
+        removed = [o.event_id for o in outcomes if o.kind == "remove" and o.status == "applied"]
+        if self.certificates is not None and removed:
+            self.certificates.mkdir(parents=True, exist_ok=True)
+            store.certificate(removed, key=self.key).save(self.certificates / f"position_{store.position}.json")
+
+    def _accuracy(self, head: Any) -> float | None:
+        right = total = 0
+        fitted = bool(head.n if hasattr(head, "n") else len(head.ids))
+        for x, y in self._features if fitted else []:
+            right += int((head.predict(x) == y).sum())
+            total += len(y)
+        sums = ranks.gather((right, total))
+        whole = sum(t for _, t in sums)
+        return sum(r for r, _ in sums) / whole if whole else None
+
+    def _report(
+        self, outcomes: list[Outcome], items: int, before: float | None, after: float | None, spent: float
+    ) -> Report:
+        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused")}
+        samples = sum(o.samples for o in outcomes if o.status == "applied")
+        return Report(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
+
+    # -- what goes into a checkpoint -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the source, and what was applied where neither a store nor the module keeps that."""
+        own = self.corrector is not None and self._learner is None
+        return {
+            "cursor": self.position if self.source is None else self.source.cursor,
+            "corrector": self.corrector.state_dict() if own and self.corrector is not None else {},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo it; the head is loaded with the module."""
+        self._saved = dict(state_dict)

@@ -1,0 +1,113 @@
+"""``FitHead``: fits the head of any LightningModule in closed form, at chosen moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from torchlssvm.lightning import ranks
+from torchlssvm.lightning.data import unpack
+from torchlssvm.lightning.finding import Frozen, find_features, find_head, log_metrics, moment
+from torchlssvm.store.machine import machine_for
+
+MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
+
+
+class FitHead(Callback):
+    """Empties a head and adds the features of a whole loader, in eval mode and without gradients.
+
+    For a network that is still being trained the features move, so each fit starts from nothing. All ranks fit their share.
+
+    Args:
+        when: ``"fit_start"``, ``"validation"`` (before each), ``"epoch_end"`` or ``"train_end"``.
+        every: of so many epochs.
+        head: where the head is in the LightningModule.
+        features: what makes features (B, J) of inputs: a function, or the name of a method or sub-module; by default what
+            ``attach`` made, or ``backbone``.
+        loader: what to fit on; by default the train loader. Samples must not be augmented at random.
+
+    >>> FitHead(when="validation").state_key
+    'FitHead(head=head, when=validation)'
+    """
+
+    def __init__(
+        self,
+        when: str = "train_end",
+        every: int = 1,
+        head: str = "head",
+        features: str | Callable[[Any], Tensor] | None = None,
+        loader: Any = None,
+    ):
+        if when not in MOMENTS:
+            raise ValueError(f"when must be one of {', '.join(MOMENTS)}; got {when!r}")
+        self.when, self.every, self.head, self.features, self.loader = (
+            when, moment(every, "every"), head, features, loader,
+        )  # fmt: skip
+        self.fits = 0
+
+    @property
+    def state_key(self) -> str:
+        """One for each head and moment."""
+        return f"FitHead(head={self.head}, when={self.when})"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit, if this is the moment."""
+        if self.when == "fit_start":
+            self.fit(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit, if this is the moment; not for the sanity check."""
+        if self.when == "validation" and not trainer.sanity_checking and trainer.current_epoch % self.every == 0:
+            self.fit(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit, if this is the moment."""
+        if self.when == "epoch_end" and (trainer.current_epoch + 1) % self.every == 0:
+            self.fit(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit, if this is the moment."""
+        if self.when == "train_end":
+            self.fit(trainer, pl_module)
+
+    def fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit now."""
+        loader = self.loader if self.loader is not None else trainer.train_dataloader
+        if loader is None:
+            raise ValueError("FitHead needs a loader: there is no train loader in this run, give loader=")
+        head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
+        machine = machine_for(head)
+        machine.clear()
+        position = 0
+        with Frozen(pl_module):
+            for raw in loader:
+                batch = unpack(pl_module.transfer_batch_to_device(raw, pl_module.device, 0))
+                keep = ranks.without_padding(loader, position, len(batch.y))
+                position += len(batch.y)
+                phi = features(batch.x[:keep])
+                phi = phi.flatten(1) if phi.ndim > 2 else phi
+                self._add(head, phi.detach(), batch.y[:keep])
+        ranks.level(head)
+        self.fits += 1
+        log_metrics(
+            trainer, {"head_samples": float(sum(head.counts)) if hasattr(head, "counts") else float(len(head.ids))}
+        )
+
+    def _add(self, head: Any, phi: Tensor, y: Tensor) -> None:
+        if ranks.is_summed(head):
+            ranks.agree_on_grid(head, phi)
+            head.add(phi, y)
+            return
+        for x, labels in ranks.gather((phi.cpu(), y.cpu())) if ranks.several() else [(phi, y)]:
+            head.add(x.to(phi.device), labels.to(phi.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often the head was fitted."""
+        return {"fits": self.fits}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo it."""
+        self.fits = state_dict["fits"]

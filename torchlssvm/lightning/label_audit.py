@@ -1,0 +1,194 @@
+"""``LabelAudit``: finds labels that look wrong, and writes them down as events that a person can edit and feed back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from torchlssvm.events import Event, Relabel, Remove, to_primitives
+from torchlssvm.lightning import ranks
+from torchlssvm.lightning.finding import find_head, log_metrics, moment
+from torchlssvm.lightning.learning import Learner
+
+Samples = tuple[list[str], Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A sample whose label looks wrong: its margin without itself, its label and the one the head would give it."""
+
+    id: str
+    margin: float
+    label: int
+    suggested: int
+
+
+def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, size: int = 4096) -> list[Suspect]:
+    """All samples, the most suspicious first: by s[y] - max s[other], s the scores of the head that never saw the sample.
+
+    x (n, J), y (n,): samples that the head holds, as they were added.
+    """
+    suspects = []
+    for start in range(0, len(ids), size):
+        part, labels = x[start : start + size].to(head.device), y[start : start + size].to(head.device)
+        scores = head.leave_one_out(part, labels)
+        own = scores.gather(1, labels[:, None])[:, 0]
+        rest = scores.scatter(1, labels[:, None], -torch.inf)
+        best, suggested = rest.max(1)
+        rows = zip((own - best).tolist(), labels.tolist(), suggested.tolist(), strict=True)
+        suspects += [Suspect(ids[start + k], *row) for k, row in enumerate(rows)]
+    return sorted(suspects, key=lambda s: (s.margin, s.id))
+
+
+class LabelAudit(Callback):
+    """After an epoch, ranks the samples held by their leave-one-out margin and writes the most suspicious ones as events.
+
+    The file has one event a line, with a comment before it that says why. Edit it, then give it to
+    :class:`~torchlssvm.lightning.DataCorrection`. It is written anew at each audit.
+
+    Args:
+        path: the JSONL file.
+        fraction: of the samples, at most; only samples whose label is not the best one are written.
+        action: ``"relabel"`` (to the best label) or ``"remove"``.
+        every: epochs between two audits.
+        head: where the head is in the LightningModule.
+        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held; by default they come from the store of an
+            ``LSSVMModule``, or are kept in memory while it trains, and events then carry them.
+
+    >>> LabelAudit("suspects.jsonl").state_key
+    'LabelAudit(head=head, path=suspects.jsonl)'
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fraction: float = 0.1,
+        action: str = "relabel",
+        every: int = 1,
+        head: str = "head",
+        samples: Callable[[], Samples] | None = None,
+    ):
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
+        if action not in ("relabel", "remove"):
+            raise ValueError(f"action must be 'relabel' or 'remove', got {action!r}")
+        self.path, self.fraction, self.action, self.every = Path(path), fraction, action, moment(every, "every")
+        self.head, self.samples = head, samples
+        self.suspects: list[Suspect] = []
+        self.audits = 0
+        self._learner: Learner | None = None
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def state_key(self) -> str:
+        """One for each head and file."""
+        return f"LabelAudit(head={self.head}, path={self.path})"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the samples, or watch them come."""
+        learner = getattr(pl_module, "learner", None)
+        self._learner = learner if isinstance(learner, Learner) else None
+        if self.samples is None and self._learner is None:
+            raise ValueError("LabelAudit needs the samples: give samples=, a function that returns (ids, x, y)")
+        if self.samples is None and self._learner is not None and self._learner.path is None:
+            self._learner.observers.append(self._keep)
+
+    def _keep(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
+        if ids is None:
+            raise ValueError(
+                "LabelAudit names samples by id: give batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed"
+            )
+        self._kept.update(zip(ids, zip(x, y, strict=True), strict=True))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Audit, when it is time."""
+        if (trainer.current_epoch + 1) % self.every == 0:
+            self.audit(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep no samples."""
+        if self._learner is not None and self._keep in self._learner.observers:
+            self._learner.observers.remove(self._keep)
+        self._kept.clear()
+
+    def audit(self, trainer: Trainer, pl_module: LightningModule) -> list[Suspect]:
+        """Rank, and write the file; only on the first rank."""
+        head = find_head(pl_module, self.head)
+        settle = getattr(pl_module, "settle", None)
+        if callable(settle):
+            settle()  # the callback's turn comes before the module's
+        kept = {name: value for part in ranks.gather(self._kept) for name, value in part.items()}
+
+        def work() -> list[Suspect]:
+            ids, x, y, carried = self._held(kept)
+            if not ids:
+                return []
+            ranked = rank_suspects(head, ids, x, y)
+            count = int(self.fraction * len(ranked))
+            chosen = [s for s in ranked[:count] if s.margin < 0]
+            self._write(chosen, {name: k for k, name in enumerate(ids)} if carried else None, x, y)
+            return chosen
+
+        self.suspects = ranks.on_first(work)
+        self.audits += 1
+        log_metrics(trainer, {"suspicious_labels": float(len(self.suspects))})
+        return self.suspects
+
+    def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
+        """The samples held now: given, from the store, or those kept that no event has changed since."""
+        if self.samples is not None:
+            return (*self.samples(), True)
+        learner = self._learner
+        assert learner is not None
+        if learner.store is not None:
+            parts = list(learner.store.batches())
+            ids = [name for rows in parts for name in rows.ids]
+            if not ids:
+                return [], torch.zeros(0), torch.zeros(0), False
+            return ids, torch.cat([rows.x for rows in parts]), torch.cat([rows.y for rows in parts]), False
+        from torchlssvm.corrections import hashes
+
+        ids = []
+        for name, (x, y) in kept.items():
+            if learner.corrector.held.get(name) == hashes(x[None], y[None])[0]:
+                ids.append(name)
+        if not ids:
+            return [], torch.zeros(0), torch.zeros(0), True
+        return ids, torch.stack([kept[i][0] for i in ids]), torch.stack([kept[i][1] for i in ids]), True
+
+    def _write(self, chosen: list[Suspect], places: dict[str, int] | None, x: Tensor, y: Tensor) -> None:
+        lines = [f"# {len(chosen)} suspicious labels, the worst first. Take out the lines that are right as they are."]
+        for s in chosen:
+            carried: dict[str, Any] = {}
+            if places is not None:
+                k = places[s.id]
+                carried = {"x": x[k : k + 1], ("y" if self.action == "remove" else "y_old"): y[k : k + 1]}
+            event: Event = (
+                Remove(ids=[s.id], **carried) if self.action == "remove"
+                else Relabel(ids=[s.id], y=torch.tensor([s.suggested]), **carried)
+            )  # fmt: skip
+            name = json.dumps(s.id)
+            lines += [
+                f"# {name}: margin {s.margin:.3f}, label {s.label}, better {s.suggested}",
+                json.dumps(to_primitives(event)),
+            ]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(self.path.name + ".new")
+        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(beside, self.path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many audits there were."""
+        return {"audits": self.audits}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo it."""
+        self.audits = state_dict["audits"]

@@ -1,0 +1,297 @@
+"""``LSSVMModule``: a head on a frozen network, learned in one pass by a Trainer, without an optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads import LSSVMHead
+from torchlssvm.lightning import ranks
+from torchlssvm.lightning.backbones import classifier
+from torchlssvm.lightning.data import Batch, unpack
+from torchlssvm.lightning.learning import Learner
+
+STATE = "torchlssvm"
+
+
+class Anchor(nn.Module):
+    """One parameter that nothing depends on and that is never saved.
+
+    ``DistributedDataParallel`` refuses a module in which nothing requires a gradient.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = nn.Parameter(torch.zeros(()))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Nothing."""
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Nothing."""
+
+
+class LSSVMModule(LightningModule):
+    """A least-squares SVM head on a frozen network: ``training_step`` adds, and one epoch is the whole training.
+
+    A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names; :class:`~torchlssvm.lightning.Indexed` gives
+    a dataset's samples their index as id. A sample with an id is counted once, however often it comes by (a second epoch, the
+    padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
+
+    With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
+    checkpoint says, the head is what the store says, and a sample that was erased does not come back.
+
+    Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
+    ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
+
+    Args:
+        backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
+            data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
+        num_classes: K.
+        weights: for a name: a member of torchvision's enum, ``"pretrained"`` (timm), a file, or None.
+        in_features: the width of the features, where the network gives them itself.
+        feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
+        head: a kernel machine, or a head made elsewhere; the options below are then left out.
+        rho, intercept, class_weight, multiclass, per_class, folds: of :class:`~torchlssvm.LSSVMHead`.
+        grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
+        select_rho: choose rho at the end of each epoch: ``"gcv"`` needs no samples.
+        store: the folder of a store.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from lightning.pytorch import Trainer
+        >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+        >>> x[:, 0] += 4 * y
+        >>> module = LSSVMModule("identity", 2, in_features=8)
+        >>> trainer = Trainer(
+        ...     max_epochs=1,
+        ...     logger=False,
+        ...     enable_checkpointing=False,
+        ...     enable_progress_bar=False,
+        ...     enable_model_summary=False,
+        ...     accelerator="cpu",
+        ... )
+        >>> trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=16))
+        >>> module.head.n, bool((module.head.predict(x) == y).float().mean() > 0.9)
+        (64, True)
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module,
+        num_classes: int,
+        *,
+        weights: str | None = None,
+        in_features: int | None = None,
+        feature_map: nn.Module | None = None,
+        head: nn.Module | None = None,
+        rho: float = 1.0,
+        intercept: str = "free",
+        class_weight: str | None = None,
+        multiclass: str = "ovr",
+        per_class: bool | None = None,
+        folds: int = 0,
+        grid: float | str | None = "auto",
+        select_rho: str | None = None,
+        store: str | None = None,
+    ):
+        super().__init__()
+        modules = {"backbone": backbone, "feature_map": feature_map, "head": head}
+        self.save_hyperparameters(ignore=[name for name, value in modules.items() if isinstance(value, nn.Module)])
+        options: dict[str, Any] = {}
+        if head is None:
+            limit = FixedPoint(float(grid)) if isinstance(grid, int | float) else grid
+            options = {
+                "rho": rho, "intercept": intercept, "class_weight": class_weight, "multiclass": multiclass,
+                "per_class": per_class, "folds": folds, "grid": limit,
+            }  # fmt: skip
+        self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
+        self.ddp = Anchor()
+        # Nothing of it changes by gradients, and what ranks learn is added up, never copied over.
+        names = [f"classifier.{name}" for name, _ in self.classifier.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = names
+        self.learner = Learner(self.classifier.head)
+        self.accuracy = nn.ModuleDict({s: MulticlassAccuracy(num_classes, average="micro") for s in ("val", "test")})
+        self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
+        self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
+        self._resumed = False
+        self._settled = -1  # the version of the head for which rho was chosen
+
+    @property
+    def head(self) -> Any:
+        """The head, or kernel machine."""
+        return self.classifier.head
+
+    @property
+    def store(self) -> Any:
+        """The open store, on the first rank of a run with one."""
+        return self.learner.store
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (B, K)."""
+        return self.classifier(x)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> None:
+        """There is nothing to optimize."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """There is nothing to differentiate."""
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Add the samples of a batch that were not added before. The loss is 0: there is none."""
+        loss = torch.zeros((), device=self.device)
+        if self._resumed:
+            self._check_resumable()
+        part = self._real(unpack(batch), "train", self.trainer.train_dataloader)
+        if part.ids is None and self.current_epoch > 0:
+            warn_once(
+                self, "samples without ids are counted in the first epoch only: this epoch changes nothing. Use max_epochs=1, "
+                "or give ids, e.g. with torchlssvm.lightning.Indexed",
+            )  # fmt: skip
+            return loss
+        phi = self.classifier.features(part.x)
+        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects)
+        if skipped:
+            warn_once(
+                self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
+            )
+        return loss
+
+    def _real(self, batch: Batch, stage: str, loader: Any) -> Batch:
+        """The batch without what a distributed sampler repeats to make all ranks even."""
+        epoch = self.current_epoch
+        position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
+        size = len(batch.y)
+        keep = ranks.without_padding(loader, position, size)
+        self._at[stage] = (epoch, position + size)
+        return batch if keep == size else Batch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
+
+    def _check_resumable(self) -> None:
+        self._resumed = False
+        done = self._at.get("train", (-1, 0))
+        middle = done[0] == self.current_epoch and done[1] > 0
+        if middle and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
+            raise ValueError(
+                "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
+                "torchlssvm.lightning.ResumableLoader, or another loader with state_dict and load_state_dict"
+            )
+
+    def _level(self) -> None:
+        """All ranks hold the same."""
+        if not self.trainer.sanity_checking:
+            self.learner.level()
+
+    def settle(self) -> None:
+        """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
+        self._level()
+        method, head = self.hparams["select_rho"], self.head
+        if method is not None and not self.learner.empty and self._settled != head._version:
+            head.select_rho(method=method)
+            self._settled = head._version
+
+    def on_train_epoch_end(self) -> None:
+        """The epoch is learned."""
+        self.settle()
+
+    # -- judging -------------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """All ranks validate the same head."""
+        self._level()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count what is right. A head that holds nothing yet is not judged."""
+        self._judge("val", batch, self.trainer.val_dataloaders)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count what is right."""
+        self._judge("test", batch, self.trainer.test_dataloaders)
+
+    def _judge(self, stage: str, batch: Any, loader: Any) -> None:
+        part = self._real(unpack(batch), stage, loader)
+        if not self.learner.empty and len(part.y):
+            predicted = self(part.x).argmax(1)
+            for metric in (self.accuracy[stage], self.recall[stage]):
+                metric.update(predicted, part.y)  # type: ignore[operator]
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy and the recall of each class."""
+        self._log_metrics("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy and the recall of each class."""
+        self._log_metrics("test")
+
+    def _log_metrics(self, stage: str) -> None:
+        self._at.pop(stage, None)
+        if self.trainer.sanity_checking or self.learner.empty:
+            return
+        accuracy, recall = self.accuracy[stage], self.recall[stage]
+        with warnings.catch_warnings():  # a rank may have had no sample at all
+            warnings.simplefilter("ignore", UserWarning)
+            self.log(f"{stage}_accuracy", accuracy.compute(), prog_bar=True)  # type: ignore[operator]
+            each = recall.compute()  # type: ignore[operator]
+        self.log_dict({f"{stage}_recall_{k}": value for k, value in enumerate(each)})
+        accuracy.reset()  # type: ignore[operator]
+        recall.reset()  # type: ignore[operator]
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Scores (B, K)."""
+        return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch))  # type: ignore[no-any-return]
+
+    # -- the store and checkpoints -------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Open the store, on the first rank."""
+        if self.hparams["store"] is not None:
+            self.learner.open(self.hparams["store"], self.classifier.backbone)
+
+    def teardown(self, stage: str) -> None:
+        """Close it."""
+        self.learner.close()
+
+    def on_fit_start(self) -> None:
+        """What a checkpoint said is behind us: with a store, the head is what the store says."""
+        self.learner.restore()
+
+    on_validation_start = on_test_start = on_predict_start = on_fit_start
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
+        if self._trainer is not None:
+            self._level()
+        if isinstance(self.head, LSSVMHead) and self.head.statistics is not None and self.head.n:
+            self.head.refresh()
+        state = checkpoint["state_dict"]
+        state.update({f"classifier.head.{name}": value for name, value in self.head.state_dict().items()})
+        checkpoint[STATE] = {"learner": self.learner.state_dict(), "train": list(self._at.get("train", (-1, 0)))}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Undo it."""
+        saved = checkpoint.get(STATE)
+        if saved is not None:
+            self.learner.load_state_dict(saved["learner"])
+            self._at["train"] = (saved["train"][0], saved["train"][1])
+            self._resumed = True
+
+
+def unpack_inputs(batch: Any) -> Tensor:
+    """The inputs of a batch with or without labels."""
+    return batch["x"] if isinstance(batch, dict) else batch[0]  # type: ignore[no-any-return]
+
+
+def warn_once(module: Any, message: str) -> None:
+    """Say it on the first rank, once for each kind of message."""
+    told = module.__dict__.setdefault("_told", set())
+    kind = message.split(":")[-1]
+    if ranks.is_first() and kind not in told:
+        told.add(kind)
+        module.print(f"torchlssvm: {message}")

@@ -1,0 +1,169 @@
+"""``OnlineProbe``: how well a head would do on the features of a network that is still being trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from torchlssvm.errors import GridError
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads import LSSVMHead
+from torchlssvm.lightning import ranks
+from torchlssvm.lightning.data import unpack
+from torchlssvm.lightning.finding import log_metrics, moment
+from torchlssvm.window import SlidingWindow
+
+
+class OnlineProbe(Callback):
+    """A closed-form linear probe on the last ``window`` features of a layer; no learning rate, no extra pass over the data.
+
+    What the network computes in training goes into a sliding window, stale features leave it, and the head is at any time the
+    one of the window. At validation its accuracy on the validation features is logged. Several ranks have a window each,
+    and the probe is the one of all windows together. The window is not saved: after a restart it fills again.
+
+    Args:
+        layer: the dotted name of the module whose output (B, J) are the features.
+        num_classes: K.
+        window: samples in the window of each rank.
+        rho: of the head.
+        name: what the accuracy is logged as.
+
+    >>> OnlineProbe("backbone", num_classes=10).state_key
+    'OnlineProbe(layer=backbone, name=probe_accuracy)'
+    """
+
+    def __init__(
+        self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy"
+    ):
+        self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
+        self.rho, self.name = rho, name
+        self.window: SlidingWindow | None = None
+        self.probe: LSSVMHead | None = None  # of all ranks, made for a validation
+        self.accuracy: float | None = None
+        self.seen = 0
+        self._captured: Tensor | None = None
+        self._hook: Any = None
+        self._right = self._total = 0
+        self._position = self._train_position = 0  # samples of this rank that are done in this epoch
+
+    @property
+    def state_key(self) -> str:
+        """One for each layer and name."""
+        return f"OnlineProbe(layer={self.layer}, name={self.name})"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Watch the layer."""
+        parts = dict(pl_module.named_modules())
+        if self.layer not in parts or not self.layer:
+            raise ValueError(
+                f"{type(pl_module).__name__} has no module {self.layer!r}: layer names one, e.g. 'backbone'"
+            )
+        self._hook = parts[self.layer].register_forward_hook(self._capture)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Watch no longer."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _capture(self, module: Any, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            self._captured = output.detach().flatten(1)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Take the features of this batch into the window."""
+        x, y = self._real(unpack(args[1]).y, trainer.train_dataloader)
+        if x is None or not len(x):
+            return
+        self.seen += len(x)
+        x = x.float().clone()
+        try:
+            self.window = self.window or self._new(x, FixedPoint.auto(largest(x)))
+            self.window.add(x, y)
+        except GridError:  # features have outgrown the grid
+            self._move(FixedPoint.auto(largest(x)))
+            self.window.add(x, y)  # type: ignore[union-attr]
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A new epoch."""
+        self._position = 0
+
+    def _real(self, y: Tensor, loader: Any) -> tuple[Tensor | None, Tensor]:
+        """Features and labels of this batch, without what a distributed sampler repeats."""
+        x, self._captured = self._captured, None
+        keep = ranks.without_padding(loader, self._position, len(y))
+        self._position += len(y)
+        return (None if x is None or len(x) != len(y) else x[:keep]), y[:keep]
+
+    def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
+        head = LSSVMHead(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
+        return SlidingWindow(head, self.size)
+
+    def _move(self, grid: FixedPoint) -> None:
+        """The same window on another grid."""
+        assert self.window is not None
+        parts = list(self.window)
+        self.window = self._new(parts[0][0], grid)
+        for x, y in parts:
+            self.window.add(x, y)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the windows of all ranks together."""
+        self._right = self._total = 0
+        self._position, self._train_position = 0, self._position
+        self._captured = None
+        self.probe = None if trainer.sanity_checking else self._together()
+
+    def _together(self) -> LSSVMHead | None:
+        """One head of all ranks' windows, on the coarsest of their grids."""
+        mine = None if self.window is None or not len(self.window) else self.window.machine
+        if not ranks.several():
+            return mine
+        grids = [grid for grid in ranks.gather(mine and mine.grid) if grid is not None]
+        if not grids:
+            return None
+        grid = max(grids, key=lambda g: g.limit)
+        if self.window is not None and mine is not None and mine.grid != grid:
+            self._move(grid)
+            mine = self.window.machine
+        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.statistics.state().items()}))
+        total: LSSVMHead | None = None
+        for state in states:
+            if state is not None:
+                part = LSSVMHead.from_config(state[0])
+                part._adopt(state[1])
+                total = part if total is None else total.merge(part)
+        return total if mine is None or total is None else total.to(mine.device)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Let the probe judge the features of this batch."""
+        x, y = self._real(unpack(args[1]).y, trainer.val_dataloaders)
+        if self.probe is not None and x is not None and len(x) and self.probe.n:
+            self._right += int((self.probe.predict(x) == y).sum())
+            self._total += len(y)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the accuracy."""
+        self._position = self._train_position
+        if trainer.sanity_checking:
+            return
+        sums = ranks.gather((self._right, self._total))
+        total = sum(t for _, t in sums)
+        if total:
+            self.accuracy = sum(r for r, _ in sums) / total
+            log_metrics(trainer, {self.name: self.accuracy})
+
+    def state_dict(self) -> dict[str, Any]:
+        """How much was seen, and the last accuracy."""
+        return {"seen": self.seen, "accuracy": self.accuracy}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo it; the window fills again."""
+        self.seen, self.accuracy = state_dict["seen"], state_dict["accuracy"]
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude; 1 where there is none."""
+    return float(x.abs().max()) or 1.0

@@ -1,0 +1,110 @@
+"""What the ranks of a run tell each other. Every function is called on all ranks, and does nothing more where there is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch import distributed as dist
+from torch.utils.data import DistributedSampler
+
+from torchlssvm.distributed import sync
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads import LSSVMHead
+
+T = TypeVar("T")
+
+
+def several() -> bool:
+    """Whether there is more than one rank."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def is_first() -> bool:
+    """Whether this is the rank that reads sources and writes files."""
+    return not several() or dist.get_rank() == 0
+
+
+def share(value: T) -> T:
+    """The value of the first rank, on all ranks."""
+    if not several():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather(value: T) -> list[T]:
+    """The values of all ranks, in their order, on all ranks."""
+    if not several():
+        return [value]
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """Do something on the first rank; its result, or its error, is that of all ranks."""
+    result: Any = None
+    error: Exception | None = None
+    if is_first():
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+    if several():
+        result, error = share((result, error))
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def is_summed(head: Any) -> bool:
+    """Whether ranks add up what they learned (a head on a grid), or have to learn the same, all of them."""
+    return isinstance(head, LSSVMHead) and head.statistics is not None and head.statistics.exact
+
+
+def level(head: Any) -> None:
+    """All ranks hold what each of them learned since the last time."""
+    if several() and is_summed(head):
+        sync(head)
+
+
+def copy_from_first(head: LSSVMHead) -> None:
+    """All ranks hold what the first one holds."""
+    if not several():
+        return
+    assert head.statistics is not None
+    state = share({k: v.cpu() for k, v in head.statistics.state().items()} if is_first() else None)
+    options = share((head.rho, head.class_weight))
+    if not is_first() and state is not None:
+        head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+        head.rho = options[0]
+
+
+def agree_on_grid(head: Any, x: Tensor) -> None:
+    """A head whose grid is still to be taken from the first batch takes it from the first batches of all ranks."""
+    if not several() or not is_summed(head):
+        return
+    stats = head.statistics
+    if stats.grid is None:  # on all ranks, or on none: each has learned a batch, or none has
+        largest = max(gather(float(x.abs().max()) if x.numel() else 0.0))
+        if math.isfinite(largest):
+            stats.decide("labels", FixedPoint.auto(largest), None)
+
+
+def without_padding(loader: Any, position: int, size: int) -> int:
+    """How many of the next ``size`` samples of this rank are real, ``position`` of them being done in this epoch.
+
+    A ``DistributedSampler`` deals samples out in turns and repeats the first ones until all ranks have as many: the sample
+    in place p of rank r is number p W + r, and a repetition if that is not below the number of samples.
+    """
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    sampler = sampler if isinstance(sampler, DistributedSampler) else inner
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return size
+    real = math.ceil((len(sampler.dataset) - sampler.rank) / sampler.num_replicas)  # type: ignore[arg-type]
+    return max(0, min(size, real - position))

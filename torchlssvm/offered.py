@@ -1,0 +1,106 @@
+"""Which samples training has offered to a head already, so that none is counted twice and none that was erased comes back.
+
+A second epoch, the padding of a distributed sampler and a run that is resumed all show samples again. That a sample is held
+says too little: one that was learned and then erased is not held, and must stay out. So each id that was offered is
+remembered, as a keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the
+event did not make it into the journal; without one they go into the checkpoint, with the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from torchlssvm.errors import StoreError
+from torchlssvm.store import SampleStore
+
+__all__ = ["Offered"]
+
+FILE = "offered.jsonl"
+NOTE = "offered_key"
+
+
+class Offered:
+    """The set of sample ids that were offered.
+
+    >>> offered = Offered()
+    >>> offered.record(["a", "b"], "e1")
+    >>> offered.new(["b", "c", "c"])
+    [1]
+    >>> other = Offered()
+    >>> other.load_state_dict(offered.state_dict())
+    >>> other.new(["a", "d"])
+    [1]
+    """
+
+    def __init__(self, store: SampleStore | None = None):
+        self.store = store
+        self.hashes: set[bytes] = set()
+        self.key = b""
+        if store is not None:
+            made = store.update_note(NOTE, lambda old: old or secrets.token_hex(16))
+            self.key = bytes.fromhex(made)
+            self._read(store)
+
+    def _hash(self, sample_id: str) -> bytes:
+        return hashlib.blake2b(sample_id.encode(), digest_size=16, key=self.key).digest()
+
+    def new(self, ids: Sequence[str]) -> list[int]:
+        """The places of the ids that were not offered before, each id once."""
+        seen: set[bytes] = set()
+        places = []
+        for k, hash_ in enumerate(map(self._hash, ids)):
+            if hash_ not in self.hashes and hash_ not in seen:
+                seen.add(hash_)
+                places.append(k)
+        return places
+
+    def record(self, ids: Iterable[str], event_id: str) -> None:
+        """These ids are about to be added by an event (with a store), or were just added (without)."""
+        hashes = [self._hash(i) for i in ids]
+        self.hashes.update(hashes)
+        if self.store is not None:
+            line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
+            with (self.store.path / FILE).open("a", encoding="ascii") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _read(self, store: SampleStore) -> None:
+        """Read the file; a last line that is not whole, or whose event was never applied, is taken back."""
+        path = store.path / FILE
+        if not path.exists():
+            return
+        lines = path.read_bytes().split(b"\n")
+        torn, lines = lines[-1], lines[:-1]
+        applied = {entry.event_id for entry in store.history()}
+        try:
+            records = [json.loads(line) for line in lines]
+            while records and records[-1]["event_id"] not in applied:
+                records.pop()
+            self.hashes = {bytes.fromhex(h) for record in records for h in record["ids"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{path} is damaged: {error}") from None
+        if torn or len(records) < len(lines):
+            whole = b"".join(line + b"\n" for line in lines[: len(records)])
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+                os.fsync(file.fileno())
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; empty with a store, which has it all."""
+        if self.store is not None or not self.hashes:
+            return {}
+        return {"hashes": torch.frombuffer(bytearray(b"".join(sorted(self.hashes))), dtype=torch.uint8)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        if self.store is None:
+            packed = bytes(state["hashes"].tolist()) if state else b""
+            self.hashes = {packed[i : i + 16] for i in range(0, len(packed), 16)}

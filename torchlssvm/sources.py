@@ -1,0 +1,189 @@
+"""Where corrections come from: a file that is being appended to, a queue, any iterable. No Trainer in here.
+
+A source is read without waiting and remembers where it stands. ``cursor`` is a number that goes into a checkpoint, and
+``seek(cursor)`` goes back there, so that what was read after the checkpoint is read again:
+
+>>> from torchlssvm.events import Remove
+>>> source = as_source([Remove(ids=["a"]), Remove(ids=["b"]), Remove(ids=["c"])])
+>>> len(source.read(2)), source.cursor
+(2, 2)
+>>> source.seek(1)
+>>> [item.event.ids for item in source.read(10)]
+[('b',), ('c',)]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import queue
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchlssvm.errors import StoreError
+from torchlssvm.events import Event, EventBase, from_primitives
+
+__all__ = ["FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing read: an event, or what stood there (``raw``) and the ``reason`` why it is none."""
+
+    event: Event | None
+    raw: Any = None
+    reason: str = ""
+
+
+class Source(Protocol):
+    """What :class:`~torchlssvm.corrections.Corrector` reads from."""
+
+    cursor: int
+
+    def read(self, limit: int) -> list[Item]:
+        """What has arrived, at most ``limit`` items, without waiting."""
+
+    def seek(self, cursor: int) -> None:
+        """Go on from an earlier ``cursor``."""
+
+
+def as_item(value: Any) -> Item:
+    """An event, a dict of primitives, or something that is neither."""
+    if isinstance(value, EventBase):
+        return Item(value)  # type: ignore[arg-type]
+    try:
+        return Item(from_primitives(value))
+    except (ValueError, TypeError, RuntimeError) as error:
+        return Item(None, value if isinstance(value, Mapping | str) else repr(value), str(error))
+
+
+class FileSource:
+    """Events as JSON, one a line, in a file that may still be written to, or not be there yet.
+
+    A line counts once its line end is there. The cursor is the position in bytes. A line without an ``event_id`` gets one from
+    its place and content, the same at each reading. Blank lines and lines that start with ``#`` are passed over, so that a
+    person can edit the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.cursor = 0
+
+    def read(self, limit: int) -> list[Item]:
+        """The next complete lines. StoreError if the file is shorter than what was read of it."""
+        items: list[Item] = []
+        if not self.path.exists():
+            if self.cursor:
+                raise StoreError(f"{self.path} is gone, {self.cursor} bytes of it were read before")
+            return items
+        with self.path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self.cursor:
+                raise StoreError(
+                    f"{self.path} has become shorter than the {self.cursor} bytes that were read of it: events are appended, "
+                    "never taken out. Use another file for new ones."
+                )
+            file.seek(self.cursor)
+            while len(items) < limit:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    break
+                if line.strip() and not line.lstrip().startswith(b"#"):
+                    items.append(self._parse(line))
+                self.cursor += len(line)
+        return items
+
+    def _parse(self, line: bytes) -> Item:
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Item(None, line.decode("utf-8", "replace").rstrip(), f"not JSON: {error}")
+        if isinstance(data, dict) and "event_id" not in data:
+            data["event_id"] = hashlib.blake2b(f"{self.cursor}:".encode() + line, digest_size=16).hexdigest()
+        return as_item(data)
+
+    def seek(self, cursor: int) -> None:
+        """Go to a position in bytes."""
+        self.cursor = cursor
+
+
+class QueueSource:
+    """A ``queue.Queue`` or ``multiprocessing.Queue`` of events or dicts. The cursor counts what was taken.
+
+    A queue cannot be read again: what was taken after the last checkpoint is lost with a process that is killed, unless a
+    store keeps what was done, or whoever fills the queue sends it again (an event id is applied once).
+    """
+
+    def __init__(self, events: Any):
+        self.queue = events
+        self.cursor = 0
+
+    def read(self, limit: int) -> list[Item]:
+        """What is in the queue now."""
+        items: list[Item] = []
+        while len(items) < limit:
+            try:
+                items.append(as_item(self.queue.get_nowait()))
+            except queue.Empty:
+                break
+        self.cursor += len(items)
+        return items
+
+    def seek(self, cursor: int) -> None:
+        """Count from here on; the queue itself stays where it is."""
+        self.cursor = cursor
+
+
+class IterableSource:
+    """Any iterable of events or dicts, taken a few at a time. The cursor counts them.
+
+    A list is read again from any place; an iterator that was made anew is moved on over what was read before.
+    """
+
+    def __init__(self, events: Iterable[Any]):
+        self.events = events
+        self.cursor = 0
+        self._taken = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def read(self, limit: int) -> list[Item]:
+        """The next ones."""
+        if self._iterator is None:
+            self._iterator = iter(self.events)
+            self._taken = sum(1 for _ in itertools.islice(self._iterator, self.cursor))
+        items = [as_item(value) for value in itertools.islice(self._iterator, limit)]
+        self._taken += len(items)
+        self.cursor = max(self.cursor, self._taken)
+        return items
+
+    def seek(self, cursor: int) -> None:
+        """Go on after so many events."""
+        if self._iterator is not None and cursor == self._taken:
+            return
+        if self._iterator is not None and iter(self.events) is self._iterator:  # an iterator only goes on
+            if cursor < self._taken:
+                raise StoreError(
+                    f"an iterator cannot go back from event {self._taken} to {cursor}: give a list or a file"
+                )
+            self._taken += sum(1 for _ in itertools.islice(self._iterator, cursor - self._taken))
+            self.cursor = cursor
+            return
+        self.cursor, self._iterator = cursor, None
+
+
+def as_source(given: Any) -> Source:
+    """A source from a path, a queue, an iterable of events, or a source itself."""
+    if isinstance(given, str | os.PathLike):
+        return FileSource(given)
+    if callable(getattr(given, "get_nowait", None)):
+        return QueueSource(given)
+    if all(hasattr(given, name) for name in ("read", "seek", "cursor")):
+        return given  # type: ignore[no-any-return]
+    if isinstance(given, Iterable) and not isinstance(given, Mapping | bytes):
+        return IterableSource(given)
+    raise ValueError(
+        f"source must be a path to a JSONL file, a queue or an iterable of events; got {type(given).__name__}"
+    )
