@@ -4,12 +4,16 @@ A second epoch, the padding of a distributed sampler and a run that is resumed a
 says too little: one that was learned and then erased is not held, and must stay out. So each id that was offered is
 remembered, as a keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the
 event did not make it into the journal; without one they go into the checkpoint, with the head.
+
+Whoever has that file can test whether an id was there, so ``SampleStore.compact`` removes it, key and all. From then on only
+this process remembers what was erased: take it out of the data set as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -18,12 +22,13 @@ from typing import Any
 import torch
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store import SampleStore
+from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 
 __all__ = ["Offered"]
 
-FILE = "offered.jsonl"
-NOTE = "offered_key"
+FILE = f"offered{UNTIL_COMPACTION}"
+
+log = logging.getLogger("torchlssvm.offered")
 
 
 class Offered:
@@ -44,8 +49,7 @@ class Offered:
         self.hashes: set[bytes] = set()
         self.key = b""
         if store is not None:
-            made = store.update_note(NOTE, lambda old: old or secrets.token_hex(16))
-            self.key = bytes.fromhex(made)
+            self.key = secrets.token_bytes(16)
             self._read(store)
 
     def _hash(self, sample_id: str) -> bytes:
@@ -56,7 +60,8 @@ class Offered:
         seen: set[bytes] = set()
         places = []
         for k, hash_ in enumerate(map(self._hash, ids)):
-            if hash_ not in self.hashes and hash_ not in seen:
+            held = self.store is not None and ids[k] in self.store
+            if hash_ not in self.hashes and hash_ not in seen and not held:
                 seen.add(hash_)
                 places.append(k)
         return places
@@ -66,9 +71,11 @@ class Offered:
         hashes = [self._hash(i) for i in ids]
         self.hashes.update(hashes)
         if self.store is not None:
+            path = self.store.path / FILE
+            head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
             line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
-            with (self.store.path / FILE).open("a", encoding="ascii") as file:
-                file.write(line + "\n")
+            with path.open("a", encoding="ascii") as file:
+                file.write(head + line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -76,15 +83,22 @@ class Offered:
         """Read the file; a last line that is not whole, or whose event was never applied, is taken back."""
         path = store.path / FILE
         if not path.exists():
+            if any(entry.kind == "remove" for entry in store.history()):
+                log.warning(
+                    "samples were erased from %s, and nothing remembers which: what the data set still holds is learned again",
+                    store.path,
+                )
             return
         lines = path.read_bytes().split(b"\n")
         torn, lines = lines[-1], lines[:-1]
         applied = {entry.event_id for entry in store.history()}
         try:
             records = [json.loads(line) for line in lines]
-            while records and records[-1]["event_id"] not in applied:
+            while len(records) > 1 and records[-1]["event_id"] not in applied:
                 records.pop()
-            self.hashes = {bytes.fromhex(h) for record in records for h in record["ids"]}
+            if records:
+                self.key = bytes.fromhex(records[0]["key"])
+            self.hashes = {bytes.fromhex(h) for record in records[1:] for h in record["ids"]}
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} is damaged: {error}") from None
         if torn or len(records) < len(lines):

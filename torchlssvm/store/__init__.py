@@ -5,13 +5,25 @@ A store is a folder:
     samples.sqlite            the samples, the journal and the head's options (with its log: -wal, -shm)
     <position>.snapshot.pt    the head's statistics at a journal position, so that opening is fast
     acknowledged              the position last reported to a caller
+    *.until-compaction        what others keep here that may tell of erased samples; compaction removes it
 """
 
 from torchlssvm.store.applying import Receipt
 from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.journal import Entry
 from torchlssvm.store.reading import Sample
 from torchlssvm.store.rows import Rows
 from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
 
-__all__ = ["Compaction", "Entry", "Preview", "Receipt", "Rows", "Sample", "SampleStore", "StoreDataset"]
+__all__ = [
+    "UNTIL_COMPACTION",
+    "Compaction",
+    "Entry",
+    "Preview",
+    "Receipt",
+    "Rows",
+    "Sample",
+    "SampleStore",
+    "StoreDataset",
+]

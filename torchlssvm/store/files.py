@@ -24,6 +24,8 @@ SUFFIX = ".snapshot.pt"
 FORMAT = "torchlssvm-snapshot-1"
 TRAILER = 32
 ROOM = 256
+UNTIL_COMPACTION = ".until-compaction"
+"""Files of the store's folder whose names end in this may tell of erased samples: compaction removes them."""
 
 
 def sync_folder(path: Path) -> None:

@@ -14,6 +14,7 @@ from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Event, EventBase
 from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
+from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.machine import ByIds, Linear
 
 log = logging.getLogger("torchlssvm.store")
@@ -201,8 +202,8 @@ class SampleStore(Certifying):
         """Make sure that what was erased is in no file of the store any more.
 
         Destroys the key of the HMACs of earlier digests, rewrites the database without its gaps, empties the log, saves the
-        statistics and removes older snapshots. An open reader keeps the log from being emptied: that is a StoreBusyError,
-        and certificates say ``compacted: false`` until a compaction went through.
+        statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the log
+        from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went through.
         """
         with self._lock:
             machine = self._writable()
@@ -224,7 +225,8 @@ class SampleStore(Certifying):
                     )
                 old = [p for p in self._snapshots.paths() if self._snapshots.position(p) < position]
                 self._snapshot()
-                self._snapshots.remove([p for p in old if p.exists()])
+                told = sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))
+                self._snapshots.remove([p for p in [*old, *told] if p.exists()])
                 self._db.put("compacted", position)
             return Compaction(position, [p.name for p in old], self._checkpoints_before(position))
 
