@@ -140,6 +140,8 @@ class Engine(State):
         if found is None:
             return False
         alpha, g, b, side = found
+        if len(remove):  # a duplicate of a margin vector has g = 0, too; it goes all the same
+            alpha[at], side[at] = 0.0, -1.0
         inside = (side == 0).nonzero()[:, 0]
         old = self.snapshot()
         if len(inside) < 2 or not m.build(inside, alpha[inside], b):

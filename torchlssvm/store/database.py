@@ -163,8 +163,10 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Take the write lock; everything inside is written together, or not at all."""
         with self.lock:
-            self.run("BEGIN IMMEDIATE")
+            if self.connection.in_transaction:
+                raise StoreError(f"{self.path}: a transaction is open already")
             try:
+                self.run("BEGIN IMMEDIATE")
                 yield
                 self.run("COMMIT")
             except BaseException:

@@ -88,9 +88,9 @@ class SampleStore(Certifying):
         given = checked(events)
         with self._lock:
             machine = self._writable()
-            self._db.run("BEGIN IMMEDIATE")
             work: Work | None = None
             try:
+                self._db.run("BEGIN IMMEDIATE")
                 work = self._begin(machine)
                 results = [work.do(event) for event in given]
                 digest, chain = self._finish(machine, work)
@@ -178,8 +178,8 @@ class SampleStore(Certifying):
         given = checked(events)
         with self._lock:
             machine = self._writable()
-            self._db.run("BEGIN IMMEDIATE")
             try:
+                self._db.run("BEGIN IMMEDIATE")
                 self._begin(machine)
                 before = predictions(machine, x)
                 trial = machine.copy()
@@ -189,7 +189,8 @@ class SampleStore(Certifying):
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
-                self._db.run("ROLLBACK")
+                if self._db.connection.in_transaction:
+                    self._db.run("ROLLBACK")
                 self._table.load_codec()
         flips = None
         if x is not None:
