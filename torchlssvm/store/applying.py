@@ -220,8 +220,7 @@ class Work:
             log.exception("taking the head back failed")
             return False
         finally:
-            if connection.in_transaction:
-                self.table.db.run("ROLLBACK")
+            self.table.db.roll_back()
             self.table.load_codec()
 
 

@@ -170,9 +170,13 @@ class Database:
                 yield
                 self.run("COMMIT")
             except BaseException:
-                if self.connection.in_transaction:
-                    self.run("ROLLBACK")
+                self.roll_back()
                 raise
+
+    def roll_back(self) -> None:
+        """End a transaction, if one is open, as if it had not been."""
+        if self.connection.in_transaction:
+            self.run("ROLLBACK")
 
     def get(self, name: str, default: Any = MISSING) -> Any:
         """A value of the meta table; StoreError when it is not there, unless there is a default."""

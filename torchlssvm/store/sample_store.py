@@ -157,8 +157,7 @@ class SampleStore(Certifying):
 
     def _take_back(self, work: Work | None) -> None:
         if work is None:
-            if self._db.connection.in_transaction:
-                self._db.run("ROLLBACK")
+            self._db.roll_back()
             return
         if work.undo():
             work.machine.note()
@@ -189,8 +188,7 @@ class SampleStore(Certifying):
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
-                if self._db.connection.in_transaction:
-                    self._db.run("ROLLBACK")
+                self._db.roll_back()
                 self._table.load_codec()
         flips = None
         if x is not None:
