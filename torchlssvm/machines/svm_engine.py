@@ -129,7 +129,7 @@ class Engine(State):
             side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
             positions = [i for i in m.slot if i < s.n]
             slots = [m.slot[i] for i in positions]
-            known = (positions, m.QS[: s.n, slots].T.contiguous())
+            known = (positions, m.QS[slots, : s.n])
         u = s.u.clone()
         if len(remove):
             at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)

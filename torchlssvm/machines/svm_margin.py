@@ -28,7 +28,7 @@ ENDLESS = float("inf")
 class Margin:
     """Slots 1.. for margin vectors, slot 0 for b; buffers double, a free slot is a row and a column of zeros.
 
-    QS (n, slots) holds the columns of Q, sample by sample, so that dropping or picking samples moves whole rows. Names that
+    QS (slots, n) holds the margin vectors' rows of Q, and y in row 0; QSn is its transpose, as far as it is in use. Names that
     begin with h are views of the same memory for the host (see :class:`Samples`).
     """
 
@@ -52,13 +52,13 @@ class Margin:
         k, old = self.slots, self.__dict__.copy()
         self.slots = slots
         self.R, self.A = new(slots, slots), new(slots, slots)
-        self.QS = new(self.samples.capacity, slots)
+        self.QS = new(slots, self.samples.capacity)
         self.a, self.rise, self.used = new(slots), new(slots), new(slots)
         self.lower, self.upper = new(slots, value=-ENDLESS), new(slots, value=ENDLESS)
         self.at = torch.zeros(slots, dtype=torch.int64, device=self.device)
         if k:
             self.R[:k, :k], self.A[:k, :k] = old["R"], old["A"]
-            self.QS[: len(old["QS"]), :k] = old["QS"]
+            self.QS[:k, : old["QS"].shape[1]] = old["QS"]
             for name in ("a", "rise", "used", "lower", "upper", "at"):
                 getattr(self, name)[:k] = old[name]
         self.used[0] = 1.0
@@ -71,7 +71,7 @@ class Margin:
 
     def _set_top(self) -> None:
         k = self.top
-        self.Rk, self.Ak, self.QSn = self.R[:k, :k], self.A[:k, :k], self.QS[: self.samples.n, :k]
+        self.Rk, self.Ak, self.QSn = self.R[:k, :k], self.A[:k, :k], self.QS[:k, : self.samples.n].T
         self.hAk, self.hRk, self.hQS = self.host(self.Ak), self.host(self.Rk), self.host(self.QS)
         vectors = (self.a, self.rise, self.used, self.lower, self.upper, self.at)
         self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (self.host(t[:k]) for t in vectors)
@@ -85,9 +85,9 @@ class Margin:
 
     def fit_capacity(self) -> None:
         """Follow the sample buffers when they have grown."""
-        if len(self.QS) < self.samples.capacity:
-            QS = torch.zeros(self.samples.capacity, self.slots, dtype=torch.float64, device=self.device)
-            QS[: len(self.QS)] = self.QS
+        if self.QS.shape[1] < self.samples.capacity:
+            QS = torch.zeros(self.slots, self.samples.capacity, dtype=torch.float64, device=self.device)
+            QS[:, : self.QS.shape[1]] = self.QS
             self.QS = QS
 
     def appended(self, positions: range, Q: Tensor | None) -> None:  # (B, n)
@@ -97,17 +97,17 @@ class Margin:
         start, stop = positions.start, positions.stop
         if len(self) and Q is not None:
             self.QSn[start:stop] = Q[:, self.at[: self.top]]
-        self.QS[start:stop, 0] = self.samples.y[start:stop]
+        self.QS[0, start:stop] = self.samples.y[start:stop]
 
     def moved(self, moves: list[tuple[int, int]]) -> None:
         """Follow the samples that filled gaps, after a deletion."""
         for last, i in moves:
-            self.QS[i] = self.QS[last]
+            self.QS[:, i] = self.QS[:, last]
             if (slot := self.slot.pop(last, None)) is not None:
                 self.slot[i] = slot
                 self.position[slot] = i
                 self.hat[slot] = i
-        self.QSn = self.QS[: self.samples.n, : self.top]
+        self.QSn = self.QS[: self.top, : self.samples.n].T
 
     def gather(self, values: Any, first: float) -> Any:  # (n,) -> (top,)
         """values of the margin vectors in their slots, ``first`` in b's, zero in free ones: a right-hand side of (6)."""
@@ -161,7 +161,7 @@ class Margin:
         self.position[slot], self.slot[i] = i, slot
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
-        self.hQS[: self.samples.n, slot] = hrow
+        self.hQS[slot, : self.samples.n] = hrow
         border = self.border if beta is not None else (y,)
         A, k = self.hAk, len(border)
         A[slot, :k] = border if k > 1 else y
@@ -181,7 +181,7 @@ class Margin:
         if not self.mild(self.slot[i]):
             self.residual = ENDLESS
         slot = self.slot.pop(i)
-        self.samples.remember(i, self.QSn, slot)
+        self.samples.remember(i, self.QS[slot])
         alpha = float(self.ha[slot])
         if len(self.slot):
             svm_path.shrink_(self.Rk, slot)
@@ -229,7 +229,7 @@ class Margin:
     def clear(self) -> None:
         """No margin vectors; b stays."""
         self._empty(self.slots, float(self.ha[0]))
-        self.QS[: self.samples.n, 0] = self.samples.y
+        self.QS[0, : self.samples.n] = self.samples.y
 
     def build(self, positions: Tensor, alpha: Tensor, b: float) -> bool:  # (s,), (s,)
         """All at once: these margin vectors, R by one inversion. False, and no margin vectors, if they are dependent."""
@@ -237,7 +237,7 @@ class Margin:
         while slots <= s:
             slots *= 2
         self._empty(slots, b)
-        self.QS[: self.samples.n, 0] = self.samples.y
+        self.QS[0, : self.samples.n] = self.samples.y
         if not s:
             return True
         block = self.samples.block(positions)  # (s, n)
@@ -246,7 +246,7 @@ class Margin:
         self.slot = {i: t for t, i in enumerate(self.position) if t}
         self.at[1:k], self.used[1:k], self.a[1:k] = positions, 1.0, alpha
         self.lower[1:k], self.upper[1:k] = 0.0, self.samples.u[positions]
-        self.QS[: self.samples.n, 1:k] = block.T
+        self.QS[1:k, : self.samples.n] = block
         self._set_top()
         y = self.samples.y[positions]
         A = self.Ak

@@ -17,7 +17,7 @@ the reserve set; -1: g <= 0, the error set; 0: a margin vector), and the slack s
 
 
 def _numpy(t: Tensor) -> Any:
-    return t if checks.is_fake(t) else t.numpy()
+    return t.numpy() if type(t) is Tensor else t  # a subclass has no memory here: a fake tensor
 
 
 def _same(t: Tensor) -> Any:
@@ -297,10 +297,10 @@ class Samples:
         self._high = max(self._high, slot + 1)
         self._rows[slot, : self.n] = row
 
-    def remember(self, i: int, QS: Tensor, slot: int) -> None:  # (n, slots)
+    def remember(self, i: int, row: Tensor) -> None:  # (capacity,)
         """Keep the row of a sample that leaves the margin set, unless it is there already."""
         if i not in self._row_of:
-            self.keep_row(i, QS[: self.n, slot])
+            self.keep_row(i, row[: self.n])
 
     def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
         """Fill in the columns of samples just appended."""
