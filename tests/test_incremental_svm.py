@@ -284,8 +284,8 @@ def test_kernel_rows_are_kept_within_the_cache():
         for i in ids[1::20].tolist():
             svm.remove([i])
         assert svm.kkt_violation() < 1e-11
-    assert len(small._engine.samples._rows) == 5
-    assert len(none._engine.samples._rows) == 0
+    assert len(small._engine.samples.rows.rows) == 5
+    assert len(none._engine.samples.rows.rows) == 0
     torch.testing.assert_close(small.alpha, large.alpha, rtol=0, atol=1e-9)
     torch.testing.assert_close(none.alpha, large.alpha, rtol=0, atol=1e-9)
 

@@ -84,7 +84,7 @@ class Estimates(SVMBase):
         d = torch.zeros_like(s.y)
         d[c] = -alpha
         try:
-            return walker.walk(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
+            return walker.walk_out(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
         finally:
             for name, value in before["vectors"].items():
                 s.vectors[name][: s.n] = value

@@ -41,11 +41,9 @@ class Drive:
         self.balance = float((samples.hy[self.driven] * d).sum())
         self.size = float(abs(d).sum())
 
-    def advance(self, samples: Samples, t: float) -> None:
-        """Coefficients and bounds move by a step."""
-        samples.halpha[self.driven] += t * self.hd[self.driven]
-        if self.hrise is not None:
-            samples.hu += t * self.hrise
+    def place(self, samples: Samples, p: float) -> None:
+        """The coefficients at p: only where they are asked for on the way."""
+        samples.halpha[self.driven] = self.htarget[self.driven] - (1.0 - p) * self.hd[self.driven]
 
 
 @dataclass

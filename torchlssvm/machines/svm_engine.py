@@ -34,7 +34,7 @@ class Engine(State):
         try:
             new = range(s.n, s.n)
             if x is not None and len(ids):
-                new = s.append(x, ids, sign=torch.ones(len(ids), device=s.device, dtype=torch.float64), **vectors)
+                new = s.append(x, ids, **vectors)
                 self.margin.fit_capacity()
             if checks.is_fake(s.y):
                 self._dry_run(new)
@@ -64,12 +64,13 @@ class Engine(State):
             Q = s.q(new.start, ahead=False)[None]
         else:
             Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
-        self.margin.appended(new, Q)
-        s.extend_rows(new, Q)
-        g = Q @ s.alpha + s.y[new.start :] * self.b - 1.0
-        s.slack[new.start :] = g.abs()
-        s.sign[new.start :] = torch.where(g < 0, -1.0, 1.0)
-        moving = [new.start + k for k in (g < 0).nonzero()[:, 0].tolist()]
+        hQ = s.host(Q)
+        self.margin.appended(new, hQ)
+        s.rows.extend(new.start, new.stop, hQ)
+        g = s.host(torch.mv(Q, s.alpha)) + s.hy[new.start :] * self.b - 1.0
+        s.hslack[new.start :] = abs(g)
+        s.hsign[new.start :] = (g >= 0) * 2.0 - 1.0
+        moving = [new.start + k for k, value in enumerate(g.tolist()) if value < 0]
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
         if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
+from torchlssvm.machines.svm_near import Near
 from torchlssvm.machines.svm_samples import Samples
 
 DEPENDENT = 1e-12
@@ -34,6 +35,7 @@ class Margin:
 
     def __init__(self, samples: Samples):
         self.samples, self.device, self.host = samples, samples.device, samples.host
+        self.near = Near(samples)
         self._empty(8)
 
     def _empty(self, slots: int, b: float = 0.0) -> None:
@@ -42,6 +44,7 @@ class Margin:
         self.free: list[int] = []  # free slots below top
         self.slots = 0
         self.residual = ENDLESS  # of R, when last seen
+        self.near.forget()
         self._allocate(slots)
         self.ha[0] = b
 
@@ -62,19 +65,31 @@ class Margin:
             for name in ("a", "rise", "used", "lower", "upper", "at"):
                 getattr(self, name)[:k] = old[name]
         self.used[0] = 1.0
-        self._set_top()
+        self.near.slots(slots)
+        self._set_host()
 
     @property
     def top(self) -> int:
         """Slots in use lie below."""
         return len(self.position)
 
-    def _set_top(self) -> None:
-        k = self.top
-        self.Rk, self.Ak, self.QSn = self.R[:k, :k], self.A[:k, :k], self.QS[:k, : self.samples.n].T
-        self.hAk, self.hRk, self.hQS = self.host(self.Ak), self.host(self.Rk), self.host(self.QS)
+    def _set_host(self) -> None:
         vectors = (self.a, self.rise, self.used, self.lower, self.upper, self.at)
-        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (self.host(t[:k]) for t in vectors)
+        self._whole = [self.host(t) for t in vectors]
+        self.hR, self.hA, self.hQS = self.host(self.R), self.host(self.A), self.host(self.QS)
+        self._set_top()
+
+    def _set_top(self) -> None:
+        """Views of what is in use; h...: for the host."""
+        k = self.top
+        self.Rk, self.Ak = self.R[:k, :k], self.A[:k, :k]
+        self.hRk, self.hAk = self.hR[:k, :k], self.hA[:k, :k]
+        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (whole[:k] for whole in self._whole)
+
+    @property
+    def QSn(self) -> Tensor:
+        """y and the columns of Q, slot by slot (n, top)."""
+        return self.QS[: self.top, : self.samples.n].T
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -88,26 +103,31 @@ class Margin:
         if self.QS.shape[1] < self.samples.capacity:
             QS = torch.zeros(self.slots, self.samples.capacity, dtype=torch.float64, device=self.device)
             QS[:, : self.QS.shape[1]] = self.QS
-            self.QS = QS
+            self.QS, self.hQS = QS, self.host(QS)
 
-    def appended(self, positions: range, Q: Tensor | None) -> None:  # (B, n)
-        """Rows of QS for samples just appended, from their rows of Q."""
+    def appended(self, positions: range, Q: Any) -> None:  # (B, n) on the host
+        """Columns of QS for samples just appended, from their rows of Q."""
         self.fit_capacity()
-        self._set_top()
         start, stop = positions.start, positions.stop
         if len(self) and Q is not None:
-            self.QSn[start:stop] = Q[:, self.at[: self.top]]
-        self.QS[0, start:stop] = self.samples.y[start:stop]
+            self.hQS[: self.top, start:stop] = Q[:, self.hat].T
+        self.hQS[0, start:stop] = self.samples.hy[start:stop]
 
     def moved(self, moves: list[tuple[int, int]]) -> None:
         """Follow the samples that filled gaps, after a deletion."""
         for last, i in moves:
-            self.QS[:, i] = self.QS[:, last]
+            self.near.moved(last, i)
+            if last == i:
+                continue
+            self.hQS[:, i] = self.hQS[:, last]
             if (slot := self.slot.pop(last, None)) is not None:
                 self.slot[i] = slot
                 self.position[slot] = i
                 self.hat[slot] = i
-        self.QSn = self.QS[: self.top, : self.samples.n].T
+
+    def near_ready(self) -> bool:
+        """Whether a walk may look at the samples near the margin only."""
+        return self.device.type == "cpu" and self.near.ready(self.QS, self.top)
 
     def gather(self, values: Any, first: float) -> Any:  # (n,) -> (top,)
         """values of the margin vectors in their slots, ``first`` in b's, zero in free ones: a right-hand side of (6)."""
@@ -162,6 +182,7 @@ class Margin:
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
         self.hQS[slot, : self.samples.n] = hrow
+        self.near.entered(slot, hrow)
         border = self.border if beta is not None else (y,)
         A, k = self.hAk, len(border)
         A[slot, :k] = border if k > 1 else y
@@ -181,7 +202,8 @@ class Margin:
         if not self.mild(self.slot[i]):
             self.residual = ENDLESS
         slot = self.slot.pop(i)
-        self.samples.remember(i, self.QS[slot])
+        if i not in self.samples.rows:
+            self.samples.rows.put(i, self.hQS[slot, : self.samples.n], self.samples.n)
         alpha = float(self.ha[slot])
         if len(self.slot):
             svm_path.shrink_(self.Rk, slot)
@@ -224,7 +246,8 @@ class Margin:
         for name, value in old.items():
             setattr(self, name, value)
         self.slots = len(self.a)
-        self._set_top()
+        self.near.forget()
+        self._set_host()
 
     def clear(self) -> None:
         """No margin vectors; b stays."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.kernels import RBF, Kernel
+from torchlssvm.machines.svm_rows import RowCache
 
 VECTORS = ("y", "weight", "u", "alpha", "sign", "slack")
 """Per sample: label -1 or +1, weight of C, upper bound u = weight C, coefficient, the side that g must keep to (+1: g >= 0,
@@ -30,13 +31,25 @@ WIDE = 30.0
 """gamma |x|^2 beyond which RBF is computed from differences."""
 
 
+def _per_sample(name: str) -> Any:
+    """One of VECTORS as a tensor (n,)."""
+    return property(lambda self: self.vectors[name][: self.n])
+
+
 class Samples:
     """Samples in positions 0..n-1 of buffers that double; a removal moves the last sample into the gap.
 
     Rows of Q are computed on demand and kept, up to ``cache_bytes``, for the next time. ``host(t)`` is the same memory as a
-    NumPy array where it is on the CPU (indexing it costs a twentieth of what a tensor's does), else t; attributes that begin
-    with h are such views.
+    NumPy array where it is on the CPU (an operation on a few hundred numbers costs a fifth of what a tensor's does), else t;
+    attributes that begin with h are such views.
     """
+
+    y: Tensor = _per_sample("y")
+    weight: Tensor = _per_sample("weight")
+    u: Tensor = _per_sample("u")
+    alpha: Tensor = _per_sample("alpha")
+    sign: Tensor = _per_sample("sign")
+    slack: Tensor = _per_sample("slack")
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.kernel, self.device, self.cache_bytes = kernel, device, cache_bytes
@@ -46,21 +59,23 @@ class Samples:
         self.ids: list[int] = []
         self.where: dict[int, int] = {}  # id -> position
         self.x = torch.empty(0, 0, dtype=torch.float64, device=device)  # prepared rows, or the Gram matrix itself
-        self.vectors = {name: self._new(0) for name in VECTORS}
         self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
-        self._centre: Tensor | None = None
+        self._centre: Any = None
         self.wide = False
+        self._set_vectors({name: self._new(0) for name in VECTORS})
         self.forget_rows()
-        self._set_n(0)
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
+    def _set_vectors(self, vectors: dict[str, Tensor]) -> None:
+        self.vectors = vectors  # (capacity,) each
+        self._whole = [self.host(vectors[name]) for name in VECTORS]
+        self._set_n(self.n)
+
     def _set_n(self, n: int) -> None:
         self.n = n
-        self.y, self.weight, self.u, self.alpha, self.sign, self.slack = (self.vectors[name][:n] for name in VECTORS)
-        views = (self.host(t) for t in (self.y, self.u, self.alpha, self.sign, self.slack))
-        self.hy, self.hu, self.halpha, self.hsign, self.hslack = views
+        self.hy, self.hweight, self.hu, self.halpha, self.hsign, self.hslack = (whole[:n] for whole in self._whole)
 
     @property
     def g(self) -> Tensor:
@@ -83,8 +98,8 @@ class Samples:
             self.x[:old, old:n] = x[:, :old].T
         else:
             self.x[old:n] = x
-        for name in VECTORS:
-            self.vectors[name][old:n] = vectors.get(name, 0.0)
+        for name, whole in zip(VECTORS, self._whole, strict=True):
+            whole[old:n] = self.host(vectors[name]) if name in vectors else 0.0
         self.ids += ids
         self.where |= {i: old + k for k, i in enumerate(ids)}
         self._set_n(n)
@@ -93,16 +108,19 @@ class Samples:
         return range(old, n)
 
     def delete(self, positions: Iterable[int]) -> list[tuple[int, int]]:
-        """Drop samples; returns the moves (from, to) by which the last samples filled the gaps, in order."""
+        """Drop samples; returns the moves (from, to) by which the last samples filled the gaps, in order.
+
+        Where the last sample itself is dropped, from and to are the same.
+        """
         moves = []
         for i in sorted(positions, reverse=True):
             last = self.n - 1
             del self.where[self.ids[i]]
+            moves.append((last, i))
             if i != last:
-                moves.append((last, i))
                 self.x[i] = self.x[last]
-                for h in (self.hy, self.hu, self.halpha, self.hsign, self.hslack, self.weight):
-                    h[i] = h[last]
+                for whole in self._whole:
+                    whole[i] = whole[last]
                 if self.precomputed:
                     self.x[:, i] = self.x[:, last]
                 if len(self._lift):
@@ -110,7 +128,7 @@ class Samples:
                 self.ids[i] = self.ids[last]
                 self.where[self.ids[i]] = i
             self.ids.pop()
-            self._move_row(last, i)
+            self.rows.move(last, i)
             self._set_n(last)
         return moves
 
@@ -135,9 +153,10 @@ class Samples:
         if self.n:
             x[: self.n, : self.x.shape[1]] = self.x[: self.n]
         self.x = x
+        vectors = {name: self._new(capacity) for name in VECTORS}
         for name, old in self.vectors.items():
-            self.vectors[name] = self._new(capacity)
-            self.vectors[name][: self.n] = old[: self.n]
+            vectors[name][: self.n] = old[: self.n]
+        self._set_vectors(vectors)
         lift, self._lift = self._lift, self._new(0, 0)
         if type(self.kernel) is RBF:
             self._lift = self._new(capacity, J + 2)
@@ -174,27 +193,29 @@ class Samples:
         """
         if not len(self._lift) or start == stop:
             return
+        whole = self.host(self.x)
         if self._centre is None or start == 0:
-            self._centre = self.x[start:stop].mean(0)
-        x = self.x[start:stop] - self._centre
-        self._lift[start:stop, :-2] = x
-        self._lift[start:stop, -2] = x.square().sum(1)
-        self._lift[start:stop, -1] = 1.0
-        if not self.wide and not checks.is_fake(x):
+            self._centre = whole[start:stop].mean(0)
+        x, lift = whole[start:stop] - self._centre, self.host(self._lift)[start:stop]
+        squares = (x * x).sum(1)
+        lift[:, :-2] = x
+        lift[:, -2] = squares
+        lift[:, -1] = 1.0
+        if not self.wide and not checks.is_fake(self.x):
             assert isinstance(self.kernel, RBF)
-            self.wide = bool(self._lift[start:stop, -2].amax() * self.kernel.gamma > WIDE)
+            self.wide = float(squares.max()) * self.kernel.gamma > WIDE
             if self.wide:
                 self.forget_rows()
 
     def q(self, i: int, ahead: bool = True) -> Tensor:  # -> (n,)
         """Q_i: = y_i y K(x_i, X), from the cache if it is there. Not to be written to. ahead: with rows that may be next."""
-        slot = self._row_of.get(i)
-        if slot is not None:
-            self._row_of[i] = self._row_of.pop(i)  # used last
-            return self._rows[slot, : self.n]
-        if not ahead or self.n < AHEAD_FROM or len(self._free) < 2 * AHEAD or self.precomputed:
+        row = self.rows.get(i, self.n)
+        if row is not None:
+            return row
+        if not ahead or self.n < AHEAD_FROM or len(self.rows.free) < 2 * AHEAD or self.precomputed:
             row = self._compute(i)
-            self.keep_row(i, row)
+            if ahead:
+                self.rows.put(i, self.host(row), self.n)
             return row
         return self._compute_ahead(i)
 
@@ -203,12 +224,12 @@ class Samples:
 
         A row of many costs a fifth of a row alone.
         """
-        near = torch.topk(self.slack, min(self.n, len(self._row_of) + 2 * AHEAD), largest=False).indices.tolist()
-        wanted = [i, *[j for j in near if j != i and j not in self._row_of][: AHEAD - 1]]
-        block = self.block(torch.tensor(wanted, device=self.device))
+        near = torch.topk(self.slack, min(self.n, len(self.rows) + 2 * AHEAD), largest=False).indices.tolist()
+        wanted = [i, *[j for j in near if j != i and j not in self.rows][: AHEAD - 1]]
+        block = self.host(self.block(torch.tensor(wanted, device=self.device)))
         for k in range(len(wanted) - 1, -1, -1):
-            self.keep_row(wanted[k], block[k])
-        return self._rows[self._row_of[i], : self.n]
+            self.rows.put(wanted[k], block[k], self.n)
+        return torch.as_tensor(block[0])
 
     def _compute(self, i: int) -> Tensor:
         if self.precomputed:
@@ -221,7 +242,10 @@ class Samples:
             h[-1] = h[-2] * -0.5
             h[-2] = -gamma
             row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()
-            return row.mul_(self.y).mul_(float(self.hy[i]))
+            h = self.host(row)
+            h *= self.hy
+            h *= float(self.hy[i])
+            return row
         assert self.kernel is not None
         row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
         return row * self.y * self.y[i]
@@ -273,49 +297,6 @@ class Samples:
         at = torch.arange(start, self.n, device=self.device)  # x holds rows that are prepared already
         return torch.cat([self.block(i, i).diagonal() for i in at.split(64)])
 
-    # -- the cache -----------------------------------------------------------------------------------------------------
-
     def forget_rows(self) -> None:
         """Empty the cache: the kernel or the buffers have changed."""
-        room = self.cache_bytes // (8 * self.capacity) if self.capacity else 0
-        self._rows = torch.empty(min(room, self.capacity), self.capacity, dtype=torch.float64, device=self.device)
-        self._row_of: dict[int, int] = {}  # position -> row of the cache, least recently used first
-        self._free = list(range(len(self._rows)))[::-1]
-        self._high = 0  # rows of the cache that have ever been used
-        self._held = torch.zeros(len(self._rows), dtype=torch.int64, device=self.device)  # position of each row
-        self._hheld = self.host(self._held)
-
-    def keep_row(self, i: int, row: Tensor) -> None:
-        """Remember Q_i:, dropping the row that was not used for the longest time."""
-        if not len(self._rows):
-            return
-        slot = self._row_of.pop(i, None)
-        if slot is None:
-            slot = self._free.pop() if self._free else self._row_of.pop(next(iter(self._row_of)))
-        self._row_of[i] = slot
-        self._hheld[slot] = i
-        self._high = max(self._high, slot + 1)
-        self._rows[slot, : self.n] = row
-
-    def remember(self, i: int, row: Tensor) -> None:  # (capacity,)
-        """Keep the row of a sample that leaves the margin set, unless it is there already."""
-        if i not in self._row_of:
-            self.keep_row(i, row[: self.n])
-
-    def extend_rows(self, positions: range, Q: Tensor) -> None:  # (B, n): rows of Q of the samples appended last
-        """Fill in the columns of samples just appended."""
-        if self._row_of:  # rows that are free get numbers too, which nobody reads
-            self._rows[: self._high, positions.start : positions.stop] = Q[:, self._held[: self._high]].T
-
-    def _move_row(self, last: int, i: int) -> None:
-        """Position ``last`` becomes position i; what was in i is gone."""
-        if (slot := self._row_of.pop(i, None)) is not None:
-            self._free.append(slot)
-            self._hheld[slot] = 0
-        if last != i:
-            if (slot := self._row_of.pop(last, None)) is not None:
-                self._row_of[i] = slot
-                self._hheld[slot] = i
-            if self._high:
-                rows = self._rows[: self._high]
-                rows[:, i] = rows[:, last]
+        self.rows = RowCache(self.capacity, self.cache_bytes, self.device, self.host)

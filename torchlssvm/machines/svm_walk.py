@@ -14,6 +14,7 @@ from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_margin import DEPENDENT, MILD, NEAR, STEADY, Margin
 from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_sight import All, Nearest
 
 TINY = 1e-13
 """A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
@@ -34,10 +35,30 @@ class Walker:
         self.events = 0
         self.perturbed = False
 
-    def walk(self, drive: Drive, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS) -> float:
-        """From p = 0 to 1. The g of the sample ``watching``, which starts at g, is returned; below ``stop_below`` it ends."""
+    def walk(self, drive: Drive, everything: bool = False) -> None:
+        """From p = 0 to 1; ``everything``: every sample is looked at all along, as it is when events are watched.
+
+        Where only near ones are, those that turn out to be on the wrong side walk up from alpha = 0 afterwards.
+        """
+        self.waiting: list[int] = []
+        everything = everything or self.watch is not None
+        self._walk(drive, everything)
+        s = self.samples
+        while up := [i for i in self.waiting if s.hsign[i] < 0 and s.halpha[i] == 0]:
+            d = torch.zeros_like(s.y)
+            s.host(d)[up] = s.hu[up]
+            self._walk(Drive(s, d, d.clone()), everything)
+
+    def walk_out(self, drive: Drive, c: int, g: float, stop_below: float) -> float:
+        """The same for sample c, with this g, that leaves: its g at the end, or as soon as it is below ``stop_below``."""
+        return self._walk(drive, True, c, g, stop_below)
+
+    def _walk(
+        self, drive: Drive, everything: bool, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS
+    ) -> float:
         s, m = self.samples, self.margin
         self.p, self.drive = 0.0, drive
+        self.sight = (All if everything or not m.near_ready() else Nearest)(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
         self.age = self.idle = 0
@@ -63,19 +84,22 @@ class Walker:
         if not len(m) and abs(drive.balance) > 1e-14 * drive.size:
             return self._shift_b(watching)
         beta = self._sensitivities()
-        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, drive.force))
+        sight = self.sight
+        gamma = sight.rates(beta)
         hbeta = m.host(beta)
-        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        rate, quotient = svm_path.margin_rates(sight.slack, gamma, sight.sign)
         t, to, i = self._largest_step(hbeta, rate, quotient, 1.0 - self.p)
         if t > 0:
             m.ha += t * hbeta
-            s.hslack += t * rate
-            drive.advance(s, t)
+            rate *= t
+            sight.slack += rate
             if drive.hrise is not None:
+                s.hu += t * drive.hrise
                 m.hupper += t * m.hrise
             self.p += t
         if to == "margin":
-            self._enter(i, float(gamma[i]), hbeta)
+            rate_i, i = float(gamma[i]), sight.position(i)
+            self._enter(i, rate_i, hbeta)
         elif to != "end":
             self._leave(i, to, hbeta)
         self._note(to, i, t)
@@ -93,7 +117,7 @@ class Walker:
         return beta
 
     def _largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
-        """The largest step (2.3), what ends it ("end" if nothing does), and the position of the sample."""
+        """The largest step (2.3), what ends it ("end" if nothing does), and the sample: its column if it enters S, else its position."""
         m = self.margin
         rise = m.hrise if self.drive.rise is not None else None
         inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
@@ -136,7 +160,7 @@ class Walker:
         slots = [(m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once]
         found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
         places = (found[0] if isinstance(found, tuple) else found[:, 0]).tolist()
-        events = sorted(slots + [(i, 0) for i in places])
+        events = sorted(slots + [(self.sight.position(c), 0) for c in places])
         first, t = (int(inner.argmin()) if t <= u else 0), min(t, u)
         self.idle = self.idle + 1 if t <= TINY else 0
         if self.idle and self.idle % PERTURB == 0:
@@ -144,19 +168,23 @@ class Walker:
         i, slot = events[0] if self.idle < PATIENCE else events[self.idle * 7919 % len(events)]
         if slot and (float(inner[slot]) - t) * abs(float(beta[slot])) > NEAR * float(m.hupper[slot]):
             slot = first  # a coefficient so fast that even this step is one: the first event, and no other
-            i = m.position[slot] if slot else int(quotient.argmin())
-        return t, self._bound(slot, beta, t) if slot else "margin", i
+            i = m.position[slot] if slot else self.sight.position(int(quotient.argmin()))
+        return (t, self._bound(slot, beta, t), i) if slot else (t, "margin", self.sight.column(i))
 
     def _perturb(self) -> None:
         """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""
         s = self.samples
-        shift = torch.rand(s.n, generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64)
-        s.slack.add_((1.0 + shift.to(s.device)) * 1e-13 * 10 ** (self.idle // PERTURB) * max(1.0, s.scale))
+        shift = torch.rand(
+            len(self.sight.slack), generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64
+        )
+        shift = s.host((1.0 + shift.to(s.device)) * 1e-13 * 10 ** (self.idle // PERTURB) * max(1.0, s.scale))
+        self.sight.slack += shift
         self.perturbed = True
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
         if self.watch is not None:
+            self.drive.place(self.samples, self.p)
             self.settle()
             self.watch(Event(self.p, None if i < 0 else self.samples.ids[i], to, t))
 
@@ -167,15 +195,16 @@ class Walker:
         self.beta = None
         if beta is not None and len(m) > 1 and m.residual < STEADY and m.mild(slot):
             self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
+        up = to == "error"
+        s.halpha[i] = s.hu[i] if up else 0.0
+        self.sight.leaves(i, float(s.halpha[i]))
         m.leave(i)
         if self.beta is not None:
             self.beta = self.beta[: m.top]
             if slot < m.top:
                 self.beta[slot] = 0.0
-        up = to == "error"
-        s.halpha[i] = s.hu[i] if up else 0.0
-        s.hslack[i] = 0.0
-        s.hsign[i] = -1.0 if up else 1.0
+        c = self.sight.column(i)
+        self.sight.slack[c], self.sight.sign[c] = 0.0, -1.0 if up else 1.0
         if up and drive.hrise is not None:
             self._redirect(i, float(drive.hrise[i]))
 
@@ -185,9 +214,13 @@ class Walker:
         change = rate - float(drive.hd[i])
         if change:
             self.beta = None
+            drive.place(s, self.p)
+            self.sight.redirects(self.p)
             drive.hd[i] = rate
             drive.htarget[i] = s.halpha[i] + rate * (1.0 - self.p)
-            drive.force.add_(s.q(i), alpha=change)
+            row = s.q(i)
+            drive.force.add_(row, alpha=change)
+            self.sight.redirected(s.host(row), change)
             drive.measure(s)
 
     # -- entering the margin set ---------------------------------------------------------------------------------------
@@ -198,7 +231,8 @@ class Walker:
         self.beta = None
         carry = drive_beta is not None and len(m) > 0 and float(self.drive.hd[i]) == 0
         self._redirect(i, 0.0)
-        s.hsign[i], s.hslack[i] = 0.0, ENDLESS
+        c = self.sight.column(i)
+        self.sight.sign[c], self.sight.slack[c] = 0.0, ENDLESS
         row = s.q(i)
         hrow = m.host(row)
         while len(m):
@@ -214,6 +248,7 @@ class Walker:
                 return
         else:
             m.enter(i, row, hrow, float(s.halpha[i]), None, 0.0)
+        self.sight.entered(i)
         if self.drive.hrise is not None:
             m.hrise[m.slot[i]] = self.drive.hrise[i]
 
@@ -232,25 +267,28 @@ class Walker:
         s, m = self.samples, self.margin
         direction = -1.0 if float(s.halpha[i]) >= float(s.hu[i]) else 1.0
         beta = beta * direction
-        gamma = m.host(svm_path.margin_sensitivities(m.QSn, beta, row * direction))
+        sight = self.sight
+        gamma = sight.rates_along(beta, row * direction)
         hbeta = m.host(beta)
         room = float(s.hu[i] - s.halpha[i] if direction > 0 else s.halpha[i])
         inner = svm_path.coefficient_steps(m.ha, hbeta, m.hlower, m.hupper)
         inner[abs(hbeta) <= svm_path.EPS * float(abs(hbeta).max())] = ENDLESS
-        rate, quotient = svm_path.margin_rates(s.hslack, gamma, s.hsign)
+        rate, quotient = svm_path.margin_rates(sight.slack, gamma, sight.sign)
         quotient[rate >= -1e-9 * s.scale * float(abs(hbeta).sum())] = ENDLESS
         slot, j = int(inner.argmin()), int(quotient.argmin())
         t_in, q = float(inner[slot]), float(quotient[j])
         t_out = -1.0 / q if q < 0 else ENDLESS
         t = min(room, t_in, t_out)
         m.ha += t * hbeta
-        s.hslack += t * rate
+        sight.slack += t * rate
         s.halpha[i] += direction * t
+        sight.moves(row, direction * t)
         if self.events > self.budget:
             raise ConvergenceError(f"no end to the exchanges of margin vectors after {self.events} events")
         if t == room:
             s.halpha[i] = s.hu[i] if direction > 0 else 0.0
-            s.hsign[i], s.hslack[i] = -direction, 0.0
+            c = sight.column(i)
+            sight.sign[c], sight.slack[c] = -direction, 0.0
             self.events += 1
             return True
         if t == t_in:
@@ -258,6 +296,7 @@ class Walker:
             self._leave(j, to)
             self._note(to, j, 0.0)
         else:
+            j = sight.position(j)
             self._enter(j)
             self._note("margin", j, 0.0)
         return False
@@ -266,10 +305,15 @@ class Walker:
         """S is empty and the drive unbalanced: move b, alone, until a sample that can give way reaches its margin."""
         s, m, drive = self.samples, self.margin, self.drive
         direction = 1.0 if drive.balance > 0 else -1.0
-        rate, quotient = svm_path.margin_rates(s.hslack, s.hy * direction, s.hsign)
+        sight = self.sight
+        rate, quotient = svm_path.margin_rates(sight.slack, sight.y * direction, sight.sign)
         i = int(quotient.argmin())
         q = float(quotient[i])
+        if q >= 0 and isinstance(sight, Nearest):
+            self._look_at_all()
+            return 0.0
         if q >= 0:
+            drive.place(s, self.p)
             left = float(abs((drive.htarget - s.halpha) * (drive.hd != 0)).sum())
             if left > 1e-12 * float(s.hu.max()):
                 raise ConvergenceError("no sample can balance the drive: sum y alpha = 0 does not hold")
@@ -277,10 +321,19 @@ class Walker:
             return 0.0
         t = -1.0 / q
         m.ha[0] += t * direction
-        s.hslack += t * rate
+        sight.slack += t * rate
+        i = sight.position(i)
         self._enter(i)
         self._note("margin", i, 0.0)
         return t * direction * float(s.hy[watching])
+
+    def _look_at_all(self) -> None:
+        """From here on; what turns out to be on the wrong side waits."""
+        s = self.samples
+        for i in self.sight.finish(self.p):
+            s.hsign[i], s.hslack[i] = -1.0, -s.hslack[i]
+            self.waiting.append(i)
+        self.sight = All(s, self.margin, self.drive)
 
     def assemble(self, positions: list[int]) -> None:
         """Take these samples, with the coefficients they have, into an empty margin set, one at a time.
@@ -294,6 +347,7 @@ class Walker:
         self.budget = self.events + 100 + 40 * s.n
         s.sign.zero_()
         s.slack.fill_(ENDLESS)
+        self.sight, self.waiting = All(s, self.margin, self.drive), []
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for i in positions:
                 self._enter(i)
@@ -303,8 +357,9 @@ class Walker:
 
     def _finish(self) -> None:
         s, drive = self.samples, self.drive
-        driven = drive.hd != 0
-        s.halpha[driven] = drive.htarget[driven]
+        s.halpha[drive.driven] = drive.htarget[drive.driven]
+        if isinstance(self.sight, Nearest):
+            self._look_at_all()
         if drive.rise is not None:
             self.margin.rise.zero_()
         self.settle()

@@ -1,0 +1,127 @@
+"""What a walk looks at: every sample, or those near the margin, with the rest brought up to date where it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import svm_path
+from torchlssvm.machines.svm_drive import Drive
+from torchlssvm.machines.svm_margin import Margin
+from torchlssvm.machines.svm_samples import Samples
+
+SURE = 1e-13
+"""g below this share of the scale, negative, is on the wrong side."""
+
+
+class All:
+    """Every sample; columns are positions."""
+
+    def __init__(self, samples: Samples, margin: Margin, drive: Drive):
+        self.samples, self.margin, self.drive = samples, margin, drive
+        self.slack, self.sign, self.y = samples.hslack, samples.hsign, samples.hy
+
+    def rates(self, beta: Tensor) -> Any:  # (top,) -> (columns,)
+        """gamma (12) under the drive."""
+        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, self.drive.force))
+
+    def rates_along(self, beta: Tensor, row: Tensor) -> Any:  # (top,), (n,) -> (columns,)
+        """gamma (12) when only margin vectors move, and one sample whose row of Q, times its rate, is ``row``."""
+        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, row))
+
+    def position(self, column: int) -> int:
+        """The position of a column."""
+        return column
+
+    def column(self, position: int) -> int:
+        """The column of a position."""
+        return position
+
+    def entered(self, i: int) -> None:
+        """Position i has become a margin vector."""
+
+    def leaves(self, i: int, alpha: float) -> None:
+        """Position i is about to leave the margin set, with this coefficient."""
+
+    def moves(self, row: Tensor, by: float) -> None:
+        """The coefficient of a sample outside, with this row of Q, moves by so much."""
+
+    def redirects(self, p: float) -> None:
+        """The drive is about to change."""
+
+    def redirected(self, hrow: Any, change: float) -> None:
+        """The force has changed by so much of this row of Q."""
+
+    def finish(self, p: float) -> list[int]:
+        """The walk has come to p: positions that turn out to be on the wrong side."""
+        return []
+
+
+class Nearest(All):
+    """The samples near the margin. For the others the change of g is kept as what made it, until :meth:`finish`:
+
+        Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start)      from QS, one product
+        + sum over those that left, and over whatever else moved, of Q_:i times its change        a row at a time
+    """
+
+    def __init__(self, samples: Samples, margin: Margin, drive: Drive):
+        self.samples, self.margin, self.drive = samples, margin, drive
+        self.near = near = margin.near
+        for i in drive.driven.tolist():
+            if samples.hsign[i] < 0:
+                near.insert(i, margin.hQS, margin.top)
+        at = near.positions
+        self.slack, self.sign, self.y = samples.hslack[at], samples.hsign[at], samples.hy[at]
+        self.force = torch.from_numpy(drive.hforce[at])
+        self.start = np.zeros(margin.slots)
+        self.start[: margin.top] = margin.ha
+        self.change = np.zeros(samples.n)
+        self.since = 0.0
+
+    def rates(self, beta: Tensor) -> Any:
+        return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, self.force).numpy()
+
+    def rates_along(self, beta: Tensor, row: Tensor) -> Any:
+        row = torch.from_numpy(row.numpy()[self.near.positions])
+        return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, row).numpy()
+
+    def position(self, column: int) -> int:
+        return int(self.near.positions[column])
+
+    def column(self, position: int) -> int:
+        return int(self.near.place[position])
+
+    def entered(self, i: int) -> None:
+        slot = self.margin.slot[i]
+        if slot >= len(self.start):
+            self.start = np.concatenate([self.start, np.zeros(self.margin.slots - len(self.start))])
+        self.start[slot] = self.margin.ha[slot]
+
+    def leaves(self, i: int, alpha: float) -> None:
+        slot = self.margin.slot[i]
+        self.change += (alpha - self.start[slot]) * self.margin.hQS[slot, : self.samples.n]
+        self.start[slot] = 0.0
+
+    def moves(self, row: Tensor, by: float) -> None:
+        self.change += by * row.numpy()
+
+    def redirects(self, p: float) -> None:
+        self.change += (p - self.since) * self.drive.hforce
+        self.since = p
+
+    def redirected(self, hrow: Any, change: float) -> None:
+        self.force.numpy()[:] += change * hrow[self.near.positions]
+
+    def finish(self, p: float) -> list[int]:
+        s, m, at = self.samples, self.margin, self.near.positions
+        self.redirects(p)
+        moved = torch.from_numpy(m.ha - self.start[: m.top])
+        g = svm_path.margin_sensitivities(m.QSn, moved, torch.from_numpy(self.change)).numpy()
+        s.hslack += s.hsign * g
+        s.hslack[at], s.hsign[at] = self.slack, self.sign
+        if not float(s.hslack.min()) < -SURE * s.scale:
+            return []
+        return [i for i in (s.hslack < -SURE * s.scale).nonzero()[0].tolist() if self.near.place[i] < 0]
