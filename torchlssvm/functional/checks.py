@@ -25,6 +25,11 @@ def is_fake(*tensors: Tensor | None) -> bool:
     return False
 
 
+def not_finite(t: Tensor) -> bool:
+    """Whether an entry is infinite or not a number. One pass: a finite sum has finite terms."""
+    return t.numel() > 0 and not is_fake(t) and not math.isfinite(float(t.sum())) and not bool(t.isfinite().all())
+
+
 def to_host(*tensors: Tensor) -> list[list[float]] | None:
     """The values of small tensors as Python floats, in one device synchronization; None when there is no data to read."""
     if is_fake(*tensors):

@@ -34,6 +34,11 @@ def _namespace(array: Array) -> Any:
     return torch if isinstance(array, Tensor) else np
 
 
+def _host(t: Tensor) -> Array:
+    """The same memory for a few numbers at a time, where it is the CPU's."""
+    return t.numpy() if type(t) is Tensor and t.device.type == "cpu" else t
+
+
 def sensitivities(R: Tensor, A: Tensor, h: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """beta = -R h (m,) (10), or a guess at it, with one step of refinement; and the residual h + A beta (m,) before it.
 
@@ -75,7 +80,9 @@ def coefficient_steps(a: Array, beta: Array, lower: Array, upper: Array, rise: A
     xp = _namespace(a)
     if rise is None:
         bound = xp.where(beta > 0, upper, lower)
-        return abs(bound - a) / (abs(beta) + 1e-300)
+        bound -= a
+        bound /= beta + 1e-300
+        return abs(bound)
     up, floor = beta - rise, 16 * EPS * (float(abs(beta).max()) + float(abs(rise).max()))
     t_up = xp.where(up > floor, (upper - a).clip(0.0) / (abs(up) + 1e-300), xp.inf)
     t_down = xp.where(-beta > floor, (a - lower).clip(0.0) / (abs(beta) + 1e-300), xp.inf)
@@ -100,7 +107,7 @@ def margin_rates(slack: Array, gamma: Array, sign: Array) -> tuple[Array, Array]
         tensor([-0.5000, -2.0000,  0.3333])
     """
     rate = gamma * sign
-    return rate, rate / slack.clip(1e-200)
+    return rate, rate / (slack.clip(1e-200) if isinstance(slack, Tensor) else np.maximum(slack, 1e-200))
 
 
 def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m), (m,) -> (m, m)
@@ -109,16 +116,16 @@ def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m)
     beta = -R [y_c; Q_Sc] and gamma_c = Q_cc + [y_c; Q_Sc]^T beta, by (10) and (12).
     """
     v = beta.clone()
-    v[slot] = 1.0
+    _host(v)[slot] = 1.0
     return R.addr_(v, v, alpha=1.0 / gamma)
 
 
 def shrink_(R: Tensor, slot: int) -> Tensor:  # (m, m) -> (m, m)
     """R_ij -= R_ik R_kj / R_kk, in place: k leaves S and its slot is free again (14)."""
-    v = R[slot].clone()
-    R.addr_(v, v, alpha=-1.0 / float(v[slot]))
-    R[:, slot] = 0.0
-    R[slot] = 0.0
+    v, h = R[slot].clone(), _host(R)
+    R.addr_(v, v, alpha=-1.0 / float(h[slot, slot]))
+    h[:, slot] = 0.0
+    h[slot] = 0.0
     return R
 
 

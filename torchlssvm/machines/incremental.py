@@ -93,7 +93,7 @@ class IncrementalSVM(Estimates, Saving):
         if new or gone:
             self._change(batch, new, gone, method)
             self._next_id += len(new)
-        return self._id_tensor(new)
+        return torch.arange(self._next_id - len(new), self._next_id, device=self.device)
 
     @exactly
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:

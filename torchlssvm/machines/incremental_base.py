@@ -221,7 +221,8 @@ class SVMBase(nn.Module):
         return single_thread(self.device.type == "cpu" and s.n * max(1, self._engine.margin.top) < 4_000_000)
 
     def _changed(self) -> None:
-        self._support = None
+        if self._support is not None:
+            self._support = None
 
     def _id_tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
@@ -261,13 +262,12 @@ class SVMBase(nn.Module):
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
         y = y.to(torch.int64)
         if y.numel() and not checks.is_fake(y):
-            low, high = int(y.min()), int(y.max())
+            low, high = (int(v) for v in torch.aminmax(y))
             if low < 0 or high > 1:
                 raise ValueError(
                     f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
                 )
-        coded: Tensor = y.to(torch.float64) * 2.0 - 1.0
-        return coded
+        return y.to(torch.float64).mul_(2.0).sub_(1.0)
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         s = self._engine.samples
@@ -282,7 +282,7 @@ class SVMBase(nn.Module):
             raise ValueError("x must have a row for each sample, got a number")
         labels = self._labels(y, len(x))
         rows = (x if self.kernel is None else self.kernel.prepare(x)).to(torch.float64)
-        if rows.numel() and not checks.is_fake(rows) and not bool(torch.isfinite(rows).all()):
+        if checks.not_finite(rows):
             checks.raise_not_finite("x", x if x.is_floating_point() else rows)
         w = checks.weights(weight, x)
         if w is None:

@@ -86,8 +86,7 @@ class Estimates(SVMBase):
         try:
             return walker.walk_out(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
         finally:
-            for name, value in before["vectors"].items():
-                s.vectors[name][: s.n] = value
+            s.put_back(before["vectors"])
             engine.margin.put_back(margin)
             walker.watch, walker.events = watch, events
 

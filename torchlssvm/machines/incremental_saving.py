@@ -58,7 +58,7 @@ class Saving(SVMBase):
         inside = to("margin")
         m.ha[0] = b
         if not m.build(inside, s.alpha[inside], b) and len(inside):
-            engine.restore({"n": s.n, "vectors": {}, "slots": {}, "b": b})
+            engine.restore({"n": s.n, "vectors": s.snapshot(), "slots": [], "b": b})
             engine.resolve()
         elif len(inside):
             k = m.top

@@ -36,7 +36,7 @@ class Engine(State):
             if x is not None and len(ids):
                 new = s.append(x, ids, **vectors)
                 self.margin.fit_capacity()
-            if checks.is_fake(s.y):
+            if checks.is_fake(s.x):
                 self._dry_run(new)
             else:
                 self._choose(new, remove, method)
@@ -61,16 +61,19 @@ class Engine(State):
                 self.one_by_one()
             return
         if len(new) == 1 and not remove:
-            Q = s.q(new.start, ahead=False)[None]
+            Q = s.compute(new.start)[None]
         else:
             Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
         hQ = s.host(Q)
         self.margin.appended(new, hQ)
         s.rows.extend(new.start, new.stop, hQ)
-        g = s.host(torch.mv(Q, s.alpha)) + s.hy[new.start :] * self.b - 1.0
+        product = (hQ * s.halpha).sum(1) if len(new) < 4 else s.host(torch.mv(Q, s.alpha))
+        g = product + s.hy[new.start :] * self.b - 1.0
         s.hslack[new.start :] = abs(g)
         s.hsign[new.start :] = (g >= 0) * 2.0 - 1.0
         moving = [new.start + k for k, value in enumerate(g.tolist()) if value < 0]
+        for i in moving:
+            s.rows.put(i, hQ[i - new.start], s.n)
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
         if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):

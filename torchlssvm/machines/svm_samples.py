@@ -25,8 +25,6 @@ def _same(t: Tensor) -> Any:
     return t
 
 
-AHEAD, AHEAD_FROM = 24, 400
-"""Rows computed together where one is missing, with at least so many samples."""
 WIDE = 30.0
 """gamma |x|^2 beyond which RBF is computed from differences."""
 
@@ -62,20 +60,20 @@ class Samples:
         self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
         self._centre: Any = None
         self.wide = False
-        self._set_vectors({name: self._new(0) for name in VECTORS})
+        self._set_vectors(self._new(len(VECTORS), 0))
         self.forget_rows()
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
-    def _set_vectors(self, vectors: dict[str, Tensor]) -> None:
-        self.vectors = vectors  # (capacity,) each
-        self._whole = [self.host(vectors[name]) for name in VECTORS]
+    def _set_vectors(self, whole: Tensor) -> None:  # (6, capacity)
+        self.vectors = dict(zip(VECTORS, whole, strict=True))
+        self._whole = self.host(whole)
         self._set_n(self.n)
 
     def _set_n(self, n: int) -> None:
         self.n = n
-        self.hy, self.hweight, self.hu, self.halpha, self.hsign, self.hslack = (whole[:n] for whole in self._whole)
+        self.hy, self.hweight, self.hu, self.halpha, self.hsign, self.hslack = self._whole[:, :n]
 
     @property
     def g(self) -> Tensor:
@@ -89,6 +87,15 @@ class Samples:
 
     # -- appending and deleting ----------------------------------------------------------------------------------------
 
+    def snapshot(self) -> Any:  # (4, n)
+        """A copy of u, alpha, sign and slack."""
+        copy = self._whole[2:, : self.n]
+        return copy.clone() if isinstance(copy, Tensor) else copy.copy()
+
+    def put_back(self, snapshot: Any) -> None:
+        """u, alpha, sign and slack as they were."""
+        self._whole[2:, : self.n] = snapshot
+
     def append(self, x: Tensor, ids: list[int], **vectors: Tensor) -> range:  # (B, J), or (B, n + B) if precomputed
         """Take over samples; returns their positions. Columns of cached rows are filled in."""
         old, n = self.n, self.n + len(ids)
@@ -98,8 +105,8 @@ class Samples:
             self.x[:old, old:n] = x[:, :old].T
         else:
             self.x[old:n] = x
-        for name, whole in zip(VECTORS, self._whole, strict=True):
-            whole[old:n] = self.host(vectors[name]) if name in vectors else 0.0
+        for name, whole in zip(VECTORS, self._whole[:, old:n], strict=True):
+            whole[:] = self.host(vectors[name]) if name in vectors else 0.0
         self.ids += ids
         self.where |= {i: old + k for k, i in enumerate(ids)}
         self._set_n(n)
@@ -118,13 +125,13 @@ class Samples:
             del self.where[self.ids[i]]
             moves.append((last, i))
             if i != last:
-                self.x[i] = self.x[last]
-                for whole in self._whole:
-                    whole[i] = whole[last]
+                self._whole[:, i] = self._whole[:, last]
+                x, lift = self.host(self.x), self.host(self._lift)
+                x[i] = x[last]
                 if self.precomputed:
-                    self.x[:, i] = self.x[:, last]
-                if len(self._lift):
-                    self._lift[i] = self._lift[last]
+                    x[:, i] = x[:, last]
+                if len(lift):
+                    lift[i] = lift[last]
                 self.ids[i] = self.ids[last]
                 self.where[self.ids[i]] = i
             self.ids.pop()
@@ -153,9 +160,9 @@ class Samples:
         if self.n:
             x[: self.n, : self.x.shape[1]] = self.x[: self.n]
         self.x = x
-        vectors = {name: self._new(capacity) for name in VECTORS}
-        for name, old in self.vectors.items():
-            vectors[name][: self.n] = old[: self.n]
+        vectors = self._new(len(VECTORS), capacity)
+        for new, old in zip(vectors, self.vectors.values(), strict=True):
+            new[: self.n] = old[: self.n]
         self._set_vectors(vectors)
         lift, self._lift = self._lift, self._new(0, 0)
         if type(self.kernel) is RBF:
@@ -207,41 +214,26 @@ class Samples:
             if self.wide:
                 self.forget_rows()
 
-    def q(self, i: int, ahead: bool = True) -> Tensor:  # -> (n,)
-        """Q_i: = y_i y K(x_i, X), from the cache if it is there. Not to be written to. ahead: with rows that may be next."""
+    def q(self, i: int, keep: bool = True) -> Tensor:  # -> (n,)
+        """Q_i: = y_i y K(x_i, X), from the cache if it is there, and then there if ``keep``. Not to be written to."""
         row = self.rows.get(i, self.n)
-        if row is not None:
-            return row
-        if not ahead or self.n < AHEAD_FROM or len(self.rows.free) < 2 * AHEAD or self.precomputed:
-            row = self._compute(i)
-            if ahead:
+        if row is None:
+            row = self.compute(i)
+            if keep:
                 self.rows.put(i, self.host(row), self.n)
-            return row
-        return self._compute_ahead(i)
+        return row
 
-    def _compute_ahead(self, i: int) -> Tensor:
-        """Q_i: and, in the same product, the rows of the samples nearest to the margin: the next to be asked for.
-
-        A row of many costs a fifth of a row alone.
-        """
-        near = torch.topk(self.slack, min(self.n, len(self.rows) + 2 * AHEAD), largest=False).indices.tolist()
-        wanted = [i, *[j for j in near if j != i and j not in self.rows][: AHEAD - 1]]
-        block = self.host(self.block(torch.tensor(wanted, device=self.device)))
-        for k in range(len(wanted) - 1, -1, -1):
-            self.rows.put(wanted[k], block[k], self.n)
-        return torch.as_tensor(block[0])
-
-    def _compute(self, i: int) -> Tensor:
+    def compute(self, i: int) -> Tensor:  # -> (n,)
+        """Q_i:, not from the cache."""
         if self.precomputed:
             return self.x[i, : self.n] * self.y * self.y[i]
         if type(self.kernel) is RBF and self.wide:
             return self.block(torch.tensor([i], device=self.device))[0]
         if type(self.kernel) is RBF:
-            z = self._lift[i] * (2 * self.kernel.gamma)
-            h, gamma = self.host(z), self.kernel.gamma
+            h = self.host(self._lift)[i] * (2 * self.kernel.gamma)
             h[-1] = h[-2] * -0.5
-            h[-2] = -gamma
-            row = torch.mv(self._lift[: self.n], z).clamp_(max=0.0).exp_()
+            h[-2] = -self.kernel.gamma
+            row = torch.mv(self._lift[: self.n], torch.as_tensor(h)).clamp_(max=0.0).exp_()
             h = self.host(row)
             h *= self.hy
             h *= float(self.hy[i])

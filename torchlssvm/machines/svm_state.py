@@ -38,7 +38,7 @@ class State:
     def finish(self, thoroughly: bool = False) -> None:
         """The end of an operation: b in the middle where it is free, and drift removed from time to time."""
         s, m = self.samples, self.margin
-        if checks.is_fake(s.y):
+        if checks.is_fake(s.x):
             return
         if not (thoroughly or not len(m) or self.walker.events != self.checked):
             return  # nothing has moved
@@ -79,17 +79,16 @@ class State:
         s, m = self.samples, self.margin
         if not len(m):
             return
-        support = s.alpha.nonzero()[:, 0]
-        r = m.QSn[support].T @ s.alpha[support]  # column 0 of QS is y: its entry is y^T alpha
-        r[1:] += m.Ak[1:, 0] * m.a[0] - 1.0
-        r *= m.used[: m.top]
-        if not walking and float(r.abs().amax()) > 1e-6 * max(1.0, float(s.alpha.amax()) * s.scale):
+        r = m.host(torch.mv(m.QS[: m.top, : s.n], s.alpha))  # row 0 of QS is y: its entry is y^T alpha
+        r[1:] += m.hAk[1:, 0] * m.ha[0] - 1.0
+        r *= m.hused
+        if not walking and float(abs(r).max()) > 1e-6 * max(1.0, float(s.halpha.max()) * s.scale):
             self.one_by_one()  # more than drift: what the walk believed is not so
             return
-        delta = m.sensitivities(m.host(r))
-        m.a[: m.top] += delta
-        m.a[1 : m.top] = torch.minimum(torch.maximum(m.a[1 : m.top], m.lower[1 : m.top]), m.upper[1 : m.top])
-        s.slack.add_(s.sign * (m.QSn @ delta))
+        delta = m.sensitivities(r)
+        m.ha += m.host(delta)
+        m.ha[:] = m.ha.clip(m.hlower, m.hupper)
+        s.hslack += s.hsign * m.host(torch.mv(m.QSn, delta))
         self.walker.settle()
 
     def resync(self) -> None:
@@ -108,17 +107,15 @@ class State:
     def snapshot(self) -> dict[str, Any]:
         """What it takes to go back."""
         s, m = self.samples, self.margin
-        vectors = {name: s.vectors[name][: s.n].clone() for name in ("alpha", "sign", "slack", "u")}
-        return {"n": s.n, "vectors": vectors, "slots": dict(m.slot), "b": self.b}
+        return {"n": s.n, "vectors": s.snapshot(), "slots": list(m.slot), "b": self.b}
 
     def restore(self, old: dict[str, Any], appended: bool = False) -> None:
         """Go back to a snapshot; the samples appended since are dropped."""
         s, m = self.samples, self.margin
         if not appended:
             s.truncate(old["n"])
-        for name, value in old["vectors"].items():
-            s.vectors[name][: s.n] = value
-        inside = torch.tensor(list(old["slots"]), dtype=torch.int64, device=s.device)
+        s.put_back(old["vectors"])
+        inside = torch.tensor(old["slots"], dtype=torch.int64, device=s.device)
         m.fit_capacity()
         if not m.build(inside, s.alpha[inside], old["b"]):
             self.one_by_one()

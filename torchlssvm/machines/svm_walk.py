@@ -124,8 +124,11 @@ class Walker:
         slot, i = int(inner.argmin()), int(quotient.argmin())
         t, q = float(inner[slot]), float(quotient[i])
         u = -1.0 / q if q < 0 else ENDLESS
-        floor = 16 * svm_path.EPS * self.samples.scale * (float(abs(beta).sum()) + self.drive.size)
+        noise = 16 * svm_path.EPS * self.samples.scale
+        # sum |beta| <= sqrt(m beta^T beta), which is cheaper
+        floor = noise * (float(len(beta) * (beta @ beta)) ** 0.5 + self.drive.size)
         if min(t, u) <= TINY or -float(rate[i]) <= floor:
+            floor = noise * (float(abs(beta).sum()) + self.drive.size)
             return self._careful_step(inner, beta, rate, quotient, floor, most)
         if min(t, u) >= most:
             return most, "end", -1
@@ -233,7 +236,7 @@ class Walker:
         self._redirect(i, 0.0)
         c = self.sight.column(i)
         self.sight.sign[c], self.sight.slack[c] = 0.0, ENDLESS
-        row = s.q(i)
+        row = s.q(i, keep=False)  # the margin set keeps it
         hrow = m.host(row)
         while len(m):
             # In a cycle, whatever is not dependent to the last bit counts as independent.
@@ -371,5 +374,6 @@ class Walker:
         """Write the margin vectors' coefficients back to the samples."""
         m = self.margin
         if len(m):
-            slots = list(m.slot.values())
+            slots = m.hused.nonzero()
+            slots = (slots[0] if isinstance(slots, tuple) else slots[:, 0])[1:]  # without b's
             self.samples.halpha[m.hat[slots]] = m.ha[slots]
