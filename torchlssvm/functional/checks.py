@@ -141,7 +141,9 @@ def positive(value: Any, name: str) -> float:
 
 def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
     """An option's value, or ValueError listing what is allowed."""
-    if not any(value is a or (isinstance(a, str) and isinstance(value, str) and value == a) for a in allowed):
+    if isinstance(value, str) and value in allowed:
+        return value
+    if not any(value is a for a in allowed):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
     return value
 

@@ -260,28 +260,28 @@ class SVMBase(nn.Module):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
         if y.numel() and y.dtype not in checks.INTEGERS and y.dtype != torch.bool:
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
-        y = y.to(torch.int64)
+        values = self._engine.samples.host(y)
         if y.numel() and not checks.is_fake(y):
-            low, high = (int(v) for v in torch.aminmax(y))
+            low, high = int(values.min()), int(values.max())
             if low < 0 or high > 1:
                 raise ValueError(
                     f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
                 )
-        return y.to(torch.float64).mul_(2.0).sub_(1.0)
+        return torch.as_tensor(values * 2.0 - 1.0, dtype=torch.float64)
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
-        s = self._engine.samples
+        s, kernel = self._engine.samples, self.kernel
         held = 0 if fresh else s.n
         x = checks.as_tensor(x, "x", self.device)
-        if self.kernel is None:
+        if kernel is None:
             x = checks.features(x, held + (len(x) if x.ndim else 0), self.device)
-        elif not self.kernel.deep:
+        elif not kernel.deep:
             J = s.x.shape[1] if held else (x.shape[1] if x.ndim == 2 else 0)
             x = checks.features(x, J, self.device)
         if x.ndim == 0:
             raise ValueError("x must have a row for each sample, got a number")
         labels = self._labels(y, len(x))
-        rows = (x if self.kernel is None else self.kernel.prepare(x)).to(torch.float64)
+        rows = (x if kernel is None else kernel.prepare(x)).to(torch.float64)
         if checks.not_finite(rows):
             checks.raise_not_finite("x", x if x.is_floating_point() else rows)
         w = checks.weights(weight, x)
@@ -289,7 +289,7 @@ class SVMBase(nn.Module):
             w = torch.ones_like(labels)
         elif w.numel() and not bool((torch.isfinite(w) & (w > 0)).all()):
             raise ValueError("weight must be finite and > 0: it multiplies C")
-        if self.kernel is None and len(x):
+        if kernel is None and len(x):
             rows = self._in_positions(rows, held)
         return Batch(rows, labels, w, self._upper(labels, w))
 

@@ -70,9 +70,10 @@ class Engine(State):
         product = (hQ * s.halpha).sum(1) if len(new) < 4 else s.host(torch.mv(Q, s.alpha))
         g = product + s.hy[new.start :] * self.b - 1.0
         s.hslack[new.start :] = abs(g)
-        s.hsign[new.start :] = (g >= 0) * 2.0 - 1.0
+        s.hsign[new.start :] = 1.0
         moving = [new.start + k for k, value in enumerate(g.tolist()) if value < 0]
         for i in moving:
+            s.hsign[i] = -1.0
             s.rows.put(i, hQ[i - new.start], s.n)
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)

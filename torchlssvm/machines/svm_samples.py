@@ -104,11 +104,13 @@ class Samples:
             self.x[old:n, :n] = x
             self.x[:old, old:n] = x[:, :old].T
         else:
-            self.x[old:n] = x
-        for name, whole in zip(VECTORS, self._whole[:, old:n], strict=True):
-            whole[:] = self.host(vectors[name]) if name in vectors else 0.0
+            self.host(self.x)[old:n] = self.host(x)
+        new = self._whole[:, old:n]
+        new[:] = 0.0
+        for name, value in vectors.items():
+            new[VECTORS.index(name)] = self.host(value)
         self.ids += ids
-        self.where |= {i: old + k for k, i in enumerate(ids)}
+        self.where.update(zip(ids, range(old, n), strict=True))
         self._set_n(n)
         self._lifted(old, n)
         self._measure(old, n)
@@ -210,7 +212,8 @@ class Samples:
         lift[:, -1] = 1.0
         if not self.wide and not checks.is_fake(self.x):
             assert isinstance(self.kernel, RBF)
-            self.wide = float(squares.max()) * self.kernel.gamma > WIDE
+            largest = float(squares[0] if len(squares) == 1 else squares.max())
+            self.wide = largest * self.kernel.gamma > WIDE
             if self.wide:
                 self.forget_rows()
 
@@ -236,7 +239,8 @@ class Samples:
             row = torch.mv(self._lift[: self.n], torch.as_tensor(h)).clamp_(max=0.0).exp_()
             h = self.host(row)
             h *= self.hy
-            h *= float(self.hy[i])
+            if self.hy[i] < 0:
+                h *= -1.0
             return row
         assert self.kernel is not None
         row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
