@@ -19,10 +19,12 @@ from torchlssvm.machines.svm_samples import Samples
 ENDLESS = float("inf")
 MOST = 64  # events of a path before it is left to the sequential walk
 SHARE = 4  # the nearest quarter of the reserve vectors is looked at
+SPARE = 96  # slots added at a time
+BLOCK = 16  # events that room is made for at a time
+STILL = 1e-200  # the slack of a sample that has just left the margin set
 
 
-STATE = ("path", "c", "g", "p", "a", "moved", "upper", "lower", "inside", "sign", "slack", "rate", "force", "balance")
-STATE += ("V", "s", "beta")  # type: ignore[assignment]
+STATE = ("path", "c", "own", "p", "a", "inside", "sign", "slack", "rate", "force", "beta", "s")
 """What each path has a row of."""
 
 
@@ -36,35 +38,37 @@ class Lockstep:
         self._look(n)
         slots = margin.members()
         used = torch.cat([slots.new_zeros(1), slots])
-        self.m = len(used)  # slots in use
+        self.m = self.m0 = m = len(used)  # slots in use, and in use at the start
         self.at = self.column[margin.at[slots]]  # column of each shared slot, without b's
-        self.place = torch.full(
-            (len(self.seen),), -1, dtype=torch.int64, device=self.device
-        )  # slot of each column, or -1
-        self.place[self.at] = torch.arange(1, self.m, device=self.device)
-        self.Q = torch.zeros(len(self.seen), self.m + 96, dtype=torch.float64, device=self.device)
-        self.Q[:, : self.m] = margin.QSn[self.seen][:, used]  # (columns, slots): y, then columns of Q
+        self.place = torch.full_like(self.seen, -1)  # slot of each column, or -1
+        self.place[self.at] = torch.arange(1, m, device=self.device)
+        self.Q = self._new(len(self.seen), m + SPARE)  # (columns, slots): y, then columns of Q
+        self.Q[:, :m] = margin.QSn[self.seen][:, used]
         self.R = margin.R[used][:, used].contiguous()
+        self.lower, self.upper = margin.lower[used], margin.upper[used]  # (m,)
+        self.start = margin.a[used]
         self.path = torch.arange(B, device=self.device)  # of each row below, the path it belongs to
         self.leaving, self.c = c, self.column[c]
-        self.g = samples.g[c].clone()  # (B,) g of the sample leaving
-        self.p = torch.zeros_like(self.g)
-        self.a = margin.a[used].expand(B, -1).clone()
-        self.moved = torch.zeros_like(self.a)  # how far each slot has gone
-        self.upper, self.lower = margin.upper[used].expand(B, -1).clone(), margin.lower[used].expand(B, -1).clone()
+        self.own = samples.g[c].clone()  # (B,) g of the sample leaving
+        self.result = torch.full_like(self.own, torch.nan)  # g at alpha_c = 0; nan: left to the sequential walk
+        self.p = torch.zeros_like(self.own)
+        self.a = self.start.expand(B, -1).clone()
         self.inside = torch.ones_like(self.a)
         self.sign, self.slack = (v[self.seen].expand(B, -1).clone() for v in (samples.sign, samples.slack))
         rows = torch.arange(B, device=self.device)
         self.sign[rows, self.c], self.slack[rows, self.c] = 0.0, ENDLESS
+        self.slack.clamp_(min=STILL)
         self.rate = -samples.alpha[c]  # (B,) d_c
         self.force = samples.block(c, self.seen) * self.rate[:, None]  # (B, columns)
-        self.balance = self.rate * samples.y[c]
-        self.V = self.a.new_zeros(B, 0, self.m)
-        self.s = self.a.new_zeros(B, 0)
-        self.result = torch.full_like(self.g, torch.nan)  # g at alpha_c = 0; nan: left to the sequential walk
+        self.V: list[Tensor] = []  # (B, BLOCK, slots) each, of each path and not of each row: v of its events
+        self.s = self._new(B, MOST)
+        self.steps = 0
         self.ended: list[tuple[Tensor, Tensor, Tensor]] = []  # paths that have ended, their p and what they have moved
         self.events = 0
         self._begin()
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def _look(self, n: int) -> None:
         """The columns: samples looked at (seen), those not (far), and the column of each position."""
@@ -78,9 +82,7 @@ class Lockstep:
 
     def run(self) -> Tensor:
         """g_c when c is gone (B,), below ``stop_below`` where the path ended early; nan where it has to be walked alone."""
-        for _ in range(MOST):
-            if not len(self.path):
-                break
+        while len(self.path) and self.steps < MOST:
             self._step()
         self._check_far()
         return self.result
@@ -90,157 +92,162 @@ class Lockstep:
         if not len(self.far) or not self.ended:
             return
         s, B = self.samples, len(self.result)
-        p, moved = self.g.new_zeros(B), self.g.new_zeros(B, self.m)
+        p, moved = self._new(B), self._new(B, self.m)
         for path, at, by in self.ended:
             p[path] = at
             moved[path, : by.shape[1]] = by
-        positions = self.seen[self.at]
+        slots = self.margin.members()
+        later = self.seen[self.at[self.m0 - 1 :]]
         for part in self.far.split(4096):
             g = s.slack[part] + (p * -s.alpha[self.leaving])[:, None] * s.block(self.leaving, part)
-            g += moved[:, :1] * s.y[part] + moved[:, 1:] @ s.block(positions, part)
+            g += moved[:, :1] * s.y[part]
+            g.addmm_(moved[:, 1 : self.m0], self.margin.QS[slots][:, part])
+            g.addmm_(moved[:, self.m0 :], s.block(later, part))
             self.result[(g < -1e-13 * s.scale).any(1)] = torch.nan
 
     def _begin(self) -> None:
         """Margin vectors leave their slots, by (14), before they are driven."""
-        own = self.place[self.c]
-        mine = own > 0
-        v = self.R[own.clamp(min=0)]
-        pivot = v.gather(1, own.clamp(min=0)[:, None])[:, 0]
+        slot = self.place[self.c]
+        mine = slot > 0
+        v = self.R[slot.clamp(min=0)]
+        pivot = v.gather(1, slot.clamp(min=0)[:, None])[:, 0]
         scale = torch.where(mine, -1.0 / pivot, 0.0)
-        self.V, self.s = v[:, None, :], scale[:, None]
-        self._free(mine.nonzero()[:, 0], own[mine])
-        alone = mine & ~(pivot > 0) if self.R.shape[0] > 2 else mine
-        h = torch.cat([self.balance[:, None], self.force[:, self.at]], 1) * self.inside  # (B, m), of (6)
+        self._append(v, scale)
+        rows = mine.nonzero()[:, 0]
+        self.inside[rows, slot[rows]] = 0.0
+        balance = self.rate * self.samples.y[self.leaving]
+        h = torch.cat([balance[:, None], self.force[:, self.at]], 1) * self.inside  # (B, m), of (6)
         self.beta = -(h @ self.R) - scale[:, None] * v * (v * h).sum(1, keepdim=True)
         self.beta *= self.inside
-        if self.R.shape[0] <= 2:
-            alone = torch.ones_like(mine)
+        alone = mine & ~(pivot > 0) if self.m > 2 else torch.ones_like(mine)
         self._keep(~alone)
 
-    def _free(self, rows: Tensor, slot: Tensor) -> None:
-        self.inside[rows, slot] = 0.0
-        self.a[rows, slot] = 0.0
-        self.lower[rows, slot], self.upper[rows, slot] = -ENDLESS, ENDLESS
-
     def _keep(self, keep: Tensor) -> None:
-        if bool(keep.all()):
-            return
         index = keep.nonzero()[:, 0]
-        for name in STATE:
-            setattr(self, name, getattr(self, name).index_select(0, index))
+        if len(index) < len(keep):
+            for name in STATE:
+                setattr(self, name, getattr(self, name).index_select(0, index))
 
     # -- a step of every path ------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        gamma = torch.addmm(self.force, self.beta, self.Q[:, : self.m].T)  # (B, columns), (12)
-        still = EPS * self.beta.abs().amax(1, keepdim=True)
-        bound = torch.where(self.beta > 0, self.upper, self.lower)
-        inner = torch.where(self.beta.abs() > still, (bound - self.a).abs() / self.beta.abs(), ENDLESS)
-        rate = gamma * self.sign
-        floor = 16 * EPS * self.samples.scale * (self.beta.abs().sum(1) + self.rate.abs())
-        # Rates up to the floor are rounding: a sample in the span of S, such as a duplicate, has no events.
-        quotient, i = torch.where(rate < -floor[:, None], rate / self.slack.clamp(min=1e-200), ENDLESS).min(1)
-        t_in, slot = inner.min(1)
+        beta, m = self.beta, self.m
+        gamma = torch.addmm(self.force, beta, self.Q[:, :m].T)  # (B, columns), (12)
+        size = beta.abs()
+        inner = (torch.where(beta > 0, self.upper, self.lower) - self.a).div_(beta).abs_()
+        t_in, slot = inner.masked_fill_(size <= EPS * size.amax(1, keepdim=True), ENDLESS).min(1)
+        own_rate = gamma.gather(1, self.c[:, None])[:, 0]
+        gamma *= self.sign  # the rate of the slack
+        quotient, i = self._first(gamma, 16 * EPS * self.samples.scale * (size.sum(1) + self.rate.abs()))
         t_out = torch.where(quotient < 0, -1.0 / quotient, ENDLESS)
-        t = torch.minimum(torch.minimum(t_in, t_out), 1.0 - self.p)
-        rows = torch.arange(len(t), device=self.device)
-        own = gamma[rows, self.c]
-        doubtful = torch.minimum(t_in, t_out) < 1e-12  # a tie: left to the sequential walk
-        g = self.g + t * own
-        early = ~doubtful & (g < self.stop_below)
-        done = ~doubtful & ~early & (t >= 1.0 - self.p)
-        self.a.addcmul_(t[:, None], self.beta)
-        self.moved.addcmul_(t[:, None], self.beta)
-        self.slack.addcmul_(t[:, None], rate)
-        self.g, self.p = g, self.p + t
-        over = early | done
-        self.result[self.path[over]] = g[over]
-        self.ended.append((self.path[over], self.p[over], self.moved[over]))
+        first = torch.minimum(t_in, t_out)
+        doubtful = first < 1e-12  # a tie: left to the sequential walk
+        t = torch.minimum(first, 1.0 - self.p)
+        own = self.own + t * own_rate
+        over = ~doubtful & ((own < self.stop_below) | (t >= 1.0 - self.p))
+        self.a.addcmul_(t[:, None], beta)
+        self.slack.addcmul_(t[:, None], gamma).clamp_(min=STILL)
+        self.own, self.p = own, self.p + t
+        self._end(over)
         go = ~(doubtful | over)
-        self.events += int(go.sum())
-        entering = go & (t_out <= t_in)
-        gamma_i = gamma[rows, i]
+        gamma_i = (gamma.gather(1, i[:, None]) * self.sign.gather(1, i[:, None]))[:, 0]
+        index = go.nonzero()[:, 0]
         self._keep(go)
-        slot, i, entering, gamma_i, up = (
-            slot[go],
-            i[go],
-            entering[go],
-            gamma_i[go],
-            (self.beta.gather(1, slot[go][:, None]) > 0)[:, 0],
-        )
-        if not len(self.path):
+        if not len(index):
             return
-        place = self._places(i[entering])
-        v = torch.zeros_like(self.a)
-        s = torch.zeros_like(self.g)
-        good = torch.ones_like(entering)
-        self._leave(~entering, slot, up, v, s, good)
-        self._enter(entering, i, place, gamma_i, v, s, good)
-        self.V, self.s = torch.cat([self.V, v[:, None]], 1), torch.cat([self.s, s[:, None]], 1)
+        self.events += len(index)
+        entering, slot, i, gamma_i = (v[index] for v in (t_out <= t_in, slot, i, gamma_i))
+        self._change(entering, slot, i, gamma_i)
+
+    def _first(self, rate: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:  # (B, columns), (B,) -> (B,), (B,)
+        """For each path the sample whose slack comes to 0 first, and its rate / slack, negative if any does.
+
+        Rates up to the floor are rounding: a sample in the span of S, such as a duplicate, has no events.
+        """
+        quotient, i = (rate / self.slack).min(1)
+        if bool((rate.gather(1, i[:, None])[:, 0] >= -floor).logical_and_(quotient < 0).any()):
+            quotient, i = torch.where(rate < -floor[:, None], rate / self.slack, ENDLESS).min(1)
+        return quotient, i
+
+    def _end(self, over: Tensor) -> None:
+        """These paths have ended: their result, and how far every slot has moved."""
+        rows = over.nonzero()[:, 0]
+        if not len(rows):
+            return
+        path = self.path[rows]
+        self.result[path] = self.own[rows]
+        if len(self.far):
+            self.ended.append((path, self.p[rows], self.a[rows] - self.start))
+
+    def _change(self, entering: Tensor, slot: Tensor, i: Tensor, rate: Tensor) -> None:  # (B,) each
+        """Every path has an event. A sample enters: v = [beta_i; 1], s = 1 / gamma_i (13). One leaves: v = R_b[:, k], (14)."""
+        rows = torch.arange(len(i), device=self.device)
+        place = self._places(i, entering)
+        slot = torch.where(entering, place, slot)
+        enters = entering.to(rate.dtype)
+        # q: [y_i; Q_Si] of what enters, the unit vector of what leaves; then R_b q
+        q = self.Q[i, : self.m] * (self.inside * enters[:, None])
+        q[rows, slot] = 1.0 - enters
+        direction = 1.0 - 2.0 * enters
+        column = self._inverse(q) * direction[:, None]
+        terms = q * column
+        diagonal = self.Q[i, slot]
+        pivot = enters * diagonal + terms.sum(1)  # gamma_i, or R_kk
+        sound = pivot > 1e3 * DEPENDENT * (diagonal + terms.abs().sum(1))
+        good = torch.where(entering, sound, (pivot > 0) & (self.inside.sum(1) > 2.5))  # b, k and one more at least
+        own = column[rows, slot]
+        column[rows, slot] = torch.where(entering, 1.0, own)
+        self._append(column, -direction / pivot)
+        # beta after (13) and after (14)
+        share = torch.where(entering, rate, self.beta[rows, slot]) / pivot
+        self.inside[rows, slot] = enters
+        self.beta = (self.beta - column * share[:, None]) * self.inside
+        # g was negative, with alpha = u, where it rises to 0; what leaves at u goes to E
+        up = torch.where(entering, rate > 0, self.a[rows, slot] > 0.5 * self.upper[slot])
+        self.a[rows, slot] = torch.where(up, self.upper[slot], 0.0)
+        at = torch.where(entering, i, self.at[slot - 1])
+        self.sign[rows, at] = (1.0 - enters) * (1.0 - 2.0 * up.to(rate.dtype))
+        self.slack[rows, at] = torch.where(entering, ENDLESS, STILL + 0.0 * rate)
         self._keep(good)
 
-    def _inverse(self, rows: Tensor, q: Tensor) -> Tensor:  # (k,), (k, m) -> (k, m)
-        """R_b q_b for these rows."""
+    def _inverse(self, q: Tensor) -> Tensor:  # (B, m) -> (B, m)
+        """R_b q_b for every row."""
         out = torch.zeros_like(q)
-        m = self.R.shape[0]
-        out[:, :m] = q[:, :m] @ self.R
-        V, s = self.V[rows], self.s[rows]
-        return out + torch.einsum("ke,kem->km", s * torch.einsum("kem,km->ke", V, q), V)
+        out[:, : self.m0] = q[:, : self.m0] @ self.R
+        for k, block in enumerate(self.V):
+            first = k * BLOCK
+            count = min(BLOCK, self.steps - first)
+            V = block[:, :count, : self.m].index_select(0, self.path)
+            parts = torch.bmm(V, q[:, :, None])[:, :, 0] * self.s[:, first : first + count]
+            out += torch.bmm(parts[:, None], V)[:, 0]
+        return out
 
-    def _leave(self, which: Tensor, slot: Tensor, up: Tensor, v: Tensor, s: Tensor, good: Tensor) -> None:
-        """Margin vectors at a bound leave: v = R_b[:, k], s = -1 / v_k (14)."""
-        rows = which.nonzero()[:, 0]
-        if not len(rows):
-            return
-        k = slot[rows]
-        unit = torch.zeros_like(v[rows])
-        unit.scatter_(1, k[:, None], 1.0)
-        column = self._inverse(rows, unit)
-        pivot = column.gather(1, k[:, None])[:, 0]
-        good[rows] = (pivot > 0) & (self.inside[rows].sum(1) > 2.5)  # b, k and one more at least
-        v[rows], s[rows] = column, -1.0 / pivot
-        share = self.beta[rows].gather(1, k[:, None]) / pivot[:, None]
-        column_of = self.at[k - 1]
-        self._free(rows, k)
-        self.beta[rows] = (self.beta[rows] - column * share) * self.inside[rows]
-        self.sign[rows, column_of] = torch.where(up[rows], -1.0, 1.0).to(self.sign.dtype)
-        self.slack[rows, column_of] = 0.0
+    def _append(self, v: Tensor, s: Tensor) -> None:  # (B, m), (B,)
+        """R_b += s v v^T for every row."""
+        k, at = divmod(self.steps, BLOCK)
+        if k == len(self.V):
+            self.V.append(self._new(len(self.result), BLOCK, self.Q.shape[1]))
+        self.V[k][self.path, at, : self.m] = v
+        self.s[:, self.steps] = s
+        self.steps += 1
 
-    def _enter(self, which: Tensor, i: Tensor, place: Tensor, rate: Tensor, v: Tensor, s: Tensor, good: Tensor) -> None:
-        """Samples at the margin enter: v = [beta_i; 1], s = 1 / gamma_i (13), from the slots of each path."""
-        rows = which.nonzero()[:, 0]
-        if not len(rows):
-            return
-        j = i[rows]
-        q = self.Q[j, : self.m] * self.inside[rows]
-        column = -self._inverse(rows, q) * self.inside[rows]
-        own = self.Q[j, place]
-        gamma = own + (q * column).sum(1)
-        good[rows] = gamma > 1e3 * DEPENDENT * (own + (q * column).abs().sum(1))
-        column.scatter_(1, place[:, None], 1.0)
-        v[rows], s[rows] = column, 1.0 / gamma
-        self.beta[rows] = self.beta[rows] - column * (rate[rows] / gamma)[:, None]
-        self.inside[rows, place] = 1.0
-        u = self.samples.u[self.seen[j]]
-        self.a[rows, place] = torch.where(self.sign[rows, j] < 0, u, 0.0)
-        self.lower[rows, place], self.upper[rows, place] = 0.0, u
-        self.sign[rows, j], self.slack[rows, j] = 0.0, ENDLESS
-
-    def _places(self, i: Tensor) -> Tensor:
-        """Shared slots of these positions; new ones get a slot, and everything grows."""
-        new = torch.unique(i[self.place[i] < 0])
+    def _places(self, i: Tensor, entering: Tensor) -> Tensor:
+        """Shared slots of these columns; new ones that enter get a slot, and everything grows."""
+        new = torch.unique(i[entering & (self.place[i] < 0)])
         if len(new):
             m, k = self.m, len(new)
             if m + k > self.Q.shape[1]:
-                self.Q = torch.cat([self.Q, self.Q.new_zeros(len(self.Q), m + k)], 1)
+                self.Q = torch.cat([self.Q, self._new(len(self.Q), k + SPARE)], 1)
+                self.V = [torch.cat([V, self._new(*V.shape[:2], k + SPARE)], 2) for V in self.V]
             self.Q[:, m : m + k] = self.samples.block(self.seen[new], self.seen).T
             self.m = m + k
             self.at = torch.cat([self.at, new])
             self.place[new] = torch.arange(m, m + k, device=self.device)
-            pad = self.a.new_zeros(len(self.path), k)
-            for name in ("a", "moved", "inside", "beta"):
-                setattr(self, name, torch.cat([getattr(self, name), pad], 1))
-            self.upper = torch.cat([self.upper, pad + ENDLESS], 1)
-            self.lower = torch.cat([self.lower, pad - ENDLESS], 1)
-            self.V = torch.cat([self.V, self.V.new_zeros(*self.V.shape[:2], k)], 2)
-        return self.place[i]
+            u = self.samples.u[self.seen[new]]
+            self.upper, self.lower = torch.cat([self.upper, u]), torch.cat([self.lower, torch.zeros_like(u)])
+            bound = torch.where(self.samples.sign[self.seen[new]] < 0, u, 0.0)  # none of them was inside at the start
+            self.start = torch.cat([self.start, bound])
+            pad = self._new(len(self.path), k)
+            self.inside, self.beta = torch.cat([self.inside, pad], 1), torch.cat([self.beta, pad], 1)
+            self.a = torch.cat([self.a, bound.expand_as(pad)], 1)
+        return self.place[i].clamp(min=0)
