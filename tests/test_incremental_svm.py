@@ -9,8 +9,10 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from tests.svm_truth import exact, kkt, libsvm, rbf
-from torchlssvm import IncrementalSVM, NotFittedError, RemovalError
+from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
+from torchlssvm.machines.svm_engine import Engine
+from torchlssvm.machines.svm_walk import Walker
 from torchlssvm.machines.threads import single_thread
 
 
@@ -141,6 +143,62 @@ def test_regularization_path_is_linear_between_breakpoints():
         torch.testing.assert_close(alpha, fresh.alpha, rtol=0, atol=1e-8)
     back = svm.regularization_path(0.1)
     torch.testing.assert_close(back.alpha[-1], path.alpha[0], rtol=0, atol=1e-9)
+
+
+def assert_optimal_all_along(path, x, y):
+    """Every breakpoint is a solution for its own C, by the definition."""
+    K = np.exp(-0.5 * ((x.numpy()[:, None] - x.numpy()[None]) ** 2).sum(-1))
+    for C, alpha, b in zip(path.C.tolist(), path.alpha.numpy(), path.b.tolist(), strict=True):
+        alpha = np.where(alpha < 1e-13 * C, 0.0, np.where(alpha > (1 - 1e-12) * C, C, alpha))
+        assert kkt(K, 2.0 * y.numpy() - 1, np.full(len(y), C), alpha, b) < 1e-9
+
+
+def test_regularization_path_from_a_margin_set_that_is_empty():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(100, 2, generator=generator, dtype=torch.float64)
+    score = x[:, 0] * x[:, 1] + 0.5 * torch.randn(100, generator=generator, dtype=torch.float64)
+    y = (score > score.median()).long()
+    svm = IncrementalSVM(RBF(sigma=1.0), C=0.01).fit(x, y)
+    assert not len(svm.margin)
+    path = svm.regularization_path(100.0)
+    assert bool((path.C.diff() >= 0).all())
+    assert_optimal_all_along(path, x, y)
+    assert_optimal_all_along(svm.regularization_path(0.01), x, y)
+
+
+def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts(monkeypatch):
+    x, y = blobs(60, d=6)
+    whole = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y).regularization_path(10.0)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
+    finish, calls = Walker._finish, []
+
+    def fails_at_first(walker):
+        calls.append(walker)
+        if len(calls) < 3:
+            raise ConvergenceError("rounding")
+        finish(walker)
+
+    monkeypatch.setattr(Walker, "_finish", fails_at_first)
+    parts = svm.regularization_path(10.0)
+    assert len(calls) > 3
+    assert_optimal_all_along(parts, x, y)
+    torch.testing.assert_close(parts.alpha[-1], whole.alpha[-1], rtol=0, atol=1e-9)
+    assert bool((parts.C.diff() >= 0).all())
+
+
+def test_regularization_path_that_cannot_be_followed_at_all_changes_nothing(monkeypatch):
+    x, y = blobs(60, d=6)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
+    before = svm.alpha
+
+    def fails(engine, u, watch):
+        raise ConvergenceError("rounding")
+
+    monkeypatch.setattr(Engine, "follow_bounds", fails)
+    with pytest.raises(ConvergenceError):
+        svm.regularization_path(10.0)
+    assert svm.C == 0.1
+    torch.testing.assert_close(svm.alpha, before, rtol=0, atol=1e-12)
 
 
 def test_changing_the_kernel():

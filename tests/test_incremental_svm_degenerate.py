@@ -268,3 +268,15 @@ def test_conditioning_is_survived():
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
     y = torch.from_numpy((np.sin(9 * x[:, 0].numpy()) > 0).astype(int))
     stream(IncrementalSVM(RBF(sigma=3.0), C=100.0), x, y)
+
+
+@pytest.mark.parametrize("C", [1e-6, 1e-3, 0.01])
+def test_tiny_C_with_nearly_every_coefficient_at_its_bound(C):
+    """The first guess of a fit must know that the coefficients are small: few of them are inside their boxes."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(100, 2, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] + 0.5 * torch.randn(100, generator=generator, dtype=torch.float64) > 0).long()
+    svm = IncrementalSVM(RBF(sigma=1.0), C=C).fit(x, y)
+    assert svm.kkt_violation() < 1e-12
+    assert len(svm.error) >= 80
+    assert svm.events < 1000

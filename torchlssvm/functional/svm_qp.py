@@ -30,6 +30,7 @@ def interior_point(
     """
     n = len(y)
     scale = float(Q.diagonal().mean().clamp(min=1e-300))
+    tolerance *= min(1.0, scale * float(u.amax()))  # small bounds: f differs little between samples
     positive = y > 0
     # A start with y^T alpha = 0: each class shares the smaller of the two sums of bounds, halved.
     total = 0.5 * torch.minimum(u[positive].sum(), u[~positive].sum())
@@ -46,7 +47,7 @@ def interior_point(
         dual = Q @ alpha - 1.0 + y * b - z + w
         primal = y @ alpha
         mu = (alpha @ z + room @ w) / (2 * n)
-        if float(mu * n) < tolerance and float(dual.abs().amax()) < tolerance:
+        if float(mu * n) < tolerance * float(alpha.sum().clamp(max=1.0)) and float(dual.abs().amax()) < tolerance:
             break
         theta = z / alpha + w / room
         H = Q.clone()

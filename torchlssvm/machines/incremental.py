@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError
+from torchlssvm.errors import ConvergenceError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.machines.incremental_base import Step
 from torchlssvm.machines.incremental_estimates import Estimates
 from torchlssvm.machines.incremental_saving import Saving
 from torchlssvm.machines.svm_drive import Event
+
+HALVINGS = 6
+"""How often the way from one C to another is halved where rounding keeps it from being followed, before giving up."""
 
 __all__ = ["Event", "IncrementalSVM", "RegularizationPath", "Step"]
 
@@ -148,23 +151,45 @@ class IncrementalSVM(Estimates, Saving):
         alpha has kinks only where a sample changes sets; two values of C per class move together, in proportion.
         """
         start, end = self._C, self._bounds(C)
-        seen: list[tuple[float, Tensor, float]] = [(0.0, self.alpha, self.b)]
+        seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
+        try:
+            with self._threads():
+                self._follow(start, end, seen, HALVINGS)
+        except ConvergenceError:
+            self.set_C(start)
+            raise
+        self._changed()
+        along, alpha, b = zip(*seen, strict=True)
+        return RegularizationPath(
+            torch.tensor(along, dtype=torch.float64), self.ids, torch.stack(alpha), torch.tensor(b, dtype=torch.float64)
+        )
+
+    def _follow(self, start: tuple[float, float], end: tuple[float, float], seen: list[Any], halvings: int) -> None:
+        """From one C to another, every breakpoint added to ``seen``; in two parts where it cannot be followed in one."""
+        engine, known = self._engine, len(seen)
+        s = engine.samples
+        one = int((s.y > 0).long().argmax()) if s.n else 0  # a sample of class 1, if there is any
 
         def watch(event: Event) -> None:
             if event.to != "end":
-                self._engine.correct(walking=True)
-                seen.append((event.p, self._ordered(self._engine.samples.alpha), self._engine.b))
+                at = start[1] + event.p * (end[1] - start[1])
+                if s.hy[one] > 0:
+                    at = float(s.hu[one] / s.hweight[one])  # to the last bit the bound that alpha is at
+                seen.append((at, self._ordered(torch.where(s.sign < 0, s.u, s.alpha)), engine.b))
 
-        old, self._engine.walker.watch = self._engine.walker.watch, watch
         try:
-            self.set_C(C, method="path")
-        finally:
-            self._engine.walker.watch = old
-        seen.append((1.0, self.alpha, self.b))
-        p = torch.tensor([at for at, _, _ in seen], dtype=torch.float64)
-        factor = start[1] + p * (end[1] - start[1])
-        b = torch.tensor([b for _, _, b in seen], dtype=torch.float64)
-        return RegularizationPath(factor, self.ids, torch.stack([alpha for _, alpha, _ in seen]), b)
+            engine.follow_bounds(self._upper(s.y, s.weight, end), watch)
+        except ConvergenceError:
+            if not halvings:
+                raise
+            del seen[known:]
+            middle = (0.5 * (start[0] + end[0]), 0.5 * (start[1] + end[1]))
+            self._follow(start, middle, seen, halvings - 1)
+            engine.polish()
+            self._follow(middle, end, seen, halvings - 1)
+            return
+        self._C = end
+        seen.append((end[1], self.alpha, self.b))
 
     @exactly
     def set_kernel(self, kernel: Any) -> IncrementalSVM:

@@ -31,15 +31,16 @@ class Drive:
             self.force = self.force + tilt
         self.hd, self.htarget, self.hforce = host(d), host(target), host(self.force)
         self.hrise = None if rise is None else host(rise)
+        self.size = 0.0
         self.measure(samples)
 
     def measure(self, samples: Samples) -> None:
-        """Who is driven, the balance sum y_k d_k and the size sum |d_k|, after a change of d."""
+        """Who is driven, the balance sum y_k d_k, and the largest sum |d_k| so far: the rounding of ``force`` goes with it."""
         driven = self.hd.nonzero()
         self.driven = driven[0] if isinstance(driven, tuple) else driven[:, 0]
         d = self.hd[self.driven]
         self.balance = float((samples.hy[self.driven] * d).sum())
-        self.size = float(abs(d).sum())
+        self.size = max(self.size, float(abs(d).sum()))
 
     def place(self, samples: Samples, p: float) -> None:
         """The coefficients at p: only where they are asked for on the way."""

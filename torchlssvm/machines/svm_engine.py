@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
-from torchlssvm.machines.svm_drive import Drive
+from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_solve import Pivoting, first_guess
 from torchlssvm.machines.svm_state import ENDLESS, State
 
@@ -200,7 +200,7 @@ class Engine(State):
         s.sign.copy_(side)
         s.slack.copy_(torch.where(side == 0, ENDLESS, slack))
         zero = torch.zeros_like(alpha)
-        self.walker.walk(Drive(s, zero, zero.clone(), tilt=g - tilted, force=zero.clone()))
+        self.walker.walk(Drive(s, zero, zero.clone(), tilt=g - tilted, force=zero.clone()), everything=True)
 
     def resolve(self) -> None:
         """Everything anew with the samples held: pivoting from the sets, walking from alpha, or one sample at a time."""
@@ -225,11 +225,12 @@ class Engine(State):
     # -- bounds and kernels --------------------------------------------------------------------------------------------
 
     def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
-        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints. The slow and sure way else."""
         s, m = self.samples, self.margin
-        before, old = self.snapshot(), s.u.clone()
+        before = self.snapshot()
         try:
             if method != "path" and len(m) and s.n > 300:
+                old = s.u.clone()
                 s.u.copy_(u)
                 if self._pivot():
                     self.last = "pivot"
@@ -237,24 +238,44 @@ class Engine(State):
                     self.finish()
                     return
                 s.u.copy_(old)
-            rise = u - old
-            d = torch.where(s.sign < 0, rise, 0.0)
-            self.walker.walk(Drive(s, d, u.clone(), rise=rise))
-            s.u.copy_(u)
-            s.alpha.copy_(torch.where(s.sign < 0, u, s.alpha))
-            if len(m):
-                m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
-            self.last = "joint"
+            self._walk_to(u)
         except ConvergenceError:
             s.u.copy_(u)
             try:
                 self.one_by_one()
             except ConvergenceError:
-                s.u.copy_(old)
                 self.restore(before)
                 raise
         self.operations += 1
         self.finish()
+
+    def follow_bounds(self, u: Tensor, watch: Callable[[Event], None]) -> None:  # (n,)
+        """Change C along the path and report its events. ConvergenceError, and nothing changed, if it cannot be followed."""
+        before, done, old = self.snapshot(), self.slowly, self.walker.watch
+        try:
+            self.walker.watch = watch
+            try:
+                self._walk_to(u)
+            finally:
+                self.walker.watch = old
+            self.operations += 1
+            self.finish(True)
+            if self.slowly != done:
+                raise ConvergenceError("rounding has led the path away from the solution")
+        except ConvergenceError:
+            self.restore(before)
+            raise
+
+    def _walk_to(self, u: Tensor) -> None:  # (n,)
+        s, m = self.samples, self.margin
+        rise = u - s.u
+        d = torch.where(s.sign < 0, rise, 0.0)
+        self.walker.walk(Drive(s, d, u.clone(), rise=rise), everything=True)
+        s.u.copy_(u)
+        s.alpha.copy_(torch.where(s.sign < 0, u, s.alpha))
+        if len(m):
+            m.upper[1 : m.top] = torch.where(m.used[1 : m.top] > 0, u[m.at[1 : m.top]], ENDLESS)
+        self.last = "joint"
 
     def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
         """Another kernel on the same samples: change it, then correct the violations."""

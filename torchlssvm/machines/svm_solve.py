@@ -121,11 +121,13 @@ def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, T
         if not bool((s.y[part] == label).any()):
             part = torch.cat([own[:5], part])
     u = s.u[part]
-    inner, b = interior_point(s.block(part, part), s.y[part], u, 1e-3)
+    Q = s.block(part, part)
+    inner, b = interior_point(Q, s.y[part], u, 1e-3)
+    # g is z - w, the multipliers of the two bounds: at the end of the way one of alpha and z is 0, one of u - alpha and w
+    unit = min(1.0, s.scale * float(u.amax()))  # small bounds: g is small, too
+    g, share = (Q @ inner + s.y[part] * b - 1.0) / unit, inner / u
     alpha = torch.zeros_like(s.y)
-    alpha[part] = balanced(
-        torch.where(inner < 1e-4 * u, 0.0, torch.where(inner > (1 - 1e-4) * u, u, inner)), u, s.y[part]
-    )
+    alpha[part] = balanced(torch.where(share < g, 0.0, torch.where(1.0 - share < -g, u, inner)), u, s.y[part])
     g = s.product(alpha) + s.y * b - 1.0
     side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
     # What is far on the wrong side will be an error vector, what is near a margin vector.

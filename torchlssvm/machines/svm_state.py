@@ -28,6 +28,7 @@ class State:
         self.walker = Walker(self.samples, self.margin)
         self.operations, self.synced = 0, 0  # operations so far, and the count of events when g was last recomputed
         self.checked = -1  # the count of events at the end of the last operation
+        self.slowly = 0  # how often the guaranteed way was taken
         self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
 
     @property
@@ -74,15 +75,15 @@ class State:
         s.slack.add_(s.sign * s.y, alpha=shift).clamp_(min=0.0)
         m.ha[0] += shift
 
-    def correct(self, walking: bool = False) -> None:
-        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r. Also on the way."""
+    def correct(self) -> None:
+        """One Newton step on the true residual of (2) and (3) at the margin vectors: a -= R r."""
         s, m = self.samples, self.margin
         if not len(m):
             return
         r = m.host(torch.mv(m.QS[: m.top, : s.n], s.alpha))  # row 0 of QS is y: its entry is y^T alpha
         r[1:] += m.hAk[1:, 0] * m.ha[0] - 1.0
         r *= m.hused
-        if not walking and float(abs(r).max()) > 1e-6 * max(1.0, float(s.halpha.max()) * s.scale):
+        if float(abs(r).max()) > 1e-6 * max(1.0, float(s.halpha.max()) * s.scale):
             self.one_by_one()  # more than drift: what the walk believed is not so
             return
         delta = m.sensitivities(r)
@@ -124,6 +125,7 @@ class State:
         """The guaranteed way: from nothing, one sample after the other; ``without``: positions that are to be removed."""
         s, m = self.samples, self.margin
         n = s.n
+        self.slowly += 1
         s.alpha.zero_()
         s.sign.zero_()
         s.slack.fill_(ENDLESS)

@@ -22,6 +22,8 @@ REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
 PERTURB = 200
 """Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
+PERTURBED = 5
+"""So many perturbations, each ten times the last, and then it is given up."""
 PATIENCE = 50
 """Events without a step before their order is changed."""
 ENDLESS = float("inf")
@@ -57,7 +59,7 @@ class Walker:
         self, drive: Drive, everything: bool, watching: int = -1, g: float = 0.0, stop_below: float = -ENDLESS
     ) -> float:
         s, m = self.samples, self.margin
-        self.p, self.drive = 0.0, drive
+        self.p, self.drive, self.over = 0.0, drive, False
         self.sight = (All if everything or not m.near_ready() else Nearest)(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
@@ -65,10 +67,12 @@ class Walker:
         if drive.hrise is not None:
             m.hrise[:] = m.gather(drive.hrise, 0.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            while 1.0 - self.p > TINY:
+            while 1.0 - self.p > TINY and not self.over:
                 g += self._step(watching)
                 if g < stop_below:
                     return g
+        if self.over and self.watch is not None:
+            self.watch(Event(1.0, None, "end", 1.0 - self.p))
         self._finish()
         return g
 
@@ -177,6 +181,8 @@ class Walker:
     def _perturb(self) -> None:
         """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""
         s = self.samples
+        if self.idle // PERTURB > PERTURBED:
+            raise ConvergenceError(f"{self.idle} events without a step, at p = {self.p:.6g}: rounding makes them a cycle")
         shift = torch.rand(
             len(self.sight.slack), generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64
         )
@@ -225,6 +231,9 @@ class Walker:
             drive.force.add_(row, alpha=change)
             self.sight.redirected(s.host(row), change)
             drive.measure(s)
+            if not len(drive.driven) and drive.hrise is None and not drive.tilted:
+                self.over = True  # nothing is driven any more; what is left of the force is rounding
+                drive.force.zero_()
 
     # -- entering the margin set ---------------------------------------------------------------------------------------
 
@@ -346,7 +355,8 @@ class Walker:
         s = self.samples
         zero = torch.zeros_like(s.y)
         self.idle = 0
-        self.p, self.drive, self.beta = 0.0, Drive(s, zero, zero.clone(), force=zero.clone()), None
+        self.p, self.over, self.beta = 0.0, False, None
+        self.drive = Drive(s, zero, zero.clone(), force=zero.clone())
         self.budget = self.events + 100 + 40 * s.n
         s.sign.zero_()
         s.slack.fill_(ENDLESS)
