@@ -19,10 +19,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def is_fake(*tensors: Tensor | None) -> bool:
     """Whether any tensor carries no data (FakeTensorMode, meta device): data-dependent checks are then passed over."""
-    for t in tensors:  # a loop, not any(): it runs in every update
-        if t is not None and (t.is_meta or isinstance(t, FakeTensor)):
-            return True
-    return False
+    return any(t is not None and (t.is_meta or isinstance(t, FakeTensor)) for t in tensors)
 
 
 def not_finite(t: Tensor) -> bool:

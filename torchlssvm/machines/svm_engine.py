@@ -225,7 +225,7 @@ class Engine(State):
     # -- bounds and kernels --------------------------------------------------------------------------------------------
 
     def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
-        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints. The slow and sure way else."""
+        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints; else one by one."""
         s, m = self.samples, self.margin
         before = self.snapshot()
         try:

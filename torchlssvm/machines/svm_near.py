@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchlssvm.machines.svm_samples import Samples
 
-SHARE = 6  # the nearest part of the reserve vectors that is looked at
+SHARE = 6  # the nearest part of the reserve vectors that is looked at, and
+LEAST = 64  # so many at least
 FROM = 400  # samples below which all are looked at
 
 
@@ -30,15 +31,13 @@ class Near:
         """To be chosen anew."""
         self.count = self.chosen = 0
 
-    def choose(self, QS: Tensor, top: int) -> None:  # (slots, capacity)
-        """Everything but the reserve vectors, and the nearest of those."""
+    def _choose(self, k: int, QS: Tensor, top: int) -> None:  # (slots, capacity)
+        """Everything but the reserve vectors, and the nearest of those, k together."""
         s = self.samples
         slack = np.where(s.hsign > 0, s.hslack, -1.0)
-        inner = int((slack < 0).sum())
-        k = min(s.n, inner + max(64, (s.n - inner) // SHARE))
         room = k + 64 + k // 4
         self._positions = np.zeros(room, dtype=np.int64)
-        self._positions[:k] = np.argpartition(slack, k - 1)[:k] if k < s.n else np.arange(k)
+        self._positions[:k] = np.argpartition(slack, k - 1)[:k]
         self.place = np.full(s.capacity, -1, dtype=np.int64)  # the column of each position, -1 if it is far
         self.place[self._positions[:k]] = np.arange(k)
         self._Q = torch.zeros(len(QS), room, dtype=torch.float64)
@@ -62,8 +61,12 @@ class Near:
             return False
         grown = self.count > self.chosen + 32 + self.chosen // 8
         if not self.count or grown or len(self.place) != s.capacity or len(self._hQ) != len(QS):
-            self.choose(QS, top)
-        return 2 * self.count < s.n
+            inner = int((s.hsign <= 0).sum())
+            k = inner + max(LEAST, (s.n - inner) // SHARE)
+            if 2 * k >= s.n:
+                return False
+            self._choose(k, QS, top)
+        return True
 
     def entered(self, slot: int, hrow: Any) -> None:  # (n,)
         """A margin vector has come to a slot."""

@@ -47,7 +47,9 @@ class RowCache:
         self.high = max(self.high, row + 1)
         self.hrows[row, :n] = values
 
-    def extend(self, start: int, stop: int, Q: Any) -> None:  # (B, n) host array: rows of Q of the samples appended last
+    def extend(
+        self, start: int, stop: int, Q: Any
+    ) -> None:  # (B, n) host array: rows of Q of the samples appended last
         """Fill in the columns of samples just appended."""
         if self.row_of:  # rows that are free get numbers too, which nobody reads
             self.hrows[: self.high, start:stop] = Q[:, self.hheld[: self.high]].T

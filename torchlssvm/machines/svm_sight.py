@@ -63,8 +63,8 @@ class All:
 class Nearest(All):
     """The samples near the margin. For the others the change of g is kept as what made it, until :meth:`finish`:
 
-        Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start)      from QS, one product
-        + sum over those that left, and over whatever else moved, of Q_:i times its change        a row at a time
+    Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start)      from QS, one product
+    + sum over those that left, and over whatever else moved, of Q_:i times its change        a row at a time
     """
 
     def __init__(self, samples: Samples, margin: Margin, drive: Drive):

@@ -60,7 +60,11 @@ class Walker:
     ) -> float:
         s, m = self.samples, self.margin
         self.p, self.drive, self.over = 0.0, drive, False
-        self.sight = (All if everything or not m.near_ready() else Nearest)(s, m, drive)
+        if everything or not m.near_ready():
+            m.near.forget()  # what comes near now, nobody notes
+            self.sight = All(s, m, drive)
+        else:
+            self.sight = Nearest(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
         self.age = self.idle = 0
@@ -121,7 +125,7 @@ class Walker:
         return beta
 
     def _largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
-        """The largest step (2.3), what ends it ("end" if nothing does), and the sample: its column if it enters S, else its position."""
+        """The largest step (2.3), what ends it, "end" if nothing does, and the column of what enters S, or the position of what leaves."""
         m = self.margin
         rise = m.hrise if self.drive.rise is not None else None
         inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
@@ -182,7 +186,9 @@ class Walker:
         """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""
         s = self.samples
         if self.idle // PERTURB > PERTURBED:
-            raise ConvergenceError(f"{self.idle} events without a step, at p = {self.p:.6g}: rounding makes them a cycle")
+            raise ConvergenceError(
+                f"{self.idle} events without a step, at p = {self.p:.6g}: rounding makes them a cycle"
+            )
         shift = torch.rand(
             len(self.sight.slack), generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64
         )
@@ -323,6 +329,7 @@ class Walker:
         q = float(quotient[i])
         if q >= 0 and isinstance(sight, Nearest):
             self._look_at_all()
+            m.near.forget()
             return 0.0
         if q >= 0:
             drive.place(s, self.p)
