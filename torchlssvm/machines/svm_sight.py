@@ -61,10 +61,10 @@ class All:
 
 
 class Nearest(All):
-    """The samples near the margin. For the others the change of g is kept as what made it, until :meth:`finish`:
+    """The samples near the margin. For the others the change of g is kept as what made it, until :meth:`finish`.
 
-    Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start)      from QS, one product
-    + sum over those that left, and over whatever else moved, of Q_:i times its change        a row at a time
+    That is Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start), one product with QS, and the
+    sum over those that have left S, and over whatever else has moved, of Q_:i times its change, added a row at a time.
     """
 
     def __init__(self, samples: Samples, margin: Margin, drive: Drive):
@@ -82,40 +82,50 @@ class Nearest(All):
         self.since = 0.0
 
     def rates(self, beta: Tensor) -> Any:
+        """As in :class:`All`, of the near samples."""
         return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, self.force).numpy()
 
     def rates_along(self, beta: Tensor, row: Tensor) -> Any:
+        """As in :class:`All`, of the near samples."""
         row = torch.from_numpy(row.numpy()[self.near.positions])
         return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, row).numpy()
 
     def position(self, column: int) -> int:
+        """The position of a column."""
         return int(self.near.positions[column])
 
     def column(self, position: int) -> int:
+        """The column of a position."""
         return int(self.near.place[position])
 
     def entered(self, i: int) -> None:
+        """Its change counts from here."""
         slot = self.margin.slot[i]
         if slot >= len(self.start):
             self.start = np.concatenate([self.start, np.zeros(self.margin.slots - len(self.start))])
         self.start[slot] = self.margin.ha[slot]
 
     def leaves(self, i: int, alpha: float) -> None:
+        """Its change so far is added."""
         slot = self.margin.slot[i]
         self.change += (alpha - self.start[slot]) * self.margin.hQS[slot, : self.samples.n]
         self.start[slot] = 0.0
 
     def moves(self, row: Tensor, by: float) -> None:
+        """This is added."""
         self.change += by * row.numpy()
 
     def redirects(self, p: float) -> None:
+        """What the drive has done so far is added."""
         self.change += (p - self.since) * self.drive.hforce
         self.since = p
 
     def redirected(self, hrow: Any, change: float) -> None:
+        """The force on the near samples."""
         self.force.numpy()[:] += change * hrow[self.near.positions]
 
     def finish(self, p: float) -> list[int]:
+        """Every slack and sign as it is at p; the far samples that are on the wrong side."""
         s, m, at = self.samples, self.margin, self.near.positions
         self.redirects(p)
         moved = torch.from_numpy(m.ha - self.start[: m.top])
