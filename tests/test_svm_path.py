@@ -68,7 +68,9 @@ def test_growing_and_shrinking_give_the_inverse(seed):
     h = torch.zeros(7, dtype=torch.float64)
     h[:5] = torch.cat([y[[9]], Q[S, 9]])
     beta = -(R @ h)
-    svm_path.grow_(R, beta, float(Q[9, 9] + h @ beta), slot=5)
+    gamma = float(Q[9, 9] + h @ beta)
+    beta[5] = 1.0
+    svm_path.grow_(R, beta, gamma)
     want = torch.linalg.inv(jacobian(Q, y, [*S, 9]))
     torch.testing.assert_close(R[:6, :6], want, rtol=1e-7, atol=1e-7)
     assert not R[6].any()

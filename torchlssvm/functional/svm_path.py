@@ -110,13 +110,11 @@ def margin_rates(slack: Array, gamma: Array, sign: Array) -> tuple[Array, Array]
     return rate, rate / (slack.clip(1e-200) if isinstance(slack, Tensor) else np.maximum(slack, 1e-200))
 
 
-def grow_(R: Tensor, beta: Tensor, gamma: float, slot: int) -> Tensor:  # (m, m), (m,) -> (m, m)
-    """R += v v^T / gamma_c with v = [beta; 1], in place: c enters S in a free slot (13).
+def grow_(R: Tensor, v: Tensor, gamma: float) -> Tensor:  # (m, m), (m,) -> (m, m)
+    """R += v v^T / gamma_c, in place: c enters S in a free slot (13), where v is 1; elsewhere v is beta.
 
     beta = -R [y_c; Q_Sc] and gamma_c = Q_cc + [y_c; Q_Sc]^T beta, by (10) and (12).
     """
-    v = beta.clone()
-    _host(v)[slot] = 1.0
     return R.addr_(v, v, alpha=1.0 / gamma)
 
 

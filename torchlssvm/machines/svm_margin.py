@@ -162,8 +162,13 @@ class Margin:
         gamma = q + float(terms.sum())
         return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
 
-    def enter(self, i: int, row: Tensor, hrow: Any, alpha: float, beta: Tensor | None, gamma: float) -> None:
-        """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before."""
+    def enter(
+        self, i: int, hrow: Any, alpha: float, beta: Tensor | None, gamma: float
+    ) -> Any:  # (n,), (top,) -> (top,)
+        """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before.
+
+        Returns v of (13): beta, whose memory it is, with 1 in the slot of i.
+        """
         y = float(self.samples.hy[i])
         slot = heapq.heappop(self.free) if self.free else self.top
         if slot == self.top:
@@ -172,10 +177,13 @@ class Margin:
                 self._allocate(2 * self.slots)
             self._set_top()
             beta = None if beta is None else torch.cat([beta, beta.new_zeros(1)])
+        v = None
         if beta is None:
             svm_path.first_(self.Rk, float(hrow[i]), y, slot)
         else:
-            svm_path.grow_(self.Rk, beta, gamma, slot)
+            v = self.host(beta)
+            v[slot] = 1.0
+            svm_path.grow_(self.Rk, beta, gamma)
             if gamma * MILD < float(hrow[i]):
                 self.residual = ENDLESS  # unknown: to be measured before R is trusted again
         self.position[slot], self.slot[i] = i, slot
@@ -188,6 +196,7 @@ class Margin:
         A[slot, :k] = border if k > 1 else y
         A[:k, slot] = border if k > 1 else y
         A[slot, slot] = hrow[i]
+        return v
 
     def mild(self, slot: int) -> bool:
         """Whether a margin vector is far from the span of the others: 1 / R_kk is its gamma."""

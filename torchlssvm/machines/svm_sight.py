@@ -80,15 +80,21 @@ class Nearest(All):
         self.start[: margin.top] = margin.ha
         self.change = np.zeros(samples.n)
         self.since = 0.0
+        self.columns, self.slots = near.columns(margin.top), margin.slots
 
     def rates(self, beta: Tensor) -> Any:
         """As in :class:`All`, of the near samples."""
-        return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, self.force).numpy()
+        return svm_path.margin_sensitivities(self._columns(len(beta)), beta, self.force).numpy()
 
     def rates_along(self, beta: Tensor, row: Tensor) -> Any:
         """As in :class:`All`, of the near samples."""
         row = torch.from_numpy(row.numpy()[self.near.positions])
-        return svm_path.margin_sensitivities(self.near.columns(self.margin.top), beta, row).numpy()
+        return svm_path.margin_sensitivities(self._columns(len(beta)), beta, row).numpy()
+
+    def _columns(self, top: int) -> Tensor:
+        if self.columns.shape[1] != top or self.margin.slots != self.slots:
+            self.columns, self.slots = self.near.columns(top), self.margin.slots  # they have moved
+        return self.columns
 
     def position(self, column: int) -> int:
         """The position of a column."""

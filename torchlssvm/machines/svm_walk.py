@@ -176,24 +176,22 @@ class Walker(Stepper):
             # In a cycle, whatever is not dependent to the last bit counts as independent.
             beta, gamma, dependent = m.span(i, hrow, DEPENDENT if self.idle < PATIENCE else 4 * svm_path.EPS)
             if not dependent:
-                m.enter(i, row, hrow, float(s.halpha[i]), beta, gamma)
+                v = m.enter(i, hrow, float(s.halpha[i]), beta, gamma)
                 if carry and m.residual < STEADY and gamma * MILD > float(hrow[i]):
-                    self.beta = self._carried(drive_beta, m.host(beta), m.slot[i], rate, gamma)
+                    self.beta = self._carried(drive_beta, v, rate, gamma)
                 break
             carry = False
             if self._exchange(i, row, beta):
                 return
         else:
-            m.enter(i, row, hrow, float(s.halpha[i]), None, 0.0)
+            m.enter(i, hrow, float(s.halpha[i]), None, 0.0)
         self.sight.entered(i)
         if self.drive.hrise is not None:
             m.hrise[m.slot[i]] = self.drive.hrise[i]
 
-    def _carried(self, beta: Any, v: Any, slot: int, rate: float, gamma: float) -> Any:
-        if slot == len(beta):
-            xp = torch if isinstance(beta, Tensor) else np
-            beta, v = (xp.concatenate([part, part[:1] * 0.0]) for part in (beta, v))
-        v[slot] = 1.0
+    def _carried(self, beta: Any, v: Any, rate: float, gamma: float) -> Any:
+        if len(beta) < len(v):  # a new slot
+            beta = (torch if isinstance(beta, Tensor) else np).concatenate([beta, beta[:1] * 0.0])
         return svm_path.after_growth(beta, v, rate, gamma)
 
     def _exchange(self, i: int, row: Tensor, beta: Tensor) -> bool:
