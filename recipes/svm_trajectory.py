@@ -128,7 +128,7 @@ def draw(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("svm_trajectory.png"))
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)")
     parser.add_argument("--no-picture", action="store_true")
     options = parser.parse_args()
     x, y = points()
@@ -142,8 +142,10 @@ def main() -> None:
     worst = max(abs(float(paths[c][1][-1]) - float(exact.margin[svm.ids == c])) for c in support)
     print(f"paths drawn end where leave_one_out says, to {worst:.0e}")
     if not options.no_picture:
-        draw(options.out, svm, x, y, alpha, paths)
-        print(f"written: {options.out}")
+        options.out.mkdir(parents=True, exist_ok=True)
+        picture = options.out / "svm_trajectory.png"
+        draw(picture, svm, x, y, alpha, paths)
+        print(f"written: {picture}")
 
 
 if __name__ == "__main__":

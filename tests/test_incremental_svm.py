@@ -40,7 +40,10 @@ def truth(svm, x, y, gamma):
     return K, sign, u, exact(K, sign, u)
 
 
-@pytest.mark.parametrize("name", ["cancer", "500"])
+SIZES = ["cancer", "500", *[pytest.param(n, marks=pytest.mark.slow) for n in ("1000", "1797")]]
+
+
+@pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("C", [1.0, 10.0])
 def test_equal_to_a_dense_solution_and_to_libsvm(name, C):
     x, y, gamma = data(name)
