@@ -14,6 +14,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
 from torchlssvm.machines.svm_drive import Event
 from torchlssvm.machines.svm_engine import Engine
+from torchlssvm.machines.svm_samples import as_tensor
 from torchlssvm.machines.threads import single_thread
 
 
@@ -267,7 +268,7 @@ class SVMBase(nn.Module):
                 raise ValueError(
                     f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
                 )
-        return torch.as_tensor(values * 2.0 - 1.0, dtype=torch.float64)
+        return as_tensor(values * 2.0 - 1.0).to(torch.float64)
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         s, kernel = self._engine.samples, self.kernel

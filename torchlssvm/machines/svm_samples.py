@@ -25,6 +25,11 @@ def _same(t: Tensor) -> Any:
     return t
 
 
+def as_tensor(values: Any) -> Tensor:
+    """A host array, or a tensor, as a tensor on the same memory."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+
+
 WIDE = 30.0
 """gamma |x|^2 beyond which RBF is computed from differences."""
 
@@ -236,7 +241,7 @@ class Samples:
             h = self.host(self._lift)[i] * (2 * self.kernel.gamma)
             h[-1] = h[-2] * -0.5
             h[-2] = -self.kernel.gamma
-            row = torch.mv(self._lift[: self.n], torch.as_tensor(h)).clamp_(max=0.0).exp_()
+            row = torch.mv(self._lift[: self.n], as_tensor(h)).clamp_(max=0.0).exp_()
             h = self.host(row)
             h *= self.hy
             if self.hy[i] < 0:
