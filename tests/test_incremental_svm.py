@@ -11,6 +11,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from tests.svm_truth import exact, kkt, libsvm, rbf
 from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
+from torchlssvm.machines import svm_engine
 from torchlssvm.machines.svm_engine import Engine
 from torchlssvm.machines.svm_walk import Walker
 from torchlssvm.machines.threads import single_thread
@@ -202,6 +203,27 @@ def test_regularization_path_that_cannot_be_followed_at_all_changes_nothing(monk
         svm.regularization_path(10.0)
     assert svm.C == 0.1
     torch.testing.assert_close(svm.alpha, before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kernel", [RBF(sigma=2.0), RBF(sigma=0.1), Laplacian(sigma=2.0)], ids=["rbf", "wide", "laplacian"]
+)
+def test_samples_that_need_no_coefficient_are_learned_from_the_support_vectors(kernel, monkeypatch):
+    """As they are added, nothing moves; later, when others leave, they take their places like any sample."""
+    monkeypatch.setattr(svm_engine, "FEW", 0)
+    x, y = blobs(150, d=3, noise=0.1)
+    svm = IncrementalSVM(kernel, C=5.0)
+    known = [int(svm.add(x[i : i + 1], y[i : i + 1])) for i in range(150)]
+    assert svm.kkt_violation() < 1e-12
+    engine = copy.deepcopy(svm)._engine
+    torch.testing.assert_close(svm._engine.margin.QSn[:, 0], engine.samples.y, rtol=0, atol=0)
+    gone = svm.ids[svm.alpha > 0][::2].tolist()
+    for i in gone:
+        svm.remove([i])
+        assert svm.kkt_violation() < 1e-12
+    keep = [i for i in known if i not in gone]
+    fresh = IncrementalSVM(kernel, C=5.0).fit(x[keep], y[keep])
+    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
 
 
 def test_changing_the_kernel():

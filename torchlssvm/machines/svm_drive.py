@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, places
 
 
 class Drive:
@@ -36,8 +36,7 @@ class Drive:
 
     def measure(self, samples: Samples) -> None:
         """Who is driven, the balance sum y_k d_k, and the largest sum |d_k| so far: the rounding of ``force`` goes with it."""
-        driven = self.hd.nonzero()
-        self.driven = driven[0] if isinstance(driven, tuple) else driven[:, 0]
+        self.driven = places(self.hd)
         d = self.hd[self.driven]
         self.balance = float((samples.hy[self.driven] * d).sum())
         self.size = max(self.size, float(abs(d).sum()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +12,12 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive, Event
+from torchlssvm.machines.svm_samples import places
 from torchlssvm.machines.svm_solve import Pivoting, first_guess
 from torchlssvm.machines.svm_state import ENDLESS, State
+
+FEW = 200
+"""With fewer samples a whole row of the kernel costs as much as a part of it."""
 
 
 class Engine(State):
@@ -61,6 +66,8 @@ class Engine(State):
                 self.one_by_one()
             return
         if len(new) == 1 and not remove:
+            if self._is_reserve(new.start):
+                return
             Q = s.compute(new.start)[None]
         else:
             Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
@@ -95,6 +102,24 @@ class Engine(State):
         if count:
             self.last = "joint" if count > 1 else "path"
             self._walk(moving, support, Q, new.start)
+
+    def _is_reserve(self, i: int) -> bool:
+        """Whether sample i, the last one, is right with alpha = 0. Needs K with the support vectors, not with all."""
+        s, m = self.samples, self.margin
+        if s.precomputed or s.n < FEW:
+            return False
+        error = places(s.hsign < 0)
+        k, e, high = m.top, len(error), s.rows.high
+        join = torch.cat if isinstance(error, Tensor) else np.concatenate
+        values = s.host(s.compute(i, join([m.hat, error, s.rows.hheld[:high]])))
+        inner = values[:k] * m.hused
+        inner[0] = s.hy[i]
+        g = float((inner * m.ha).sum()) + float((values[k : k + e] * s.halpha[error]).sum()) - 1.0
+        if g < 0:
+            return False
+        m.hQS[:k, i], s.rows.hrows[:high, i] = inner, values[k + e :]
+        s.hsign[i], s.hslack[i] = 1.0, g
+        return True
 
     def _withdraw(self, i: int) -> None:
         """Sample i is to go: its margin is nobody's concern any more."""

@@ -25,6 +25,12 @@ def _same(t: Tensor) -> Any:
     return t
 
 
+def places(where: Any) -> Any:  # (n,) -> (k,)
+    """The indices at which a host array is not zero."""
+    found = where.nonzero()
+    return found[0] if isinstance(found, tuple) else found[:, 0]
+
+
 def as_tensor(values: Any) -> Tensor:
     """A host array, or a tensor, as a tensor on the same memory."""
     return values if isinstance(values, Tensor) else torch.from_numpy(values)
@@ -231,25 +237,21 @@ class Samples:
                 self.rows.put(i, self.host(row), self.n)
         return row
 
-    def compute(self, i: int) -> Tensor:  # -> (n,)
-        """Q_i:, not from the cache."""
-        if self.precomputed:
-            return self.x[i, : self.n] * self.y * self.y[i]
-        if type(self.kernel) is RBF and self.wide:
-            return self.block(torch.tensor([i], device=self.device))[0]
-        if type(self.kernel) is RBF:
-            h = self.host(self._lift)[i] * (2 * self.kernel.gamma)
-            h[-1] = h[-2] * -0.5
-            h[-2] = -self.kernel.gamma
-            row = torch.mv(self._lift[: self.n], as_tensor(h)).clamp_(max=0.0).exp_()
-            h = self.host(row)
-            h *= self.hy
-            if self.hy[i] < 0:
-                h *= -1.0
-            return row
-        assert self.kernel is not None
-        row = self.kernel.tiled(self.x[i : i + 1], self.x[: self.n])[0].to(torch.float64)
-        return row * self.y * self.y[i]
+    def compute(self, i: int, at: Any = None) -> Tensor:  # (k,) on the host -> (n,) or (k,)
+        """Q_i:, not from the cache; ``at``: with the samples in these positions only."""
+        if type(self.kernel) is not RBF or self.wide:
+            return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[0]
+        lift = self.host(self._lift)
+        z = lift[i] * (2 * self.kernel.gamma)
+        z[-1] = z[-2] * -0.5
+        z[-2] = -self.kernel.gamma
+        rows, y = (self._lift[: self.n], self.hy) if at is None else (as_tensor(lift[at]), self.hy[at])
+        row = torch.mv(rows, as_tensor(z)).clamp_(max=0.0).exp_()
+        h = self.host(row)
+        h *= y
+        if self.hy[i] < 0:
+            h *= -1.0
+        return row
 
     def block(self, i: Tensor, j: Tensor | None = None) -> Tensor:  # (k,), (l,) -> (k, l)
         """Q_ij for positions i and j (all of them by default)."""

@@ -10,7 +10,7 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive
 from torchlssvm.machines.svm_margin import NEAR, Margin
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, places
 from torchlssvm.machines.svm_sight import All
 
 TINY = 1e-13
@@ -80,9 +80,8 @@ class Stepper:
             return most, "end", -1
         at_once = max(min(t, u), TINY)
         slots = [(m.position[k], k) for k in range(m.top) if float(inner[k]) <= at_once]
-        found = ((quotient < 0) & (-1.0 / quotient <= at_once)).nonzero()
-        places = (found[0] if isinstance(found, tuple) else found[:, 0]).tolist()
-        events = sorted(slots + [(self.sight.position(c), 0) for c in places])
+        found = places((quotient < 0) & (-1.0 / quotient <= at_once)).tolist()
+        events = sorted(slots + [(self.sight.position(c), 0) for c in found])
         first, t = (int(inner.argmin()) if t <= u else 0), min(t, u)
         self.idle = self.idle + 1 if t <= TINY else 0
         if self.idle and self.idle % PERTURB == 0:

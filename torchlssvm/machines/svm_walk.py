@@ -13,7 +13,7 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_margin import DEPENDENT, MILD, STEADY, Margin
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, places
 from torchlssvm.machines.svm_sight import All, Nearest
 from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY, Stepper
 
@@ -308,6 +308,5 @@ class Walker(Stepper):
         """Write the margin vectors' coefficients back to the samples."""
         m = self.margin
         if len(m):
-            slots = m.hused.nonzero()
-            slots = (slots[0] if isinstance(slots, tuple) else slots[:, 0])[1:]  # without b's
+            slots = places(m.hused)[1:]  # without b's
             self.samples.halpha[m.hat[slots]] = m.ha[slots]
