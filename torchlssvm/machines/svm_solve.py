@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from torchlssvm.functional.svm_qp import interior_point
 from torchlssvm.machines.svm_samples import Samples
 
-START = 300  # samples of the first interior-point solution
+START, SHARE, MOST = 300, 8, 1000
+"""Samples of the first interior-point solution: so many at least, this part of all, so many at most."""
 ROUNDS = 25  # pivoting ends after so many, or when it stops making progress
 TOLERANCE = 1e-11
 
@@ -113,7 +116,7 @@ def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, T
     A random part is solved by interior points; g of all samples then says on which side they are.
     """
     s = samples
-    part = torch.randperm(s.n, generator=generator)[:START].to(s.device)
+    part = torch.randperm(s.n, generator=generator)[: max(START, min(s.n // SHARE, MOST))].to(s.device)
     for label in (1.0, -1.0):
         own = (s.y == label).nonzero()[:, 0]
         if not len(own):
@@ -130,10 +133,16 @@ def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, T
     alpha[part] = balanced(torch.where(share < g, 0.0, torch.where(1.0 - share < -g, u, inner)), u, s.y[part])
     g = s.product(alpha) + s.y * b - 1.0
     side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
-    # What is far on the wrong side will be an error vector, what is near a margin vector.
+    # Of those outside that are on the wrong side the nearest will be margin vectors, as many as are in the part, the others
+    # error vectors.
     outside = torch.ones_like(s.y, dtype=torch.bool)
     outside[part] = False
-    side = torch.where(outside & (g < -1.0), -1.0, torch.where(outside & (g < 0), 0.0, side))
+    wrong = (outside & (g < 0)).nonzero()[:, 0]
+    own = side[part]
+    margin = float((own == 0).sum()) / max(1.0, float((own <= 0).sum()))
+    nearest = wrong[torch.topk(g[wrong], math.ceil(margin * len(wrong))).indices]
+    side[wrong] = -1.0
+    side[nearest[g[nearest] >= -1.0]] = 0.0
     return side, alpha, b
 
 
