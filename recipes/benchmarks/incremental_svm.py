@@ -120,22 +120,30 @@ class Case:
 
 
 def growth(largest: int) -> None:
-    """Time of an event beside n and |S|, on Gaussian data in 20 dimensions."""
+    """Time of an event beside n and |S|, and of single samples against a refit, on Gaussian data in 20 dimensions."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(largest + SINGLE, 20, generator=generator, dtype=torch.float64)
-    y = (x[:, :2].square().sum(1) + torch.randn(len(x), generator=generator) > 1.5).long()
-    print("\n     n    |S|    |E|  us/event  add one ms  remove one ms")
+    y = (x[:, :2].square().sum(1) + 0.3 * torch.randn(len(x), generator=generator) > 1.5).long()
+    print("\n     n    |S|    |E|  us/event  refit ms  fit  add one ms  remove one ms   add  remove")
     n = 500
     while n <= largest:
-        svm = IncrementalSVM(RBF(gamma=0.05), C=1.0).fit(x[:n], y[:n])
-        events, adds, removals = svm.events, [], []
-        for i in range(n, n + SINGLE // 2):
+        case = Case(x[:n].numpy(), y[:n].numpy(), 1.0)
+        case.gamma = 0.05
+        refit = median(seconds(case.svc) for _ in range(3))
+        svm = case.machine()
+        fit = seconds(lambda svm=svm, n=n: svm.fit(x[:n], y[:n]))
+        adds, removals = [], []
+        for i in range(n, n + SINGLE):
             adds.append(seconds(lambda i=i, svm=svm: svm.add(x[i : i + 1], y[i : i + 1])))
-        for i in svm.margin[:: max(1, len(svm.margin) // (SINGLE // 2))].tolist():
+        events, support = svm.events, svm.ids[svm.alpha > 0]
+        for i in support[torch.linspace(0, len(support) - 1, SINGLE).long()].tolist():
             removals.append(seconds(lambda i=i, svm=svm: svm.remove([i])))
-        each = (sum(adds) + sum(removals)) / max(1, svm.events - events)
-        sizes = f"{n:6d} {len(svm.margin):6d} {len(svm.error):6d}"
-        print(f"{sizes} {each * 1e6:9.0f} {mean(adds) * 1e3:11.2f} {mean(removals) * 1e3:14.2f}", flush=True)
+        each = sum(removals) / max(1, svm.events - events)
+        sizes = (
+            f"{n:6d} {len(svm.margin):6d} {len(svm.error):6d} {each * 1e6:9.0f} {refit * 1e3:9.0f} {fit / refit:4.1f}"
+        )
+        times = f"{mean(adds) * 1e3:11.2f} {mean(removals) * 1e3:14.2f} {refit / mean(adds):5.0f} {refit / mean(removals):7.1f}"
+        print(f"{sizes} {times}", flush=True)
         n *= 2
 
 
