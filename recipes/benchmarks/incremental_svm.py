@@ -120,15 +120,15 @@ class Case:
 
 
 def growth(largest: int) -> None:
-    """Time of an event beside n and |S|, and of single samples against a refit, on Gaussian data in 20 dimensions."""
+    """Time of an event beside n and |S|, and of single samples against a refit, on Gaussian data in 5 dimensions."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(largest + SINGLE, 20, generator=generator, dtype=torch.float64)
+    x = torch.randn(largest + SINGLE, 5, generator=generator, dtype=torch.float64)
     y = (x[:, :2].square().sum(1) + 0.3 * torch.randn(len(x), generator=generator) > 1.5).long()
     print("\n     n    |S|    |E|  us/event  refit ms  fit  add one ms  remove one ms   add  remove")
     n = 500
     while n <= largest:
         case = Case(x[:n].numpy(), y[:n].numpy(), 1.0)
-        case.gamma = 0.05
+        case.gamma = 0.2
         refit = median(seconds(case.svc) for _ in range(3))
         svm = case.machine()
         fit = seconds(lambda svm=svm, n=n: svm.fit(x[:n], y[:n]))
