@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -46,6 +47,22 @@ def quiet(folder: Any, **options: Any) -> Trainer:
         "enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": str(folder),
     }  # fmt: skip
     return Trainer(**(plain | options))
+
+
+class Stop(Callback):
+    """A run that is interrupted after so many batches."""
+
+    def __init__(self, after: int, epoch: int = 0):
+        self.after, self.epoch = after, epoch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if args[2] + 1 == self.after and trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def interrupted(trainer: Any, *args: Any, **options: Any) -> None:
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        trainer.fit(*args, **options)
 
 
 class Recorder:

@@ -21,7 +21,7 @@ LAYERS = [
     ["distributed/", "export", "window", "selection"],
     ["events", "audit", "labels"],
     ["store/"],
-    ["sources", "corrections", "offered"],
+    ["sources", "corrections", "offered", "cursor"],
     ["__init__"],
     ["lightning/", "sklearn/", "report/", "spark"],
     ["demo/"],

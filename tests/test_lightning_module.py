@@ -11,31 +11,15 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_tools import J, K, Recorder, indexed, loader, module, quiet, samples, truth
+from tests.lightning_tools import J, K, Recorder, Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm import KernelLSSVM
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import Indexed, LSSVMModule, ResumableLoader
 from torchlssvm.store import SampleStore
-
-
-class Stop(Callback):
-    """A run that is killed after so many batches."""
-
-    def __init__(self, after: int):
-        self.after = after
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if args[2] + 1 == self.after:
-            raise KeyboardInterrupt
-
-
-def interrupted(trainer: Any, *args: Any, **options: Any) -> None:
-    with pytest.raises((SystemExit, KeyboardInterrupt)):
-        trainer.fit(*args, **options)
 
 
 def test_one_pass_is_the_head_on_all_samples(tmp_path: Path) -> None:
@@ -208,33 +192,6 @@ def test_training_goes_through_the_store(tmp_path: Path) -> None:
         assert len(store.find(subject="3")) == 13
     with pytest.raises(ValueError, match="id for each sample"):
         quiet(tmp_path).fit(module(store=str(tmp_path / "store")), DataLoader(TensorDataset(x, y), batch_size=8))
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(tmp_path: Path, compacted: bool) -> None:
-    x, y = samples()
-    folder = str(tmp_path / "store")
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    interrupted(quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True), module(store=folder), loader())
-    assert (tmp_path / "step=2.ckpt").exists()
-    with SampleStore(folder) as store:  # by somebody else, between the runs: 3 was in the checkpoint, 40 came after it
-        assert "40" in store
-        store.apply(Remove(ids=["3", "40"]))
-        if compacted:
-            store.compact()
-    m = module(store=folder)
-    keep = torch.tensor([i not in (3, 40) for i in range(67)])
-    if compacted:  # nothing remembers them any more: they have left the data set, too
-        rest = ResumableLoader(Subset(indexed(), keep.nonzero()[:, 0].tolist()), 8)
-        quiet(tmp_path, max_epochs=2).fit(m, rest)
-    else:  # a second epoch leaves them out although the data set has them
-        quiet(tmp_path, max_epochs=2).fit(m, loader(), ckpt_path=str(tmp_path / "step=2.ckpt"))
-    assert m.head.digest() == truth(x[keep], y[keep]).digest()
-    again = module(store=folder)
-    again.setup("predict")
-    again.on_predict_start()
-    assert again.head.digest() == m.head.digest()
-    again.teardown("predict")
 
 
 def test_an_event_that_was_announced_but_not_applied_is_offered_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
 from torchlssvm.lightning.data import Batch, unpack
 from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.order import RANDOM, describe, difference
 
 STATE = "torchlssvm"
 
@@ -45,7 +46,9 @@ class LSSVMModule(LightningModule):
     padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
 
     With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
-    checkpoint says, the head is what the store says, and a sample that was erased does not come back.
+    checkpoint says, the head is what the store says, and a sample that was erased does not come back. After a compaction
+    nothing remembers its id; the store then knows how many batches a run has learned, and a resumed run leaves out what is not
+    held in those. That needs the same order of samples: ``ResumableLoader``. A new run cannot know what was erased; it says so.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
     ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
@@ -120,7 +123,9 @@ class LSSVMModule(LightningModule):
         self.accuracy = nn.ModuleDict({s: MulticlassAccuracy(num_classes, average="micro") for s in ("val", "test")})
         self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
-        self._resumed = False
+        self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
+        self._loader: dict[str, Any] | None = None  # what its batches hang on
+        self._begun = self._resumed = False
         self._settled = -1  # the version of the head for which rho was chosen
 
     @property
@@ -148,8 +153,8 @@ class LSSVMModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Add the samples of a batch that were not added before. The loss is 0: there is none."""
         loss = torch.zeros((), device=self.device)
-        if self._resumed:
-            self._check_resumable()
+        if not self._begun:
+            self._check_loader(self.trainer.train_dataloader)
         part = self._real(unpack(batch), "train", self.trainer.train_dataloader)
         if part.ids is None and self.current_epoch > 0:
             warn_once(
@@ -158,7 +163,7 @@ class LSSVMModule(LightningModule):
             )  # fmt: skip
             return loss
         phi = self.classifier.features(part.x)
-        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects)
+        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
         if skipped:
             warn_once(
                 self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
@@ -174,15 +179,23 @@ class LSSVMModule(LightningModule):
         self._at[stage] = (epoch, position + size)
         return batch if keep == size else Batch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
 
-    def _check_resumable(self) -> None:
-        self._resumed = False
+    def _check_loader(self, loader: Any) -> None:
+        """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""
+        self._begun, then, self._loader = True, self._loader, describe(loader)
         done = self._at.get("train", (-1, 0))
-        middle = done[0] == self.current_epoch and done[1] > 0
-        if middle and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
+        middle = self._resumed and done[0] == self.current_epoch and done[1] > 0
+        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM):
             raise ValueError(
                 "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
-                "torchlssvm.lightning.ResumableLoader, or another loader with state_dict and load_state_dict"
+                "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
             )
+        changed = difference(then, self._loader) if middle and then is not None else ""
+        if changed:
+            raise ValueError(
+                f"the run is resumed in the middle of an epoch, with other batches: {changed}. Some samples would never come. "
+                "Resume with the loader it was started with, or fit without ckpt_path"
+            )
+        self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
 
     def _level(self) -> None:
         """All ranks hold the same."""
@@ -259,10 +272,17 @@ class LSSVMModule(LightningModule):
         self.learner.close()
 
     def on_fit_start(self) -> None:
-        """What a checkpoint said is behind us: with a store, the head is what the store says."""
+        """A run begins, or goes on from a checkpoint; with a store, the head is what the store says all the same."""
+        self.learner.restore()
+        self._resumed = self._resumed and self.trainer.ckpt_path is not None
+        self._run = self.learner.begin(self._run if self._resumed else None, self.current_epoch)
+        self._begun = False
+
+    def on_validation_start(self) -> None:
+        """With a store, the head is what the store says."""
         self.learner.restore()
 
-    on_validation_start = on_test_start = on_predict_start = on_fit_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
@@ -272,7 +292,12 @@ class LSSVMModule(LightningModule):
             self.head.refresh()
         state = checkpoint["state_dict"]
         state.update({f"classifier.head.{name}": value for name, value in self.head.state_dict().items()})
-        checkpoint[STATE] = {"learner": self.learner.state_dict(), "train": list(self._at.get("train", (-1, 0)))}
+        checkpoint[STATE] = {
+            "learner": self.learner.state_dict(),
+            "train": list(self._at.get("train", (-1, 0))),
+            "run": self._run,
+            "loader": self._loader,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Undo it."""
@@ -280,7 +305,7 @@ class LSSVMModule(LightningModule):
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
             self._at["train"] = (saved["train"][0], saved["train"][1])
-            self._resumed = True
+            self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
 
 
 def unpack_inputs(batch: Any) -> Tensor:
