@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
-from torch import Tensor
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from torchlssvm import FixedPoint, LSSVMHead
@@ -63,6 +63,26 @@ class Stop(Callback):
 def interrupted(trainer: Any, *args: Any, **options: Any) -> None:
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         trainer.fit(*args, **options)
+
+
+class Network(LightningModule):
+    """Trained by gradients; the head beside it is fitted by callbacks."""
+
+    def __init__(self, head: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(J, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.fc = nn.Linear(8, K)
+        self.head = head if head is not None else LSSVMHead(8, K, grid=FixedPoint(64.0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.fc(self.backbone(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.backbone(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
 class Recorder:

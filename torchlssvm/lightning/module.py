@@ -290,8 +290,10 @@ class LSSVMModule(LightningModule):
             self._level()
         if isinstance(self.head, LSSVMHead) and self.head.statistics is not None and self.head.n:
             self.head.refresh()
-        state = checkpoint["state_dict"]
-        state.update({f"classifier.head.{name}": value for name, value in self.head.state_dict().items()})
+        state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up
+        for name in [name for name in state if name.startswith(prefix)]:
+            del state[name]
+        state.update({prefix + name: value for name, value in self.head.state_dict().items()})
         checkpoint[STATE] = {
             "learner": self.learner.state_dict(),
             "train": list(self._at.get("train", (-1, 0))),
