@@ -37,7 +37,7 @@ def fit(folder: Path, rank: int, world: int, scenario: dict[str, Any], kill: dic
     if kill is not None:
         callbacks.append(Kill(kill["after"], tuple(kill["victims"]), kill.get("epoch", 0)))
     run = trainer(folder, world, max_epochs=epochs, callbacks=callbacks, enable_checkpointing=True)
-    train = loader(batch_size=4, shuffle=scenario["shuffle"])
+    train = loader(batch_size=4 if world == 2 else 3, shuffle=scenario["shuffle"])
     run.fit(m, train, ckpt_path=str(last) if last.exists() else None, weights_only=True)
     found = {"digest": m.head.digest(), "reports": [(r.applied, r.repeated, r.refused) for r in correction.reports]}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
