@@ -194,6 +194,68 @@ def test_a_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:
         quiet(tmp_path, max_epochs=2).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(unstored))
 
 
+def test_certificates_name_the_checkpoints_of_a_run(tmp_path: Path) -> None:
+    """Those from before the erasure, that are still there; also one that was saved when the run was over."""
+    store_at, late = str(tmp_path / "store"), tmp_path / "late.ckpt"
+    save = ModelCheckpoint(
+        tmp_path / "kept", every_n_train_steps=2, save_top_k=2, monitor="step", mode="max", save_last=True
+    )
+
+    class Erase(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            if args[2] == 6:
+                receipt = pl_module.store.apply(Remove(ids=["3"], event_id="first"))
+                found.append(pl_module.store.certificate(receipt.event_id).scope["checkpoints"])
+
+    found: list[Any] = []
+    m = module(store=store_at)
+    run = quiet(tmp_path, callbacks=[save, Erase()], enable_checkpointing=True)
+    run.fit(m, loader())
+    kept = sorted(str(path) for path in (tmp_path / "kept").iterdir())
+    assert [Path(path).name for path in kept] == ["epoch=0-step=6.ckpt", "epoch=0-step=8.ckpt", "last.ckpt"]
+    assert [sorted(Path(path).name for path in paths) for paths in found] == [
+        ["epoch=0-step=4.ckpt", "epoch=0-step=6.ckpt", "last.ckpt"]
+    ]
+    run.save_checkpoint(late)
+    with SampleStore(store_at) as store:
+        assert store.certificate("first").scope["checkpoints"] == kept[:1]  # step 8 and last came after the erasure
+        assert not store.knows_checkpoint(tmp_path / "kept" / "epoch=0-step=4.ckpt")  # removed by Lightning
+        second = store.apply(Remove(ids=["4"]))
+        assert store.certificate(second.event_id).scope["checkpoints"] == sorted([*kept, str(late)])
+        assert store.compact().checkpoints == sorted([*kept, str(late)])
+        late.unlink()
+        assert store.certificate(second.event_id).scope["checkpoints"] == kept
+
+
+def test_a_checkpoint_that_was_not_finished_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+    path, m = tmp_path / "a.ckpt", module(store=str(tmp_path / "store"))
+    run = quiet(tmp_path)
+    run.fit(m, loader())
+    whole = TorchCheckpointIO.save_checkpoint
+
+    def dies(self: Any, checkpoint: Any, path: Any, *args: Any) -> None:
+        Path(path).write_bytes(b"the first half")
+        raise OSError("no space")
+
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", dies)
+    with pytest.raises(OSError, match="no space"):
+        run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:
+        receipt = store.apply(Remove(ids=["3"]))
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(path)]
+    run.fit(m, loader())  # the head without 3
+    with pytest.raises(OSError, match="no space"):
+        run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:  # the old content may still be there
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(path)]
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", whole)
+    run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == []
+
+
 def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path) -> None:
     stopped(tmp_path, loader(), after=5)
     with SampleStore(tmp_path / "store") as store:

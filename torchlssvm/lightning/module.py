@@ -14,6 +14,7 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
+from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import Batch, unpack
 from torchlssvm.lightning.learning import Learner
 from torchlssvm.lightning.order import RANDOM, describe, difference
@@ -49,6 +50,7 @@ class LSSVMModule(LightningModule):
     checkpoint says, the head is what the store says, and a sample that was erased does not come back. After a compaction
     nothing remembers its id; the store then knows how many batches a run has learned, and a resumed run leaves out what is not
     held in those. That needs the same order of samples: ``ResumableLoader``. A new run cannot know what was erased; it says so.
+    Checkpoints are registered with the store, so that certificates name those that are older than an erasure.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
     ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
@@ -266,6 +268,8 @@ class LSSVMModule(LightningModule):
         """Open the store, on the first rank."""
         if self.hparams["store"] is not None:
             self.learner.open(self.hparams["store"], self.classifier.backbone)
+            if self._trainer is not None and self.store is not None:
+                register_with(self.trainer, self.store)
 
     def teardown(self, stage: str) -> None:
         """Close it."""
