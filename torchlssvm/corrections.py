@@ -1,5 +1,7 @@
 """Events carried out on any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
 
+Samples that a kernel machine was given directly go by the ids it gave them, as text.
+
 With a store the store is the truth: it knows its samples, and its journal knows which events were applied. Without one the
 events carry the samples as they were added, and :class:`Corrector` remembers event ids, sample ids and a hash of each sample:
 what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
@@ -153,7 +155,8 @@ class Corrector:
             return dict(zip(event.ids, hashes(event.x, event.y), strict=True))
         old = None if isinstance(self.machine, ByIds) else self._carried(event)
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
-            if hash_ is None and (self.complete or name in changed or isinstance(self.machine, ByIds)):
+            unknown = self.machine.find(name) is None if isinstance(self.machine, ByIds) else self.complete
+            if hash_ is None and (unknown or name in changed):
                 raise RemovalError(f"no sample with the id {name!r} is held")
             if hash_ is not None and old is not None and hash_ != old[k]:
                 raise RemovalError(f"the sample carried for {name!r} is not, bit for bit, the one that was added")

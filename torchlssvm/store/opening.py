@@ -166,6 +166,11 @@ class StoreBase(Reading):
             return self._machine.head
 
     @property
+    def machine(self) -> Linear | ByIds | None:
+        """The head as the store drives it; a kernel machine's own ids of the samples are there."""
+        return self._machine
+
+    @property
     def head_position(self) -> int:
         """The position of the live head: the store's, unless somebody else has written since."""
         return self.position if self._stale and not self._closed else self._position
