@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader
 
 from torchlssvm import FixedPoint, LSSVMHead, attach
 from torchlssvm.audit import fingerprint
+from torchlssvm.backbones import build
 from torchlssvm.cli.console import Progress
 from torchlssvm.lightning import Cifar10Data, FolderData
-from torchlssvm.lightning.backbones import build
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torchlssvm"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchlssvm.backbones import build
 from torchlssvm.lightning import LSSVMModule
-from torchlssvm.lightning.backbones import build
 
 pytest.importorskip("torchvision")
 

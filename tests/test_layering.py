@@ -18,7 +18,7 @@ LAYERS = [
     ["functional/"],
     ["statistics/", "certificate", "fingerprint", "kernels/"],
     ["heads/", "machines/", "features/"],
-    ["distributed/", "export", "window", "selection"],
+    ["distributed/", "export", "window", "selection", "backbones"],
     ["events", "audit", "labels"],
     ["store/"],
     ["sources", "corrections", "offered", "cursor"],
