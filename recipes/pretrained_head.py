@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result["their_accuracy"] = accuracy(other.predict(test_x.numpy()), test_y)
         ratio = result["their_seconds"] / result["seconds"]
         print(
-            f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.0f} times as long"
+            f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.2g} times as long"
         )
     return result
 
