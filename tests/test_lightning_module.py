@@ -119,6 +119,22 @@ def test_rho_is_chosen(tmp_path: Path) -> None:
     assert m.head.rho == expected.rho != 1.0
 
 
+def test_what_is_validated_has_the_chosen_rho(tmp_path: Path) -> None:
+    """Features so small that the head with rho = 1 would have weights of nothing."""
+    x, y = samples()
+    small = 1e-6 * x
+    m, ear = LSSVMModule("identity", K, in_features=J, select_rho="gcv", rho=1.0), Recorder()
+    data = DataLoader(TensorDataset(small, y), batch_size=16)
+    trainer = quiet(tmp_path, logger=ear.logger, callbacks=[])
+    trainer.fit(m, data, data)
+    logged = next(said["val_accuracy"] for said in ear.logger.said if "val_accuracy" in said)
+    chosen = m.head.rho
+    assert logged == pytest.approx(float((m.head.predict(small) == y).float().mean()), abs=1e-6)
+    m.head.rho = 2 * chosen
+    trainer.validate(m, data, verbose=False)  # asked by itself it judges the head as it is
+    assert m.head.rho == 2 * chosen
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 

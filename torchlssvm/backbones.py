@@ -32,8 +32,8 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
     try:
         model = _timm(name, weights, file) if name.startswith(TIMM) else _torchvision(name, weights, file)
-    except RuntimeError as error:  # the download does not have its hash
-        raise OSError(f"the weights of {name} cannot be loaded: {error}") from error
+    except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
+        raise OSError(f"the weights of {name} cannot be loaded: {error}. Give a file with its state_dict") from error
     if file:
         _read(model, name, Path(str(weights)))
     return model

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
@@ -65,7 +66,7 @@ class LSSVMModule(LightningModule):
         head: a kernel machine, or a head made elsewhere; the options below are then left out.
         rho, intercept, class_weight, multiclass, per_class, folds: of :class:`~torchlssvm.LSSVMHead`.
         grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
-        select_rho: choose rho at the end of each epoch: ``"gcv"`` needs no samples.
+        select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
 
     Example:
@@ -219,8 +220,11 @@ class LSSVMModule(LightningModule):
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """All ranks validate the same head."""
-        self._level()
+        """All ranks validate the same head; in a fit it is the one with the chosen rho, the epoch's end comes later."""
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
+            self.settle()
+        else:
+            self._level()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count what is right. A head that holds nothing yet is not judged."""
