@@ -19,7 +19,6 @@ KILLED = -signal.SIGKILL
 # Lightning deals samples out in the order of a DistributedSampler with seed 0: 66 is learned in batch 0, 31 in 3, 43 in 4.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "never": {"stored": False, "kills": []},
-    "never, with a store": {"stored": True, "kills": []},
     "both": {"stored": False, "kills": [{"after": 5, "victims": [0, 1]}]},
     "both, with a store": {"stored": True, "kills": [{"after": 5, "victims": [0, 1]}]},
     "both, then an erasure": {"stored": True, "kills": [{"after": 5, "victims": [0, 1]}], "erased": (66, 31, 43)},

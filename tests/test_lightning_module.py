@@ -87,6 +87,19 @@ def test_bf16_mixed_adds_what_the_network_gave(tmp_path: Path) -> None:
     assert m.head.w.dtype == torch.float64
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_cast_of_the_whole_module_leaves_the_head_alone(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(0)
+    x, y = samples(40)
+    m = LSSVMModule(nn.Sequential(nn.Linear(J, 8), nn.ReLU(), nn.Linear(8, 5)), K, grid=64.0)
+    quiet(tmp_path, precision=precision).fit(m, DataLoader(TensorDataset(x, y), batch_size=40))
+    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float64
+    assert {p.dtype for p in m.classifier.backbone.parameters()} == {dtype}
+    assert {m.head.w.dtype, m.head.P.dtype} == {torch.float64}
+    phi = m.classifier.features(x.to(dtype))
+    assert m.head.digest() == m.head.from_config(m.head.config()).add(phi, y).digest()
+
+
 def test_kernel_machines_and_feature_maps(tmp_path: Path) -> None:
     x, y = samples(30)
     kernel = LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
