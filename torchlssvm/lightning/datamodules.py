@@ -38,8 +38,14 @@ class Data(LightningDataModule):
 
     test_dataloader = predict_dataloader = val_dataloader
 
+    def stand_in(self, missing: str, digits: DigitsData) -> None:
+        """Take scikit-learn's digits for what is not there, and say so."""
+        rank_zero_info(f"data: there is no {missing}; using scikit-learn's digits instead")
+        digits.setup("fit")
+        self.train, self.val = digits.train, digits.val
 
-CIFAR_SIZE = 96
+
+CIFAR_SIZE, DIGIT_SIZE = 96, 64
 
 
 class Pictured(Data):
@@ -102,13 +108,8 @@ class Cifar10Data(Pictured):
         size = self.size or CIFAR_SIZE
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
-            rank_zero_info(
-                f"data: there is no {path} (TORCHLSSVM_DATA names its folder); using scikit-learn's digits instead"
-            )
-            digits = DigitsData(size, self.noise, self.limit, seed=self.seed)
-            digits.setup(stage)
-            self.train, self.val = digits.train, digits.val
-            return
+            missing = f"{path} (TORCHLSSVM_DATA names its folder)"
+            return self.stand_in(missing, DigitsData(size, self.noise, self.limit, seed=self.seed))
         found = np.load(path)
         y = torch.from_numpy(found["y_train"]).long()
         self.train = Pictures(found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], size)
@@ -142,11 +143,8 @@ class FolderData(Data):
             if (p / "train").is_dir()
         ]
         if not found:
-            rank_zero_info(f"data: there is no folder {self.root}/train; using scikit-learn's digits instead")
-            digits = DigitsData(self.size, limit=self.limit)
-            digits.setup(stage)
-            self.train, self.val = digits.train, digits.val
-            return
+            small = min(self.size, DIGIT_SIZE)  # of pictures of 8 x 8 a large one says no more
+            return self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
         from torchvision import transforms
         from torchvision.datasets import ImageFolder
 
