@@ -109,7 +109,8 @@ class Cifar10Data(Pictured):
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
             missing = f"{path} (TORCHLSSVM_DATA names its folder)"
-            return self.stand_in(missing, DigitsData(size, self.noise, self.limit, seed=self.seed))
+            self.stand_in(missing, DigitsData(size, self.noise, self.limit, seed=self.seed))
+            return
         found = np.load(path)
         y = torch.from_numpy(found["y_train"]).long()
         self.train = Pictures(found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], size)
@@ -144,7 +145,8 @@ class FolderData(Data):
         ]
         if not found:
             small = min(self.size, DIGIT_SIZE)  # of pictures of 8 x 8 a large one says no more
-            return self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
+            self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
+            return
         from torchvision import transforms
         from torchvision.datasets import ImageFolder
 
