@@ -35,6 +35,7 @@ class Learner:
         self.corrector = Corrector(head)
         self.offered = Offered()
         self.cursor: Cursor | None = None  # of a run with a store, on the first rank
+        self.left_out = 0  # samples that were erased, as far as anybody can tell
         self.forgetful = False  # whether ids alone no longer tell what this run was offered
         self.path: str | None = None
         self.observers: list[Any] = []  # called with (ids, x, y) of what was learned here
@@ -127,7 +128,7 @@ class Learner:
             self.store.close()
         if self.path is not None:
             self.corrector, self.offered, self.path = Corrector(self.head), Offered(), None
-        self.cursor, self.forgetful = None, False
+        self.cursor, self.forgetful, self.left_out = None, False, 0
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -180,7 +181,10 @@ class Learner:
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
             self.offered.held(i for i in ids if i in store)
-            new = [] if left_out else self.offered.new(ids)
+            new = self.offered.new(ids)
+            if left_out:
+                self.left_out += len(new)
+                new = []
             skipped += len(ids) - len(new)
             if new:
                 events.append(addition(x, y, ids, subjects, new))

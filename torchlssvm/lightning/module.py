@@ -167,7 +167,12 @@ class LSSVMModule(LightningModule):
             return loss
         phi = self.classifier.features(part.x)
         skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
-        if skipped:
+        if self.learner.left_out:
+            warn_once(
+                self, "this run has passed these batches before; samples in them that the store does not hold are left out: "
+                "they were erased, as far as anybody can tell. New ones are learned by a fit without ckpt_path",
+            )  # fmt: skip
+        elif skipped:
             warn_once(
                 self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
             )
