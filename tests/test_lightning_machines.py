@@ -248,3 +248,20 @@ def test_checkpoints_of_a_module_of_ones_own_are_registered(tmp_path: Path) -> N
         run.save_checkpoint(tmp_path / "a.ckpt")
         receipt = store.apply(Remove(ids=["3"]))
         assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(tmp_path / "a.ckpt")]
+
+
+def test_checkpoints_are_registered_by_one_who_follows_a_store(tmp_path: Path) -> None:
+    """It reads; somebody else writes."""
+    x, y = data("LSSVMHead")
+    with SampleStore(tmp_path / "store", head=HEADS["LSSVMHead"](J)) as store:
+        store.apply(Add(ids=[str(i) for i in range(N)], x=x, y=y))
+        with SampleStore(tmp_path / "store", head=HEADS["LSSVMHead"](J), readonly=True) as reader:
+            run = quiet(tmp_path, callbacks=[DataCorrection(reader)])
+            run.fit(Plain(reader.head), loader())
+            run.save_checkpoint(tmp_path / "before.ckpt")
+            receipt = store.apply(Remove(ids=["3"]))
+            run.save_checkpoint(tmp_path / "still.ckpt")  # the reader has not looked yet
+            assert reader.head.digest() == store.head.digest()
+            run.save_checkpoint(tmp_path / "after.ckpt")
+        named = store.certificate(receipt.event_id).scope["checkpoints"]
+        assert named == [str(tmp_path / "before.ckpt"), str(tmp_path / "still.ckpt")]

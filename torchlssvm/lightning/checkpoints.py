@@ -24,8 +24,8 @@ class Registering(CheckpointIO):
 
     @contextmanager
     def _open(self) -> Iterator[SampleStore]:
-        """The store, also when a run is over and has closed it."""
-        if not self.store.closed:
+        """The store, also when it was opened for reading, or a run is over and has closed it."""
+        if not self.store.closed and not self.store.readonly:
             yield self.store
             return
         with SampleStore(self.store.path) as store:
