@@ -69,11 +69,14 @@ def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(
     again.teardown("predict")
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     start = stopped(tmp_path, loader())
     erase(tmp_path, *ERASED, order="erase compact")
     quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(start))
     said = capsys.readouterr().out
+    assert "in batches that this run has not passed yet" in caplog.text
     assert "samples in them that the store does not hold are left out" in said
     quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())  # a run of its own
     assert "are left out" not in capsys.readouterr().out

@@ -84,11 +84,11 @@ class Learner:
                 return run or secrets.token_hex(8)
             self.cursor = Cursor.begin(self.store, epoch) if run is None else Cursor.resume(self.store, run)
             self.forgetful = forgets(self.store, self.cursor.start)
-            if run is None and forgets(self.store):
+            if self.forgetful or (run is None and forgets(self.store)):
                 log.warning(
-                    "samples were erased from %s, and nothing remembers which: a new run learns them again if the data set "
-                    "still has them",
+                    "samples were erased from %s, and nothing remembers which: %s learned again if the data set still has them",
                     self.store.path,
+                    "in a new run they are" if run is None else "in batches that this run has not passed yet they are",
                 )
             return self.cursor.run
 
