@@ -111,11 +111,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     print(f"with rho chosen again from the corrected labels: {result['chosen_again']:.1%}")
     print(f"{result['applied']} corrections in {result['milliseconds']:.0f} ms")
-    result["picture"] = draw(curve, result["clean"], count, o.out)
+    result["picture"] = draw(curve, result["chosen_again"], result["clean"], count, len(test_y), o.out)
     return result
 
 
-def draw(curve: list[float], clean: float, count: int, out: Path) -> Path | None:
+def draw(curve: list[float], again: float, clean: float, count: int, judges: int, out: Path) -> Path | None:
     """Accuracy against the number of corrected labels."""
     try:
         import matplotlib
@@ -127,10 +127,16 @@ def draw(curve: list[float], clean: float, count: int, out: Path) -> Path | None
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     steps = [count * k / (len(curve) - 1) for k in range(len(curve))]
-    axes.plot(steps, [100 * a for a in curve], "o-", color="#0072B2", label="wrong labels, corrected step by step")
+    axes.plot(steps, [100 * a for a in curve], "o-", color="#0072B2", label="corrected step by step")
+    axes.plot([count], [100 * again], "^", color="#D55E00", markersize=9, label="then rho chosen again")
     axes.axhline(100 * clean, color="#595959", linestyle="--", label="trained on the right labels")
-    axes.set(xlabel="labels corrected", ylabel="test accuracy (%)", title="Correcting labels without retraining")
-    axes.legend()
+    axes.set(xlabel="labels corrected", ylabel=f"accuracy on {judges:,} test samples (%)")
+    axes.set_title("Correcting labels without retraining")
+    axes.locator_params(axis="y", steps=[1, 2, 5, 10])
+    axes.yaxis.set_major_formatter("{x:.1f}")
+    axes.margins(y=0.08)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     path = out / "correct_labels.png"
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -146,15 +146,12 @@ def draw(r: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 7), sharex=True, layout="constrained")
-    top.stackplot(
-        range(len(r["share"])),
-        r["share"],
-        1 - np.array(r["share"]),
-        colors=[ORANGE, "#cccccc"],
-        labels=["rare", "frequent"],
-    )
+    share = np.array(r["share"])
+    top.stackplot(range(len(share)), share, 1 - share, colors=[ORANGE, "#cccccc"])
     top.set(ylabel="share in the window", title="The class ratio changes, the weights follow")
-    top.legend(loc="upper right")
+    top.text(0.02, 0.15, "rare", color="white", weight="bold", transform=top.transAxes)
+    top.text(0.02, 0.8, "frequent", weight="bold", transform=top.transAxes)
+    top.margins(0)
     styles = {
         "weights of the moment": (BLUE, "-"),
         "weights of the first window": (ORANGE, "--"),
@@ -165,7 +162,7 @@ def draw(r: dict[str, Any], path: Path) -> None:
             axis.plot([v[kind] for v in r[name]], color=color, linestyle=line, label=name)
         axis.set(ylabel=label)
     bottom.set(xlabel="batch")
-    middle.legend(loc="lower right")
+    figure.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader
 
 from torchlssvm import FixedPoint, LSSVMHead, attach
 from torchlssvm.audit import fingerprint
+from torchlssvm.backbones import build
 from torchlssvm.cli.console import Progress
 from torchlssvm.lightning import Cifar10Data, FolderData
-from torchlssvm.lightning.backbones import build
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torchlssvm"
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result["their_accuracy"] = accuracy(other.predict(test_x.numpy()), test_y)
         ratio = result["their_seconds"] / result["seconds"]
         print(
-            f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.0f} times as long"
+            f"LogisticRegression: {result['their_accuracy']:.1%} in {result['their_seconds']:.2f} s, {ratio:.2g} times as long"
         )
     return result
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
-from lightning.pytorch import Trainer
-from torch import Tensor
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from torchlssvm import FixedPoint, LSSVMHead
@@ -46,6 +47,42 @@ def quiet(folder: Any, **options: Any) -> Trainer:
         "enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": str(folder),
     }  # fmt: skip
     return Trainer(**(plain | options))
+
+
+class Stop(Callback):
+    """A run that is interrupted after so many batches."""
+
+    def __init__(self, after: int, epoch: int = 0):
+        self.after, self.epoch = after, epoch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if args[2] + 1 == self.after and trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def interrupted(trainer: Any, *args: Any, **options: Any) -> None:
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        trainer.fit(*args, **options)
+
+
+class Network(LightningModule):
+    """Trained by gradients; the head beside it is fitted by callbacks."""
+
+    def __init__(self, head: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(J, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.fc = nn.Linear(8, K)
+        self.head = head if head is not None else LSSVMHead(8, K, grid=FixedPoint(64.0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.fc(self.backbone(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.backbone(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
 class Recorder:

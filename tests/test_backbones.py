@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchlssvm.backbones import build
 from torchlssvm.lightning import LSSVMModule
-from torchlssvm.lightning.backbones import build
 
 pytest.importorskip("torchvision")
 
@@ -30,6 +30,30 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     module = LSSVMModule("squeezenet1_1", 3, weights=str(tmp_path / "w.pt"))
     key = "features.0.weight"
     assert torch.equal(module.classifier.backbone.state_dict()[key], saved.state_dict()[key])
+
+
+def test_a_file_need_not_have_the_last_layer(tmp_path: Path) -> None:
+    """It goes anyway: it may be missing, or be for other classes; all else must be there."""
+    saved = build("resnet18").state_dict()
+    body = {key: value for key, value in saved.items() if not key.startswith("fc.")}
+    other = body | {"fc.weight": torch.zeros(7, 512), "fc.bias": torch.zeros(7)}
+    file = tmp_path / "w.pt"
+    for state in (body, other):
+        torch.save(state, file)
+        module = LSSVMModule("resnet18", 3, weights=str(file))
+        assert torch.equal(module.classifier.backbone.state_dict()["conv1.weight"], saved["conv1.weight"])
+    for state, message in (
+        ({key: value for key, value in body.items() if key != "conv1.weight"}, "lacks conv1.weight"),
+        (body | {"extra": torch.zeros(1)}, "has the unknown extra"),
+        (body | {"conv1.weight": torch.zeros(2)}, "does not fit resnet18"),
+        ([1, 2], "is not a state_dict"),
+    ):
+        torch.save(state, file)
+        with pytest.raises(ValueError, match=message):
+            LSSVMModule("resnet18", 3, weights=str(file))
+    file.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="no file of tensors"):
+        LSSVMModule("resnet18", 3, weights=str(file))
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,21 @@ def test_dead_letters_hold_the_reason_and_the_event(tmp_path: Path) -> None:
     found = [json.loads(text) for text in letters.path.read_text().splitlines()]
     assert found[0]["event"] == {"kind": "remove", "event_id": "e", "ids": ["a"]}
     assert (found[1]["event"], found[1]["reason"]) == ("nonsense", "not JSON")
+
+
+def test_a_resumed_run_writes_no_letter_twice(tmp_path: Path) -> None:
+    path, event = tmp_path / "dead.jsonl", Remove(ids=["a"], event_id="e")
+    DeadLetters(path).write(Item(event), "for a reason")
+    with path.open("a") as file:
+        file.write('{"time": "cut sh\n')
+    again = DeadLetters(path)
+    again.write(Item(event), "for a reason")
+    again.write(Item(None, "nonsense"), "not JSON")
+    again.write(Item(None, "nonsense"), "not JSON")
+    again.write(Item(event), "for another one")
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in (lines[0], *lines[2:])] == [
+        "for a reason",
+        "not JSON",
+        "for another one",
+    ]

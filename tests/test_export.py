@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from torchlssvm import KernelLSSVM, LSSVMHead, NotFittedError, attach
+from torchlssvm import (
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    NotFittedError,
+    OneVsOne,
+    OneVsRest,
+    attach,
+)
 from torchlssvm.export import export_onnx, export_program, freeze, load_safetensors, save_safetensors
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 
@@ -28,6 +37,24 @@ def machines() -> dict[str, Any]:
         svm.add(X, Y)
         svm.remove(svm.ids[:7])
         out[f"kernel-{type(kernel).__name__}"] = svm
+    two: dict[str, Any] = {
+        "lagrangian": LagrangianSVM(RBF(gamma=0.2)), "augmented": LagrangianSVM(RBF(gamma=0.2), bias="augmented"),
+        "augmented-Linear": LagrangianSVM(Linear(), bias="augmented"), "path": IncrementalSVM(RBF(gamma=0.2)),
+        "path-Linear": IncrementalSVM(Linear()),
+    }  # fmt: skip
+    for name, svm in two.items():
+        svm.add(X, Y.clamp(max=1))
+        svm.remove(svm.ids[:7])
+        out[name] = svm
+    for name, empty in (
+        ("lagrangian", two["lagrangian"]),
+        ("path", two["path"]),
+        ("kernel", KernelLSSVM(Laplacian(1.0))),
+    ):
+        for form in (OneVsRest, OneVsOne):
+            several = form(type(empty)(empty.kernel), 4)  # no sample has the last class
+            several.add(X, Y)
+            out[f"{form.__name__}-{name}"] = several
     return out
 
 
@@ -37,7 +64,7 @@ MACHINES = machines()
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_frozen_head_gives_the_same_scores(name: str) -> None:
     frozen = freeze(MACHINES[name], torch.float64)
-    torch.testing.assert_close(frozen(X.double()), MACHINES[name](X))
+    torch.testing.assert_close(frozen(X.double()), MACHINES[name](X), atol=1e-6, rtol=1e-6)
     assert not any(p.requires_grad for p in frozen.parameters())
 
 
@@ -50,7 +77,9 @@ def test_torch_export_takes_any_batch(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(program(X[:size]), frozen(X[:size]))
 
 
-@pytest.mark.parametrize("name", ["ovr-free", "ovo-free", "kernel-RBF", "kernel-Laplacian"])
+@pytest.mark.parametrize(
+    "name", ["ovr-free", "ovo-free", "kernel-RBF", "kernel-Laplacian", "augmented", "OneVsOne-path", "OneVsRest-kernel"]
+)
 def test_onnx_agrees_with_torch(name: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -97,6 +126,35 @@ def test_a_frozen_linear_head_holds_nothing_but_weights(tmp_path: Path) -> None:
         for value in head.statistics.state().values():
             if value.numel() >= 5:
                 assert value.contiguous().numpy().tobytes()[:40] not in data
+
+
+@pytest.mark.parametrize("name", ["kernel-Linear", "augmented-Linear", "path-Linear"])
+def test_of_the_linear_kernel_nothing_but_weights_remains(name: str) -> None:
+    frozen = freeze(MACHINES[name], torch.float64)
+    assert type(frozen) is nn.Linear
+    data = pickle.dumps(frozen)
+    assert not any(row.numpy().tobytes() in data for row in X.double())
+
+
+@pytest.mark.parametrize("name", ["path", "OneVsRest-path", "lagrangian"])
+def test_a_frozen_kernel_machine_holds_its_support_rows_and_no_others(name: str, tmp_path: Path) -> None:
+    """What it predicts with: without ids or labels, and without the samples whose coefficient is zero."""
+    machine = MACHINES[name]
+    frozen = freeze(machine, torch.float64)
+    assert set(frozen.state_dict()) == {"rows", "alpha", "b", "kernel._extra_state"}  # the last: gamma
+    pytest.importorskip("safetensors")
+    save_safetensors(frozen, tmp_path / "m.safetensors")
+    state, _ = load_safetensors(tmp_path / "m.safetensors")
+    assert torch.equal(state["rows"], frozen.rows)
+    parts = list(machine.machines) if hasattr(machine, "machines") else [machine]
+    alphas = [dict(zip(part.ids.tolist(), part.alpha.tolist(), strict=True)) for part in parts]
+    held = sum(any(abs(alpha.get(i, 0.0)) > 0 for alpha in alphas) for i in machine.ids.tolist())
+    assert len(frozen.rows) == held <= len(machine.ids)
+    if name == "path":
+        assert held < len(machine.ids)
+    data = pickle.dumps(frozen)
+    gone = X[:7] if name != "OneVsRest-path" else X[:0]  # these were removed
+    assert not any(row.double().numpy().tobytes() in data for row in gone)
 
 
 def test_safetensors_carry_metadata(tmp_path: Path) -> None:

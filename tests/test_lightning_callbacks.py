@@ -4,57 +4,28 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import queue
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_tools import J, K, Recorder, loader, module, quiet, samples, truth
+from tests.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, carried, expected, write
+from tests.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
 from torchlssvm import Certificate, FixedPoint, KernelLSSVM, LSSVMHead, TorchLSSVMError, verify
-from torchlssvm.events import Add, Relabel, Remove, to_primitives
+from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
-from torchlssvm.lightning.label_audit import rank_suspects
+from torchlssvm.lightning.suspects import rank_suspects
 from torchlssvm.store import SampleStore
 
-X, Y = samples()
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)
-EXTRA = samples(30, seed=1)
-
-
-def carried(kind: Any, i: int, **more: Any) -> Any:
-    y = {"y": Y[i : i + 1]} if kind is Remove else {"y_old": Y[i : i + 1], "y": (Y[i : i + 1] + 1) % K}
-    return kind(ids=[str(i)], x=X[i : i + 1], event_id=f"{kind.__name__}{i}", **y)
-
-
-class Writer(Callback):
-    """Somebody who appends events to a file while a run goes on."""
-
-    def __init__(self, path: Path, script: dict[int, list[Any]]):
-        self.path, self.script = path, script
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        with self.path.open("a") as file:
-            for event in self.script.get(batch_idx, []):
-                file.write((event if isinstance(event, str) else json.dumps(to_primitives(event))) + "\n")
-
-
-class Kill(Callback):
-    """Ends the process at once: no exception, nothing is closed, as kill -9 does."""
-
-    def __init__(self, after: int):
-        self.after = after
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if args[2] + 1 == self.after:
-            os._exit(9)
 
 
 def in_a_process(work: Any) -> int:
@@ -65,29 +36,12 @@ def in_a_process(work: Any) -> int:
     return process.exitcode if process.exitcode is not None else -1
 
 
-BEFORE = [Add(ids=[f"new{i}"], x=EXTRA[0][i : i + 1], y=EXTRA[1][i : i + 1], event_id=f"add{i}") for i in range(5)]
-DURING = {
-    2: [carried(Remove, 3), "nonsense", carried(Relabel, 10)],
-    4: [carried(Remove, 10), carried(Remove, 20)],  # 10 was relabelled: what it carries is no longer held
-    6: [BEFORE[0], Remove(ids=["new1"], x=EXTRA[0][1:2], y=EXTRA[1][1:2], event_id="late")],
-}
-AFTER = [carried(Remove, 60), carried(Relabel, 61)]
-
-
-def expected() -> LSSVMHead:
-    keep = torch.tensor([i not in (3, 20, 60) for i in range(67)])
-    y = Y.clone()
-    y[[10, 61]] = (y[[10, 61]] + 1) % K
-    new = [0, 2, 3, 4]
-    return truth(torch.cat([X[keep], EXTRA[0][new]]), torch.cat([y[keep], EXTRA[1][new]]))
-
-
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("kill", [None, 1, 3, 5, 7])
 def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kill: int | None, stored: bool) -> None:
     """Events come before, during and after; the run is killed between a checkpoint and the next, and resumed."""
     path, dead = tmp_path / "events.jsonl", tmp_path / "dead.jsonl"
-    Writer(path, {0: BEFORE}).on_train_batch_start(None, None, None, 0)
+    write(path, BEFORE)
     options = {"store": str(tmp_path / "store")} if stored else {}
 
     def callbacks() -> list[Any]:
@@ -96,12 +50,12 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kill: int | N
 
     if kill is not None:
         run = quiet(tmp_path, callbacks=[*callbacks(), Kill(kill)], enable_checkpointing=True)
-        assert in_a_process(lambda: run.fit(module(**options), loader())) == 9
+        assert in_a_process(lambda: run.fit(module(**options), loader())) == -signal.SIGKILL
     m, hooks = module(**options), callbacks()
     last = tmp_path / "last.ckpt"
     trainer = quiet(tmp_path, callbacks=hooks, enable_checkpointing=True)
     trainer.fit(m, loader(), ckpt_path=str(last) if last.exists() else None)
-    Writer(path, {0: AFTER}).on_train_batch_start(None, None, None, 0)
+    write(path, AFTER)
     if stored:
         m.setup("fit")
         m.on_fit_start()
@@ -109,10 +63,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kill: int | N
     hooks[1].look(trainer, m)
     digest = m.head.digest()
     m.teardown("fit")
-    want = expected()
-    if stored:  # a store takes the removal of 10 by its id, whatever the event carries
-        want.remove(X[10:11], (Y[10:11] + 1) % K)
-    assert digest == want.digest()
+    assert digest == expected(stored)
     reasons = [json.loads(text)["reason"] for text in dead.read_text().splitlines()]
     assert any("not JSON" in r for r in reasons)
     assert stored or any("bit for bit" in r for r in reasons)
@@ -194,26 +145,6 @@ def test_the_head_follows_a_store_that_others_change(tmp_path: Path) -> None:
         keep = torch.tensor([i not in (5, 6) for i in range(67)])
         assert m.head.digest() == truth(X[keep], Y[keep]).digest()
         assert [r.samples for r in correction.reports] == [2]
-
-
-class Network(LightningModule):
-    """Trained by gradients; the head beside it is fitted by callbacks."""
-
-    def __init__(self, head: Any = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.backbone = nn.Sequential(nn.Linear(J, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
-        self.fc = nn.Linear(8, K)
-        self.head = head if head is not None else LSSVMHead(8, K, grid=FixedPoint(64.0))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self.fc(self.backbone(batch[0])), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.backbone(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
 @pytest.mark.parametrize("head", [None, KernelLSSVM(RBF(gamma=0.1), num_classes=K)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,18 +20,12 @@ from torchlssvm.kernels import RBF
 WORLDS = (1, 2, 3)
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
     """All scenarios of tests/ddp_worker.py, once for each number of processes."""
     worker = Path(__file__).with_name("ddp_worker.py")
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
-    jobs = [f"{folder}:{world}:{free_port()}" for world, folder in folders.items()]
+    jobs = [f"{folder}:{world}" for world, folder in folders.items()]
     done = subprocess.run(
         [sys.executable, str(worker), *jobs], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=400, check=False,

@@ -11,31 +11,15 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_tools import J, K, Recorder, indexed, loader, module, quiet, samples, truth
+from tests.lightning_tools import J, K, Recorder, Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm import KernelLSSVM
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import Indexed, LSSVMModule, ResumableLoader
 from torchlssvm.store import SampleStore
-
-
-class Stop(Callback):
-    """A run that is killed after so many batches."""
-
-    def __init__(self, after: int):
-        self.after = after
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if args[2] + 1 == self.after:
-            raise KeyboardInterrupt
-
-
-def interrupted(trainer: Any, *args: Any, **options: Any) -> None:
-    with pytest.raises((SystemExit, KeyboardInterrupt)):
-        trainer.fit(*args, **options)
 
 
 def test_one_pass_is_the_head_on_all_samples(tmp_path: Path) -> None:
@@ -103,6 +87,19 @@ def test_bf16_mixed_adds_what_the_network_gave(tmp_path: Path) -> None:
     assert m.head.w.dtype == torch.float64
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_cast_of_the_whole_module_leaves_the_head_alone(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(0)
+    x, y = samples(40)
+    m = LSSVMModule(nn.Sequential(nn.Linear(J, 8), nn.ReLU(), nn.Linear(8, 5)), K, grid=64.0)
+    quiet(tmp_path, precision=precision).fit(m, DataLoader(TensorDataset(x, y), batch_size=40))
+    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float64
+    assert {p.dtype for p in m.classifier.backbone.parameters()} == {dtype}
+    assert {m.head.w.dtype, m.head.P.dtype} == {torch.float64}
+    phi = m.classifier.features(x.to(dtype))
+    assert m.head.digest() == m.head.from_config(m.head.config()).add(phi, y).digest()
+
+
 def test_kernel_machines_and_feature_maps(tmp_path: Path) -> None:
     x, y = samples(30)
     kernel = LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
@@ -133,6 +130,22 @@ def test_rho_is_chosen(tmp_path: Path) -> None:
     expected = truth(x, y)
     expected.select_rho(method="gcv")
     assert m.head.rho == expected.rho != 1.0
+
+
+def test_what_is_validated_has_the_chosen_rho(tmp_path: Path) -> None:
+    """Features so small that the head with rho = 1 would have weights of nothing."""
+    x, y = samples()
+    small = 1e-6 * x
+    m, ear = LSSVMModule("identity", K, in_features=J, select_rho="gcv", rho=1.0), Recorder()
+    data = DataLoader(TensorDataset(small, y), batch_size=16)
+    trainer = quiet(tmp_path, logger=ear.logger, callbacks=[])
+    trainer.fit(m, data, data)
+    logged = next(said["val_accuracy"] for said in ear.logger.said if "val_accuracy" in said)
+    chosen = m.head.rho
+    assert logged == pytest.approx(float((m.head.predict(small) == y).float().mean()), abs=1e-6)
+    m.head.rho = 2 * chosen
+    trainer.validate(m, data, verbose=False)  # asked by itself it judges the head as it is
+    assert m.head.rho == 2 * chosen
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -208,33 +221,6 @@ def test_training_goes_through_the_store(tmp_path: Path) -> None:
         assert len(store.find(subject="3")) == 13
     with pytest.raises(ValueError, match="id for each sample"):
         quiet(tmp_path).fit(module(store=str(tmp_path / "store")), DataLoader(TensorDataset(x, y), batch_size=8))
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(tmp_path: Path, compacted: bool) -> None:
-    x, y = samples()
-    folder = str(tmp_path / "store")
-    save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    interrupted(quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True), module(store=folder), loader())
-    assert (tmp_path / "step=2.ckpt").exists()
-    with SampleStore(folder) as store:  # by somebody else, between the runs: 3 was in the checkpoint, 40 came after it
-        assert "40" in store
-        store.apply(Remove(ids=["3", "40"]))
-        if compacted:
-            store.compact()
-    m = module(store=folder)
-    keep = torch.tensor([i not in (3, 40) for i in range(67)])
-    if compacted:  # nothing remembers them any more: they have left the data set, too
-        rest = ResumableLoader(Subset(indexed(), keep.nonzero()[:, 0].tolist()), 8)
-        quiet(tmp_path, max_epochs=2).fit(m, rest)
-    else:  # a second epoch leaves them out although the data set has them
-        quiet(tmp_path, max_epochs=2).fit(m, loader(), ckpt_path=str(tmp_path / "step=2.ckpt"))
-    assert m.head.digest() == truth(x[keep], y[keep]).digest()
-    again = module(store=folder)
-    again.setup("predict")
-    again.on_predict_start()
-    assert again.head.digest() == m.head.digest()
-    again.teardown("predict")
 
 
 def test_an_event_that_was_announced_but_not_applied_is_offered_again(tmp_path: Path) -> None:

@@ -590,3 +590,18 @@ def test_notes(store: SampleStore, tmp_path: Path) -> None:
     store.close()
     with SampleStore(tmp_path / "store") as again:
         assert again.notes() == {"mine": {"a": [1, 2], "b": 3}}
+        assert (again.note("mine"), again.note("other")) == ({"a": [1, 2], "b": 3}, None)
+
+
+def test_notes_are_written_with_the_events_or_not_at_all(store: SampleStore) -> None:
+    store.apply([], notes={"place": 1})
+    assert store.note("place") == 1
+    store.apply(Add(ids=["n"], x=torch.zeros(1, J), y=torch.zeros(1, dtype=torch.int64)), notes={"place": 2})
+    assert store.note("place") == 2
+    with pytest.raises(RemovalError):
+        store.apply(Remove(ids=["nobody"]), notes={"place": 3})
+    with pytest.raises(TypeError):  # what cannot be written takes the events back, too
+        store.apply(Remove(ids=["n"]), notes={"place": object()})
+    assert store.note("place") == 2
+    assert "n" in store
+    assert agree(store)

@@ -1,5 +1,7 @@
 """Events carried out on any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
 
+Samples that a kernel machine was given directly go by the ids it gave them, as text.
+
 With a store the store is the truth: it knows its samples, and its journal knows which events were applied. Without one the
 events carry the samples as they were added, and :class:`Corrector` remembers event ids, sample ids and a hash of each sample:
 what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
@@ -153,7 +155,8 @@ class Corrector:
             return dict(zip(event.ids, hashes(event.x, event.y), strict=True))
         old = None if isinstance(self.machine, ByIds) else self._carried(event)
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
-            if hash_ is None and (self.complete or name in changed or isinstance(self.machine, ByIds)):
+            unknown = self.machine.find(name) is None if isinstance(self.machine, ByIds) else self.complete
+            if hash_ is None and (unknown or name in changed):
                 raise RemovalError(f"no sample with the id {name!r} is held")
             if hash_ is not None and old is not None and hash_ != old[k]:
                 raise RemovalError(f"the sample carried for {name!r} is not, bit for bit, the one that was added")
@@ -286,17 +289,38 @@ def refusal(event: Event, error: Exception) -> Outcome:
 
 
 class DeadLetters:
-    """A JSONL file of what could not be applied: when, why, and the thing itself. Mend it and feed it again under a new id."""
+    """A JSONL file of what could not be applied: when, why, and the thing itself. Mend it and feed it again under a new id.
+
+    A run that is resumed may refuse the same thing for the same reason once more; it is written once.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
+        self._written: set[str] | None = None
 
     def write(self, item: Item, reason: str) -> None:
         """Append one; it is on the disk when this returns."""
-        thing = item.raw if item.event is None else to_primitives(item.event)
-        line = json.dumps({"time": now(), "reason": reason, "event": thing}, default=str)
+        letter = {"reason": reason, "event": item.raw if item.event is None else to_primitives(item.event)}
+        key = json.dumps(letter, default=str)
+        if self._written is None:
+            self._written = self._read()
+        if key in self._written:
+            return
+        self._written.add(key)
+        line = json.dumps({"time": now(), **letter}, default=str)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _read(self) -> set[str]:
+        """What the file has, without the times; a line that was cut short by a crash is passed over."""
+        found: set[str] = set()
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
+            try:
+                letter = json.loads(line)
+                found.add(json.dumps({"reason": letter["reason"], "event": letter["event"]}))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found

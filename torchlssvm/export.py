@@ -1,7 +1,9 @@
 """Serving: a head as plain weights, and files that run without this library.
 
 ``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear``, of which nothing but the weights can
-be read. A kernel machine *is* its support rows, so they are in its frozen form too. The rest works on any module.
+be read. The same holds for a kernel machine with the linear kernel. With any other kernel a machine *is* its support rows:
+they are training samples, and they are in its frozen form; those with the coefficient zero, ids and labels are not. After an
+erasure freeze again: the old artifact holds the row.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -31,7 +33,9 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
-from torchlssvm.machines import KernelLSSVM
+from torchlssvm.kernels import Linear
+from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne
+from torchlssvm.machines.multiclass import MultiClass
 
 __all__ = [
     "KernelScores",
@@ -47,18 +51,19 @@ FORMAT = "torchlssvm-frozen-1"
 
 
 class PairVotes(nn.Module):
-    """One-vs-one scores: a linear layer with one output a pair, then votes, ties broken by margins.
+    """One-vs-one scores: a module with one output a pair, then votes, ties broken by margins.
 
     As :func:`torchlssvm.functional.votes.votes`, by products.
 
     G (pairs, K) is +1 for the first class of a pair, -1 for the second.
     """
 
-    def __init__(self, linear: nn.Linear, num_classes: int):
+    def __init__(self, linear: nn.Module, num_classes: int):
         super().__init__()
         self.linear = linear
-        first, second = torch.triu_indices(num_classes, num_classes, 1, device=linear.weight.device)
-        one_hot = torch.eye(num_classes, dtype=linear.weight.dtype, device=linear.weight.device)
+        like = next(iter(linear.state_dict().values()))
+        first, second = torch.triu_indices(num_classes, num_classes, 1, device=like.device)
+        one_hot = torch.eye(num_classes, dtype=like.dtype, device=like.device)
         self.register_buffer("G", one_hot[first] - one_hot[second])
         self.register_buffer("seconds", one_hot[second].sum(0))
 
@@ -71,17 +76,22 @@ class PairVotes(nn.Module):
 
 
 class KernelScores(nn.Module):
-    """k(x, X) alpha + b with the support rows X (n, J), alpha (n, K) and b (K,)."""
+    """k(x, X) alpha + b with the support rows X (n, J), alpha (n, K) and b (K,).
 
-    def __init__(self, kernel: Any, rows: Tensor, alpha: Tensor, b: Tensor):
+    ``augmented``: the kernel sees [x, -1], and X is so already.
+    """
+
+    def __init__(self, kernel: Any, rows: Tensor, alpha: Tensor, b: Tensor, augmented: bool = False):
         super().__init__()
-        self.kernel = kernel
+        self.kernel, self.augmented = kernel, augmented
         for name, value in (("rows", rows), ("alpha", alpha), ("b", b)):
             self.register_buffer(name, value)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """The scores."""
         rows = self.kernel.prepare(x)
+        if self.augmented:
+            rows = nn.functional.pad(rows, (0, 1), value=-1.0)
         return self.kernel.gram(rows, self.rows) @ self.alpha + self.b  # type: ignore[no-any-return]
 
 
@@ -89,8 +99,8 @@ class KernelScores(nn.Module):
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
-    ``head``: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.KernelLSSVM`, or what ``attach`` made (its network comes
-    along, as a copy). Nothing is shared with the head; later changes of it do not show.
+    ``head``: an :class:`~torchlssvm.LSSVMHead`, any kernel machine, ``OneVsRest`` or ``OneVsOne`` of one, or what ``attach``
+    made (its network comes along, as a copy). Nothing is shared with the head; later changes of it do not show.
     """
     if isinstance(head, AttachedClassifier):
         return nn.Sequential(copy.deepcopy(head.backbone), nn.Flatten(1), freeze(head.head, dtype)).eval()
@@ -98,18 +108,66 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
         weight, bias = head.weight, head.bias
-        linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=dtype)
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias)
-        linear.requires_grad_(False)
+        linear = _linear(weight, bias, dtype)
         return (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()
-    if isinstance(head, KernelLSSVM):
-        if not len(head.ids):
-            raise NotFittedError("the machine holds no samples: there is nothing to freeze")
-        rows = head._rows.x[head._rows.order()]
-        parts = [t.detach().to(dtype).clone() for t in (rows, head.alpha, head.b)]
-        return KernelScores(copy.deepcopy(head.kernel).to(dtype), *parts).eval()
-    raise ValueError(f"freeze takes an LSSVMHead, a KernelLSSVM or what attach made; got {type(head).__name__}")
+    scores = _scores(head, dtype)
+    return (PairVotes(scores, head.num_classes) if isinstance(head, OneVsOne) else scores).eval()
+
+
+def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> nn.Linear:
+    """x @ weight.T + bias."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=dtype)
+    linear.weight.copy_(weight)
+    linear.bias.copy_(bias)
+    return linear.requires_grad_(False)
+
+
+def _scores(head: Any, dtype: torch.dtype) -> nn.Module:
+    """k(x, X) alpha + b of a kernel machine, or of all machines of several classes, each row once and none without weight."""
+    machines = list(head.machines) if isinstance(head, MultiClass) else [head]
+    if not all(isinstance(machine, KernelLSSVM | LagrangianSVM | IncrementalSVM) for machine in machines):
+        raise ValueError(f"freeze takes an LSSVMHead, a kernel machine or what attach made; got {type(head).__name__}")
+    if not len(head.ids):
+        raise NotFittedError("the machine holds no samples: there is nothing to freeze")
+    parts = [expansion(machine) if machine.n else None for machine in machines]
+    if isinstance(head, MultiClass):  # of each machine f alone, the score of class 1
+        parts = [None if part is None else (part[0], part[1][:, 1:], part[2][1:]) for part in parts]
+    some = next(part for part in parts if part is not None)
+    rows, places = torch.unique(torch.cat([p[0] for p in parts if p is not None]), dim=0, return_inverse=True)
+    outputs = len(parts) if isinstance(head, MultiClass) else some[1].shape[1]
+    alpha, b, start = some[1].new_zeros(len(rows), outputs), some[1].new_zeros(outputs), 0
+    for t, part in enumerate(parts):
+        if part is None:  # a machine without samples abstains
+            continue
+        at, start = places[start : start + len(part[0])], start + len(part[0])
+        columns = slice(t, t + 1) if isinstance(head, MultiClass) else slice(None)
+        alpha[:, columns] = alpha[:, columns].index_add(0, at, part[1])
+        b[columns] = part[2]
+    kernel = machines[0].kernel
+    augmented = getattr(machines[0], "bias", None) == "augmented"
+    if type(kernel) is Linear:  # the rows are in the sum, and nowhere else
+        weight = (rows.mT @ alpha).mT
+        return _linear(weight[:, :-1], b - weight[:, -1], dtype) if augmented else _linear(weight, b, dtype)
+    used = alpha.abs().sum(1) > 0
+    X, alpha, b = (value.detach().to(dtype).clone() for value in (rows[used], alpha[used], b))
+    return KernelScores(copy.deepcopy(kernel).to(dtype), X, alpha, b, augmented)
+
+
+def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (n, J), alpha (n, K) and b (K,) such that the scores are k(x, rows) alpha + b."""
+    if isinstance(machine, KernelLSSVM):
+        return machine._rows.x[machine._rows.order()], machine.alpha, machine.b
+    if isinstance(machine, LagrangianSVM):
+        _ = machine.decision(machine._rows.x[:1, : machine.in_features])  # solved
+        order = machine._rows.order()
+        rows, f, b = machine._rows.x[order], machine._coefficients[order], machine.b
+    else:
+        if machine.kernel is None:
+            raise ValueError("a machine with a precomputed kernel cannot be frozen: its rows are not here")
+        samples = machine._engine.samples
+        rows, f, b = samples.x[: machine.n], (samples.alpha * samples.y)[:, None], machine.b
+    b = torch.as_tensor(b, dtype=f.dtype, device=f.device).reshape(1)
+    return rows, torch.cat([-f, f], 1), torch.cat([-b, b])
 
 
 def export_program(

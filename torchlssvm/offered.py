@@ -6,14 +6,13 @@ remembered, as a keyed hash. With a store the hashes are a file in its folder, w
 event did not make it into the journal; without one they go into the checkpoint, with the head.
 
 Whoever has that file can test whether an id was there, so ``SampleStore.compact`` removes it, key and all. From then on only
-this process remembers what was erased: take it out of the data set as well.
+this process remembers what was erased; a run that is resumed goes by its place (:mod:`torchlssvm.cursor`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -23,12 +22,11 @@ import torch
 
 from torchlssvm.errors import StoreError
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
+from torchlssvm.store.files import write_durably
 
 __all__ = ["Offered"]
 
 FILE = f"offered{UNTIL_COMPACTION}"
-
-log = logging.getLogger("torchlssvm.offered")
 
 
 class Offered:
@@ -60,17 +58,23 @@ class Offered:
         seen: set[bytes] = set()
         places = []
         for k, hash_ in enumerate(map(self._hash, ids)):
-            held = self.store is not None and ids[k] in self.store
-            if hash_ not in self.hashes and hash_ not in seen and not held:
+            if hash_ not in self.hashes and hash_ not in seen and not (self.store is not None and ids[k] in self.store):
                 seen.add(hash_)
                 places.append(k)
         return places
 
     def record(self, ids: Iterable[str], event_id: str) -> None:
         """These ids are about to be added by an event (with a store), or were just added (without)."""
-        hashes = [self._hash(i) for i in ids]
+        self._record(ids, event_id)
+
+    def held(self, ids: Iterable[str]) -> None:
+        """These ids were offered while the store held them already; an erasure later on does not make them new."""
+        self._record(ids, None)
+
+    def _record(self, ids: Iterable[str], event_id: str | None) -> None:
+        hashes = [hash_ for hash_ in map(self._hash, ids) if hash_ not in self.hashes]
         self.hashes.update(hashes)
-        if self.store is not None:
+        if self.store is not None and hashes:
             path = self.store.path / FILE
             head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
             line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
@@ -80,32 +84,22 @@ class Offered:
                 os.fsync(file.fileno())
 
     def _read(self, store: SampleStore) -> None:
-        """Read the file; a last line that is not whole, or whose event was never applied, is taken back."""
+        """Read the file; a last line that is not whole, and lines whose event was never applied, are taken back."""
         path = store.path / FILE
         if not path.exists():
-            if any(entry.kind == "remove" for entry in store.history()):
-                log.warning(
-                    "samples were erased from %s, and nothing remembers which: what the data set still holds is learned again",
-                    store.path,
-                )
             return
-        lines = path.read_bytes().split(b"\n")
-        torn, lines = lines[-1], lines[:-1]
-        applied = {entry.event_id for entry in store.history()}
+        *lines, torn = path.read_bytes().split(b"\n")
+        applied = {None, *(entry.event_id for entry in store.history())}
         try:
             records = [json.loads(line) for line in lines]
-            while len(records) > 1 and records[-1]["event_id"] not in applied:
-                records.pop()
             if records:
                 self.key = bytes.fromhex(records[0]["key"])
-            self.hashes = {bytes.fromhex(h) for record in records[1:] for h in record["ids"]}
+            valid = [k for k, record in enumerate(records) if k == 0 or record["event_id"] in applied]
+            self.hashes = {bytes.fromhex(h) for k in valid[1:] for h in records[k]["ids"]}
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} is damaged: {error}") from None
-        if torn or len(records) < len(lines):
-            whole = b"".join(line + b"\n" for line in lines[: len(records)])
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-                os.fsync(file.fileno())
+        if torn or len(valid) < len(lines):
+            write_durably(path, b"".join(lines[k] + b"\n" for k in valid))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; empty with a store, which has it all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from torchlssvm.backbones import load_pt
 
 
 def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
@@ -28,18 +29,6 @@ def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
         raise
     except Exception as error:  # numpy's parser of the header has many
         raise ValueError(f"{path} is no .npy file, or not all of one: {error}") from None
-
-
-def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote, as long as it is plain data."""
-    path.stat()
-    try:
-        return torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
-    except OSError:
-        raise
-    except Exception as error:  # torch's reader has many
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        raise ValueError(f"{path} is no file of tensors that can be loaded safely: {reason}") from None
 
 
 def to_features(part: np.ndarray[Any, Any] | Tensor) -> Tensor:

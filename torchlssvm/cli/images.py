@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from torchlssvm.audit import fingerprint
-from torchlssvm.cli.files import Column, load_pt
+from torchlssvm.backbones import build, preprocessing
+from torchlssvm.cli.files import Column
 from torchlssvm.cli.samples import Batch, owners
 from torchlssvm.cli.settings import Settings
 from torchlssvm.heads import AttachedClassifier, attach
@@ -28,37 +29,12 @@ class Backbone:
     """
 
     def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
-        from torchvision import models
-
-        if name not in models.list_models(module=models):
-            raise ValueError(
-                f"torchvision has no classifier {name!r}; it has e.g. mobilenet_v2, resnet18, squeezenet1_1"
-            )
-        default = models.get_model_weights(name).DEFAULT
-        self.preprocess = default.transforms()
-        try:
-            model = models.get_model(name, weights=default if weights == DEFAULT else None)
-        except RuntimeError as error:  # the download does not have its hash
-            raise OSError(f"the weights of {name} cannot be loaded: {error}") from error
-        whole = set(model.state_dict())
-        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
+        self.preprocess = preprocessing(name)
         if weights != DEFAULT:
-            self._load(Path(weights), name, whole)
+            Path(weights).stat()
+        model = build(name, "DEFAULT" if weights == DEFAULT else weights)
+        self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
         self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
-
-    def _load(self, path: Path, name: str, whole: set[str]) -> None:
-        """Read the weights of all layers but the last, which went."""
-        state = load_pt(path)
-        if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-            raise ValueError(f"{path} is not a state_dict: a dict of tensors by name is expected")
-        try:
-            found = self.classifier.backbone.load_state_dict(state, strict=False)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit {name}: {error}") from None
-        foreign = [k for k in found.unexpected_keys if k not in whole]
-        for what, keys in (("lacks", found.missing_keys), ("has the unknown", foreign)):
-            if keys:
-                raise ValueError(f"{path} does not fit {name}: it {what} {keys[0]} ({len(keys)} such)")
 
 
 class FromImages:

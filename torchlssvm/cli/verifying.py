@@ -81,7 +81,7 @@ def load_head(path: Path) -> LSSVMHead:
     """A head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
     from torchlssvm import LSSVMHead, VerificationError
     from torchlssvm.audit import TOLERANCE
-    from torchlssvm.cli.files import load_pt
+    from torchlssvm.backbones import load_pt
 
     found = load_pt(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -61,7 +61,7 @@ def attach(
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if head is not None and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
-    last = _find_last(model) if in_features is None else None
+    last = find_last(model) if in_features is None else None
     J = last.in_features if last else in_features
     if J is None:
         raise ValueError(
@@ -199,7 +199,7 @@ class AttachedClassifier(nn.Module):
         return phi
 
 
-class _Last(NamedTuple):
+class Last(NamedTuple):
     """Where the last layer is, how wide its input is, and what becomes nn.Identity."""
 
     path: str
@@ -208,14 +208,14 @@ class _Last(NamedTuple):
     timm: bool = False  # ``path`` is a model that takes off its own classifier
 
 
-def _find_last(module: nn.Module, path: str = "", pooled: bool = False) -> _Last | None:
+def find_last(module: nn.Module, path: str = "", pooled: bool = False) -> Last | None:
     """Go down to the last layer: the tail of a Sequential, else the last child with parameters if its name is known."""
     if isinstance(module, nn.Linear):
-        return _Last(path, module.in_features, (path,) if path else ())
+        return Last(path, module.in_features, (path,) if path else ())
     if isinstance(module, nn.Conv2d):  # a 1x1 convolution and a mean over the image is a linear layer (SqueezeNet)
-        return _Last(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
+        return Last(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
     if callable(getattr(module, "reset_classifier", None)) and isinstance(getattr(module, "num_features", None), int):
-        return _Last(path, _timm_width(module), timm=True)
+        return Last(path, _timm_width(module), timm=True)
     prefix = f"{path}." if path else ""
     dropped: list[str] = []
     tail: tuple[str, nn.Module] | None = None
@@ -231,7 +231,7 @@ def _find_last(module: nn.Module, path: str = "", pooled: bool = False) -> _Last
     else:
         children = [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
         tail = children[-1] if children and _KNOWN.fullmatch(children[-1][0]) else None
-    last = _find_last(tail[1], prefix + tail[0], pooled) if tail else None
+    last = find_last(tail[1], prefix + tail[0], pooled) if tail else None
     return last._replace(replaced=(*last.replaced, *dropped)) if last else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningDataModule
@@ -14,6 +15,7 @@ STAGES = ("fit", "validate", "test", "predict")
 
 def run(args: Sequence[str]) -> None:
     """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default."""
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # we are the command line
     LightningCLI(
         LSSVMModule, LightningDataModule, subclass_mode_model=False, subclass_mode_data=True, args=list(args),
         auto_configure_optimizers=False, trainer_defaults={"max_epochs": 1}, save_config_kwargs={"overwrite": True},

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlssvm.corrections import Corrector, DeadLetters, Outcome
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError
 from torchlssvm.lightning import ranks
+from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
@@ -108,8 +109,10 @@ class DataCorrection(Callback):
         self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to where the head is."""
+        """Go to where the head is. Checkpoints of this run are registered with the store that was given."""
         self.begin(pl_module)
+        if self.given_store is not None:
+            register_with(trainer, self.given_store)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Look at the source, when it is time."""

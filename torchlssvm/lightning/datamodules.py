@@ -38,8 +38,28 @@ class Data(LightningDataModule):
 
     test_dataloader = predict_dataloader = val_dataloader
 
+    def stand_in(self, missing: str, digits: DigitsData) -> None:
+        """Take scikit-learn's digits for what is not there, and say so."""
+        rank_zero_info(f"data: there is no {missing}; using scikit-learn's digits instead")
+        digits.setup("fit")
+        self.train, self.val = digits.train, digits.val
 
-class DigitsData(Data):
+
+CIFAR_SIZE, DIGIT_SIZE = 96, 64
+
+
+class Pictured(Data):
+    """Data of small pictures whose training labels may be made wrong, at random, for trying out corrections."""
+
+    def __init__(
+        self, size: int | None = None, noise: float = 0.0, limit: int | None = None, batch_size: int = 128,
+        num_workers: int = 0, shuffle: bool = False, seed: int = 0,
+    ):  # fmt: skip
+        super().__init__(batch_size, num_workers, shuffle)
+        self.size, self.noise, self.limit, self.seed = size, noise, limit, seed
+
+
+class DigitsData(Pictured):
     """scikit-learn's 1,797 digits: as 64 features, or with ``size`` as pictures (3, size, size) for a network.
 
     Args:
@@ -49,13 +69,6 @@ class DigitsData(Data):
         batch_size, num_workers, shuffle: of the loaders.
         seed: of the noise.
     """
-
-    def __init__(
-        self, size: int | None = None, noise: float = 0.0, limit: int | None = None, batch_size: int = 128,
-        num_workers: int = 0, shuffle: bool = False, seed: int = 0,
-    ):  # fmt: skip
-        super().__init__(batch_size, num_workers, shuffle)
-        self.size, self.noise, self.limit, self.seed = size, noise, limit, seed
 
     def setup(self, stage: str) -> None:
         """Read them; every fifth sample judges."""
@@ -77,45 +90,31 @@ class DigitsData(Data):
         self.val = TensorDataset(x[judges][:end], y[judges][:end])
 
 
-class Cifar10Data(Data):
+class Cifar10Data(Pictured):
     """The 10,000 + 2,000 pictures of ``cifar10/cifar10_12k.npz`` in the folder that TORCHLSSVM_DATA names; digits without it.
 
     Args:
-        size: pixels of a side after enlarging.
+        size: pixels of a side after enlarging; None for 96.
         noise: the share of training labels that are wrong, at random.
         limit: so many training samples only.
         batch_size, num_workers, shuffle: of the loaders.
         seed: of the noise.
     """
 
-    def __init__(
-        self, size: int = 96, noise: float = 0.0, limit: int | None = None, batch_size: int = 128, num_workers: int = 0,
-        shuffle: bool = False, seed: int = 0,
-    ):  # fmt: skip
-        super().__init__(batch_size, num_workers, shuffle)
-        self.size, self.noise, self.limit, self.seed = size, noise, limit, seed
-
     def setup(self, stage: str) -> None:
         """Read them."""
         if self.train is not None:
             return
+        size = self.size or CIFAR_SIZE
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
-            rank_zero_info(
-                f"data: there is no {path} (TORCHLSSVM_DATA names its folder); using scikit-learn's digits instead"
-            )
-            digits = DigitsData(self.size, self.noise, self.limit, seed=self.seed)
-            digits.setup(stage)
-            self.train, self.val = digits.train, digits.val
+            missing = f"{path} (TORCHLSSVM_DATA names its folder)"
+            self.stand_in(missing, DigitsData(size, self.noise, self.limit, seed=self.seed))
             return
         found = np.load(path)
         y = torch.from_numpy(found["y_train"]).long()
-        self.train = Pictures(
-            found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], self.size
-        )
-        self.val = Pictures(
-            found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], self.size
-        )
+        self.train = Pictures(found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], size)
+        self.val = Pictures(found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], size)
 
 
 class FolderData(Data):
@@ -145,10 +144,8 @@ class FolderData(Data):
             if (p / "train").is_dir()
         ]
         if not found:
-            rank_zero_info(f"data: there is no folder {self.root}/train; using scikit-learn's digits instead")
-            digits = DigitsData(self.size, limit=self.limit)
-            digits.setup(stage)
-            self.train, self.val = digits.train, digits.val
+            small = min(self.size, DIGIT_SIZE)  # of pictures of 8 x 8 a large one says no more
+            self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
             return
         from torchvision import transforms
         from torchvision.datasets import ImageFolder

@@ -1,4 +1,4 @@
-"""``DriftMonitor``: logs how far the weights in use are from those solved from statistics."""
+"""``DriftMonitor``: logs how far the solution in use is from the exact one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torchlssvm.lightning.finding import find_head, log_metrics, moment
 
 
 class DriftMonitor(Callback):
-    """Logs ``head.drift()`` every so many batches, and solves the weights anew past a threshold.
+    """Logs how far the solution in use is from the exact one, every so many batches, and makes it anew past a threshold.
+
+    That is ``head.drift()`` and ``refresh()`` for an ``LSSVMHead`` or ``KernelLSSVM``; ``kkt_violation()`` and ``refresh()`` or
+    ``polish()`` for an SVM; the worst of its machines for ``OneVsRest`` and ``OneVsOne``.
 
     Args:
-        every: training batches between two looks. A look costs one solve.
+        every: training batches between two looks. A look at a head costs one solve.
         threshold: refresh past it.
         head: where the head is in the LightningModule.
 
@@ -31,6 +34,10 @@ class DriftMonitor(Callback):
         """One for each head."""
         return f"DriftMonitor(head={self.head})"
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse what has no drift."""
+        parts(find_head(pl_module, self.head))
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Look, when it is time."""
         batch_idx = args[2]
@@ -44,11 +51,13 @@ class DriftMonitor(Callback):
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, log, and refresh if need be. Each rank looks at its own head."""
         head = find_head(pl_module, self.head)
-        if not callable(getattr(head, "drift", None)) or not holds_something(head):
+        held = [part for part in parts(head) if holds_something(part)]
+        if not held:
             return
-        self.last = float(head.drift())
+        self.last = max(drift(part) for part in held)
         if self.last > self.threshold:
-            head.refresh()
+            for part in held:
+                refresh(part)
             self.refreshes += 1
         log_metrics(trainer, {"drift": self.last, "refreshes": float(self.refreshes)})
 
@@ -59,6 +68,27 @@ class DriftMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Undo it."""
         self.last, self.refreshes = state_dict["last"], state_dict["refreshes"]
+
+
+def parts(head: Any) -> list[Any]:
+    """The machines whose drift is that of the head; ValueError if they have none."""
+    machines = list(getattr(head, "machines", None) or [head])
+    for machine in machines:
+        if getattr(machine, "statistics", machine) is None:
+            raise ValueError("an LSSVMHead without statistics has nothing to measure its drift by: statistics=True")
+        if not any(callable(getattr(machine, name, None)) for name in ("drift", "kkt_violation")):
+            raise ValueError(f"a {type(machine).__name__} has neither drift() nor kkt_violation(): nothing to monitor")
+    return machines
+
+
+def drift(machine: Any) -> float:
+    """How far it is from its exact solution."""
+    return float(machine.drift() if callable(getattr(machine, "drift", None)) else machine.kkt_violation())
+
+
+def refresh(machine: Any) -> None:
+    """Make its solution anew."""
+    (machine.refresh if callable(getattr(machine, "refresh", None)) else machine.polish)()
 
 
 def holds_something(head: Any) -> bool:

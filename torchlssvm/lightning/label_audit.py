@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,10 @@ from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.suspects import Suspect, rank_suspects
+from torchlssvm.store.machine import ByIds
 
 Samples = tuple[list[str], Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A sample whose label looks wrong: its margin without itself, its label and the one the head would give it."""
-
-    id: str
-    margin: float
-    label: int
-    suggested: int
-
-
-def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, size: int = 4096) -> list[Suspect]:
-    """All samples, the most suspicious first: by s[y] - max s[other], s the scores of the head that never saw the sample.
-
-    x (n, J), y (n,): samples that the head holds, as they were added.
-    """
-    suspects = []
-    for start in range(0, len(ids), size):
-        part, labels = x[start : start + size].to(head.device), y[start : start + size].to(head.device)
-        scores = head.leave_one_out(part, labels)
-        own = scores.gather(1, labels[:, None])[:, 0]
-        rest = scores.scatter(1, labels[:, None], -torch.inf)
-        best, suggested = rest.max(1)
-        rows = zip((own - best).tolist(), labels.tolist(), suggested.tolist(), strict=True)
-        suspects += [Suspect(ids[start + k], *row) for k, row in enumerate(rows)]
-    return sorted(suspects, key=lambda s: (s.margin, s.id))
 
 
 class LabelAudit(Callback):
@@ -60,8 +34,9 @@ class LabelAudit(Callback):
         action: ``"relabel"`` (to the best label) or ``"remove"``.
         every: epochs between two audits.
         head: where the head is in the LightningModule.
-        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held; by default they come from the store of an
-            ``LSSVMModule``, or are kept in memory while it trains, and events then carry them.
+        samples: a function that returns (ids, x (n, J), y (n,)) of the samples held, for a kernel machine in the order of its
+            ``ids``; by default they come from the store of an ``LSSVMModule``, or are kept in memory while it trains, and
+            events then carry them.
 
     >>> LabelAudit("suspects.jsonl").state_key
     'LabelAudit(head=head, path=suspects.jsonl)'
@@ -131,7 +106,7 @@ class LabelAudit(Callback):
             ids, x, y, carried = self._held(kept)
             if not ids:
                 return []
-            ranked = rank_suspects(head, ids, x, y)
+            ranked = rank_suspects(head, ids, x, y, None if self.samples is not None else self._numbers(ids))
             count = int(self.fraction * len(ranked))
             chosen = [s for s in ranked[:count] if s.margin < 0]
             self._write(chosen, {name: k for k, name in enumerate(ids)} if carried else None, x, y)
@@ -141,6 +116,13 @@ class LabelAudit(Callback):
         self.audits += 1
         log_metrics(trainer, {"suspicious_labels": float(len(self.suspects))})
         return self.suspects
+
+    def _numbers(self, ids: list[str]) -> list[int] | None:
+        """What a kernel machine calls them; None for a head, which needs no names."""
+        learner = self._learner
+        assert learner is not None
+        machine = learner.corrector.machine if learner.store is None else learner.store.machine
+        return [machine.where[name] for name in ids] if isinstance(machine, ByIds) else None
 
     def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
         """The samples held now: given, from the store, or those kept that no event has changed since."""

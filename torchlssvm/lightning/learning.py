@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +12,15 @@ from torch import Tensor, nn
 
 from torchlssvm.audit import fingerprint
 from torchlssvm.corrections import Corrector
+from torchlssvm.cursor import Cursor, forgets
 from torchlssvm.events import Add
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
+from torchlssvm.lightning.order import RANDOM, difference
 from torchlssvm.offered import Offered
 from torchlssvm.store import SampleStore
+
+log = logging.getLogger("torchlssvm.lightning")
 
 
 class Learner:
@@ -27,6 +34,9 @@ class Learner:
         self.head = head
         self.corrector = Corrector(head)
         self.offered = Offered()
+        self.cursor: Cursor | None = None  # of a run with a store, on the first rank
+        self.left_out = 0  # samples that were erased, as far as anybody can tell
+        self.forgetful = False  # whether ids alone no longer tell what this run was offered
         self.path: str | None = None
         self.observers: list[Any] = []  # called with (ids, x, y) of what was learned here
 
@@ -66,6 +76,48 @@ class Learner:
             ranks.on_first(lambda: None if self.store is None else self.store.restore())
             self._take_over()
 
+    def begin(self, run: str | None, epoch: int) -> str:
+        """A run begins, or goes on if it has a name; returns its name, on all ranks."""
+
+        def work() -> str:
+            if self.store is None:
+                return run or secrets.token_hex(8)
+            self.cursor = Cursor.begin(self.store, epoch) if run is None else Cursor.resume(self.store, run)
+            self.forgetful = forgets(self.store, self.cursor.start)
+            if self.forgetful or (run is None and forgets(self.store)):
+                log.warning(
+                    "samples were erased from %s, and nothing remembers which: %s learned again if the data set still has them",
+                    self.store.path,
+                    "in a new run they are" if run is None else "in batches that this run has not passed yet they are",
+                )
+            return self.cursor.run
+
+        return ranks.on_first(work)
+
+    def check_order(self, epoch: int, loader: dict[str, Any], trusted: bool) -> None:
+        """Batches of this epoch are what they were when the store learned them, or ValueError.
+
+        ``loader``: what they hang on now; ``trusted``: the loader itself says that it goes on where it was.
+        """
+
+        def work() -> None:
+            if self.cursor is None:
+                return
+            then, middle = self.cursor.loader, self.cursor.epoch == epoch and self.cursor.batches > 0
+            self.cursor = replace(self.cursor, loader=loader)
+            if then is None or not middle:
+                return
+            changed = difference(then, loader)
+            unknown = loader["order"] == RANDOM or (loader["order"] is None and not trusted)
+            if changed or (unknown and self.forgetful):
+                raise ValueError(
+                    f"the store has learned {self.cursor.batches} batches of this epoch, and which samples those were cannot "
+                    f"be told: {changed or 'the train loader shuffles anew each time'}. Resume with the same loader, a "
+                    "torchlssvm.lightning.ResumableLoader, or fit without ckpt_path: what the store holds is not learned again"
+                )
+
+        ranks.on_first(work)
+
     def _take_over(self) -> None:
         if isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
             ranks.copy_from_first(self.head)
@@ -76,11 +128,19 @@ class Learner:
             self.store.close()
         if self.path is not None:
             self.corrector, self.offered, self.path = Corrector(self.head), Offered(), None
+        self.cursor, self.forgetful, self.left_out = None, False, 0
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
-        """Learn samples x (B, J), y (B,); returns how many of them were offered before."""
+    def learn(
+        self,
+        x: Tensor,
+        y: Tensor,
+        ids: list[str] | None,
+        subjects: list[str | None] | None,
+        at: tuple[int, int] = (0, 0),
+    ) -> int:
+        """Learn samples x (B, J), y (B,) of the batch ``at`` (epoch, batch); returns how many were offered before."""
         if self.path is not None and ids is None:
             raise ValueError(
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
@@ -88,14 +148,15 @@ class Learner:
         if ranks.is_summed(self.head) and self.path is None:
             ranks.agree_on_grid(self.head, x)
             return self._learn(x, y, ids, subjects)
-        if not ranks.several():
-            return self._learn(x, y, ids, subjects)
-        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects))
-        if self.path is not None and self.store is None:
-            return 0
-        return sum(self._learn(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts)
+        several = ranks.several()
+        parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if several else [(x, y, ids, subjects)]
+        parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts]
+        if self.path is not None:
+            return ranks.on_first(lambda: self._store(parts, at))
+        return sum(self._learn(*part) for part in parts)
 
     def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
+        """Without a store: the samples that are new go into the head, as an event."""
         if ids is None:
             if len(x):
                 self.corrector.complete = False
@@ -104,20 +165,38 @@ class Learner:
             return 0
         new = self.offered.new(ids)
         if new:
-            keep = torch.tensor(new, device=x.device)
-            names = [ids[k] for k in new]
-            event = Add(
-                ids=names, x=x[keep], y=y[keep], subject=None if subjects is None else [subjects[k] for k in new]
-            )
-            if self.store is not None:
-                self.offered.record(names, event.event_id)  # first: it is taken back if the event is not applied
+            event = addition(x, y, ids, subjects, new)
             outcome = self.corrector.apply([event])[0]
             if outcome.status != "applied":
                 raise ValueError(f"samples cannot be added: {outcome.reason}")
-            if self.store is None:
-                self.offered.record(names, event.event_id)
-            self._tell(names, event.x, event.y)
+            self.offered.record(event.ids, event.event_id)
+            self._tell(list(event.ids), event.x, event.y)
         return len(ids) - len(new)
+
+    def _store(self, parts: list[Any], at: tuple[int, int]) -> int:
+        """With a store: the samples of all ranks that are new, and how far the run is, in one transaction."""
+        store, cursor = self.store, self.cursor
+        assert store is not None
+        left_out = self.forgetful and cursor is not None and cursor.passed(*at)
+        events, skipped = [], 0
+        for x, y, ids, subjects in parts:
+            self.offered.held(i for i in ids if i in store)
+            new = self.offered.new(ids)
+            if left_out:
+                self.left_out += len(new)
+                new = []
+            skipped += len(ids) - len(new)
+            if new:
+                events.append(addition(x, y, ids, subjects, new))
+                self.offered.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
+        if cursor is not None:
+            self.cursor = cursor.after(*at)
+        notes = {} if self.cursor is None or self.cursor == cursor else self.cursor.note()
+        if events or notes:
+            store.apply(events, notes=notes)
+        for event in events:
+            self._tell(list(event.ids), event.x, event.y)
+        return skipped
 
     def _tell(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
         for observer in self.observers:
@@ -153,3 +232,10 @@ class Learner:
         if self.path is None and state:
             self.corrector.load_state_dict(state["corrector"])
             self.offered.load_state_dict(state["offered"])
+
+
+def addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:
+    """The event that adds the samples at the places ``new``."""
+    keep = torch.tensor(new, device=x.device)
+    owners = None if subjects is None else [subjects[k] for k in new]
+    return Add(ids=[ids[k] for k in new], x=x[keep], y=y[keep], subject=owners)

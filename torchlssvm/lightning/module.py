@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
@@ -14,8 +15,10 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
+from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import Batch, unpack
 from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.order import RANDOM, describe, difference
 
 STATE = "torchlssvm"
 
@@ -45,7 +48,10 @@ class LSSVMModule(LightningModule):
     padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
 
     With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
-    checkpoint says, the head is what the store says, and a sample that was erased does not come back.
+    checkpoint says, the head is what the store says, and a sample that was erased does not come back. After a compaction
+    nothing remembers its id; the store then knows how many batches a run has learned, and a resumed run leaves out what is not
+    held in those. That needs the same order of samples: ``ResumableLoader``. A new run cannot know what was erased; it says so.
+    Checkpoints are registered with the store, so that certificates name those that are older than an erasure.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
     ``trainer.save_checkpoint``, as Lightning asks; that is also where they add up.
@@ -60,7 +66,7 @@ class LSSVMModule(LightningModule):
         head: a kernel machine, or a head made elsewhere; the options below are then left out.
         rho, intercept, class_weight, multiclass, per_class, folds: of :class:`~torchlssvm.LSSVMHead`.
         grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
-        select_rho: choose rho at the end of each epoch: ``"gcv"`` needs no samples.
+        select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
 
     Example:
@@ -120,7 +126,9 @@ class LSSVMModule(LightningModule):
         self.accuracy = nn.ModuleDict({s: MulticlassAccuracy(num_classes, average="micro") for s in ("val", "test")})
         self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
-        self._resumed = False
+        self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
+        self._loader: dict[str, Any] | None = None  # what its batches hang on
+        self._begun = self._resumed = False
         self._settled = -1  # the version of the head for which rho was chosen
 
     @property
@@ -148,8 +156,8 @@ class LSSVMModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Add the samples of a batch that were not added before. The loss is 0: there is none."""
         loss = torch.zeros((), device=self.device)
-        if self._resumed:
-            self._check_resumable()
+        if not self._begun:
+            self._check_loader(self.trainer.train_dataloader)
         part = self._real(unpack(batch), "train", self.trainer.train_dataloader)
         if part.ids is None and self.current_epoch > 0:
             warn_once(
@@ -158,8 +166,13 @@ class LSSVMModule(LightningModule):
             )  # fmt: skip
             return loss
         phi = self.classifier.features(part.x)
-        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects)
-        if skipped:
+        skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
+        if self.learner.left_out:
+            warn_once(
+                self, "this run has passed these batches before; samples in them that the store does not hold are left out: "
+                "they were erased, as far as anybody can tell. New ones are learned by a fit without ckpt_path",
+            )  # fmt: skip
+        elif skipped:
             warn_once(
                 self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
             )
@@ -174,15 +187,23 @@ class LSSVMModule(LightningModule):
         self._at[stage] = (epoch, position + size)
         return batch if keep == size else Batch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
 
-    def _check_resumable(self) -> None:
-        self._resumed = False
+    def _check_loader(self, loader: Any) -> None:
+        """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""
+        self._begun, then, self._loader = True, self._loader, describe(loader)
         done = self._at.get("train", (-1, 0))
-        middle = done[0] == self.current_epoch and done[1] > 0
-        if middle and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
+        middle = self._resumed and done[0] == self.current_epoch and done[1] > 0
+        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM):
             raise ValueError(
                 "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
-                "torchlssvm.lightning.ResumableLoader, or another loader with state_dict and load_state_dict"
+                "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
             )
+        changed = difference(then, self._loader) if middle and then is not None else ""
+        if changed:
+            raise ValueError(
+                f"the run is resumed in the middle of an epoch, with other batches: {changed}. Some samples would never come. "
+                "Resume with the loader it was started with, or fit without ckpt_path"
+            )
+        self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
 
     def _level(self) -> None:
         """All ranks hold the same."""
@@ -204,8 +225,11 @@ class LSSVMModule(LightningModule):
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """All ranks validate the same head."""
-        self._level()
+        """All ranks validate the same head; in a fit it is the one with the chosen rho, the epoch's end comes later."""
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
+            self.settle()
+        else:
+            self._level()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count what is right. A head that holds nothing yet is not judged."""
@@ -253,16 +277,25 @@ class LSSVMModule(LightningModule):
         """Open the store, on the first rank."""
         if self.hparams["store"] is not None:
             self.learner.open(self.hparams["store"], self.classifier.backbone)
+            if self._trainer is not None and self.store is not None:
+                register_with(self.trainer, self.store)
 
     def teardown(self, stage: str) -> None:
         """Close it."""
         self.learner.close()
 
     def on_fit_start(self) -> None:
-        """What a checkpoint said is behind us: with a store, the head is what the store says."""
+        """A run begins, or goes on from a checkpoint; with a store, the head is what the store says all the same."""
+        self.learner.restore()
+        self._resumed = self._resumed and self.trainer.ckpt_path is not None
+        self._run = self.learner.begin(self._run if self._resumed else None, self.current_epoch)
+        self._begun = False
+
+    def on_validation_start(self) -> None:
+        """With a store, the head is what the store says."""
         self.learner.restore()
 
-    on_validation_start = on_test_start = on_predict_start = on_fit_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
@@ -270,9 +303,16 @@ class LSSVMModule(LightningModule):
             self._level()
         if isinstance(self.head, LSSVMHead) and self.head.statistics is not None and self.head.n:
             self.head.refresh()
-        state = checkpoint["state_dict"]
-        state.update({f"classifier.head.{name}": value for name, value in self.head.state_dict().items()})
-        checkpoint[STATE] = {"learner": self.learner.state_dict(), "train": list(self._at.get("train", (-1, 0)))}
+        state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up
+        for name in [name for name in state if name.startswith(prefix)]:
+            del state[name]
+        state.update({prefix + name: value for name, value in self.head.state_dict().items()})
+        checkpoint[STATE] = {
+            "learner": self.learner.state_dict(),
+            "train": list(self._at.get("train", (-1, 0))),
+            "run": self._run,
+            "loader": self._loader,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Undo it."""
@@ -280,7 +320,7 @@ class LSSVMModule(LightningModule):
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
             self._at["train"] = (saved["train"][0], saved["train"][1])
-            self._resumed = True
+            self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
 
 
 def unpack_inputs(batch: Any) -> Tensor:

@@ -22,6 +22,11 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def count() -> int:
+    """How many there are."""
+    return dist.get_world_size() if several() else 1
+
+
 def is_first() -> bool:
     """Whether this is the rank that reads sources and writes files."""
     return not several() or dist.get_rank() == 0

@@ -15,22 +15,42 @@ from torchlssvm.store.journal import Entry, now
 from torchlssvm.store.judged import Judged
 from torchlssvm.store.machine import Linear, machine_for
 
+REMOTE = "://"
+
+
+def place(path: Any) -> str:
+    """A file's name for good: absolute, unless it is elsewhere (``s3://...``)."""
+    return str(path) if REMOTE in str(path) else str(Path(path).absolute())
+
 
 class Certifying(Judged):
     """A store that gives account of itself."""
 
-    def register_checkpoint(self, path: Any) -> None:
-        """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure."""
+    def register_checkpoint(self, path: Any, position: int | None = None) -> None:
+        """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
+
+        ``position``: of the journal, for a head as it was then.
+        """
+        with self._lock, self._db.transaction():
+            at = self.head_position if position is None else position
+            self._db.put("checkpoints", self._db.get("checkpoints", {}) | {place(path): at})
+
+    def forget_checkpoint(self, path: Any) -> None:
+        """The file is gone."""
         with self._lock, self._db.transaction():
             known = self._db.get("checkpoints", {})
-            self._db.put("checkpoints", known | {str(Path(path).absolute()): self.position})
+            self._db.put("checkpoints", {name: at for name, at in known.items() if name != place(path)})
+
+    def knows_checkpoint(self, path: Any) -> bool:
+        """Whether a file is registered."""
+        return place(path) in self._db.get("checkpoints", {})
 
     def _checkpoints_before(self, position: int) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
         row = self._db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
         erasure = (row or (None,))[0] or 0
         known = self._db.get("checkpoints", {})
-        return [path for path, at in sorted(known.items()) if at < erasure and Path(path).exists()]
+        return [path for path, at in sorted(known.items()) if at < erasure and (REMOTE in path or Path(path).exists())]
 
     # -- receipts ------------------------------------------------------------------------------------------------------
 

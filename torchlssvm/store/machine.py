@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import StoreError
+from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import Calibration, choices_to_save
 from torchlssvm.store.codec import Codec
@@ -181,8 +181,19 @@ class ByIds:
         """Whether somebody else changed it since :meth:`note`."""
         return self.signature() != self.seen
 
+    def find(self, name: str) -> int | None:
+        """The machine's id of a sample: by its name, or, for one that was added to the machine itself, its number."""
+        if name in self.where or not name.isdecimal():
+            return self.where.get(name)
+        number = int(name)
+        return number if number in self.head.ids.tolist() and number not in self.where.values() else None
+
     def _machine_ids(self, ids: Sequence[str]) -> Tensor:
-        return torch.tensor([self.where[i] for i in ids], dtype=torch.int64, device=self.head.ids.device)
+        found = [self.find(name) for name in ids]
+        missing = next((name for name, number in zip(ids, found, strict=True) if number is None), None)
+        if missing is not None:
+            raise RemovalError(f"no sample with the id {missing!r} is held")
+        return torch.tensor(found, dtype=torch.int64, device=self.head.ids.device)
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Learn samples."""
@@ -197,7 +208,7 @@ class ByIds:
         """Unlearn samples of the store."""
         self.head.remove(self._machine_ids(rows.ids))
         for sample in rows.ids:
-            del self.where[sample]
+            self.where.pop(sample, None)
 
     def relabel(self, rows: Rows, y: Tensor) -> None:
         """Give samples of the store new targets."""

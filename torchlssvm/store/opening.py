@@ -165,6 +165,21 @@ class StoreBase(Reading):
                 self._reload()
             return self._machine.head
 
+    @property
+    def machine(self) -> Linear | ByIds | None:
+        """The head as the store drives it; a kernel machine's own ids of the samples are there."""
+        return self._machine
+
+    @property
+    def head_position(self) -> int:
+        """The position of the live head: the store's, unless somebody else has written since."""
+        return self.position if self._stale and not self._closed else self._position
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
     def restore(self) -> str:
         """Bring the head back to what the store says, whatever was done to it; returns what was done."""
         with self._lock:

@@ -16,6 +16,9 @@ from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry, Journal
 from torchlssvm.store.rows import BATCH, Rows, Table
 
+NOTE, NOTE_END = "note/", "note0"
+"""Notes are records of their own, with names between these two."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -41,6 +44,11 @@ class Reading:
     def position(self) -> int:
         """The number of events applied so far."""
         return int(self._db.get("state")["position"])
+
+    @property
+    def compacted(self) -> int:
+        """The position up to which :meth:`SampleStore.compact` has gone."""
+        return int(self._db.get("compacted"))
 
     @property
     def fingerprint(self) -> str | None:
@@ -86,7 +94,12 @@ class Reading:
 
     def notes(self) -> dict[str, Any]:
         """What was written with :meth:`set_note`."""
-        return dict(self._db.get("notes", {}))
+        names = self._db.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE, NOTE_END))
+        return {name.removeprefix(NOTE): self._db.get(name) for (name,) in names}
+
+    def note(self, name: str) -> Any:
+        """One note; None if there is none."""
+        return self._db.get(NOTE + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
         """Keep something of the caller's own beside the samples: any value of JSON. Not for data about people."""
@@ -95,9 +108,8 @@ class Reading:
     def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
         """The same for a value made from the present one (None if there is none), while no other process can change it."""
         with self._lock, self._db.transaction():
-            notes = self.notes()
-            value = change(notes.get(name))
-            self._db.put("notes", notes | {name: value})
+            value = change(self.note(name))
+            self._db.put(NOTE + name, value)
             return value
 
     def history(self) -> list[Entry]:

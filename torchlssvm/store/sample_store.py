@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -16,6 +16,7 @@ from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
 from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.machine import ByIds, Linear
+from torchlssvm.store.reading import NOTE
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -75,11 +76,13 @@ class SampleStore(Certifying):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
-    def apply(self, events: Event) -> Receipt: ...
+    def apply(self, events: Event, notes: Mapping[str, Any] | None = None) -> Receipt: ...
     @overload
-    def apply(self, events: Iterable[Event]) -> list[Receipt]: ...
-    def apply(self, events: Event | Iterable[Event]) -> Receipt | list[Receipt]:
+    def apply(self, events: Iterable[Event], notes: Mapping[str, Any] | None = None) -> list[Receipt]: ...
+    def apply(self, events: Event | Iterable[Event], notes: Mapping[str, Any] | None = None) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
+
+        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
 
         An event whose id was applied before changes nothing, and its receipt says so. Errors leave everything as it was:
         RemovalError for an unknown id or subject, ValueError or GridError for samples the head refuses, StoreError for a head
@@ -94,6 +97,8 @@ class SampleStore(Certifying):
                 work = self._begin(machine)
                 results = [work.do(event) for event in given]
                 digest, chain = self._finish(machine, work)
+                for name, value in (notes or {}).items():
+                    self._db.put(NOTE + name, value)
                 self._db.run("COMMIT")
             except BaseException:
                 self._take_back(work)

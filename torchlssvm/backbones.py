@@ -1,0 +1,121 @@
+"""Networks by name: torchvision's and timm's, with weights from their makers or from a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.heads.attach import find_last
+
+__all__ = ["AUTO", "build", "load_pt", "preprocessing"]
+
+log = logging.getLogger("torchlssvm.backbones")
+
+AUTO, TIMM = "auto", "timm/"
+
+
+def build(name: str, weights: str | None = None) -> nn.Module:
+    """A network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
+
+    weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file
+    with a state_dict (the last layer may be missing, or be for other classes: it stays random), or ``"auto"``:
+    weights/<name>_imagenet.pt in the folder that TORCHLSSVM_DATA names, else its maker's, else random ones, and a warning.
+    """
+    if weights == AUTO:
+        return _best(name)
+    file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
+    try:
+        model = _timm(name, weights, file) if name.startswith(TIMM) else _torchvision(name, weights, file)
+    except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
+        raise OSError(f"the weights of {name} cannot be loaded: {error}. Give a file with its state_dict") from error
+    if file:
+        _read(model, name, Path(str(weights)))
+    return model
+
+
+def preprocessing(name: str) -> Any:
+    """What torchvision does to an image before this network."""
+    return _weights_of(name).DEFAULT.transforms()
+
+
+def _weights_of(name: str) -> Any:
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise ValueError(
+            f"torchvision has no classifier {name!r}; it has e.g. mobilenet_v2, resnet18, squeezenet1_1. With LSSVMModule, a "
+            "model of timm is 'timm/<name>', and 'identity' takes data that are features"
+        )
+    return models.get_model_weights(name)
+
+
+def _torchvision(name: str, weights: str | None, file: bool) -> nn.Module:
+    from torchvision import models
+
+    enum = _weights_of(name)
+    if weights is not None and not file and weights != "DEFAULT" and weights not in enum.__members__:
+        allowed = ", ".join(["DEFAULT", *enum.__members__])
+        raise ValueError(f"{name} has no weights {weights!r}: give one of {allowed}, a file, or None")
+    model: nn.Module = models.get_model(name, weights=None if file or weights is None else enum[weights])
+    return model
+
+
+def _timm(name: str, weights: str | None, file: bool) -> nn.Module:
+    import timm
+
+    if weights not in (None, "pretrained") and not file:
+        raise ValueError(f"weights of a timm model are 'pretrained', a file or None; got {weights!r}")
+    model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=weights == "pretrained")
+    return model
+
+
+def _read(model: nn.Module, name: str, path: Path) -> None:
+    """Read the weights of all layers but the last, which goes anyway."""
+    state = load_pt(path)
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} is not a state_dict: a dict of tensors by name is expected")
+    last = find_last(model)
+    goes = tuple(f"{layer}." for layer in last.replaced) if last is not None else ()
+    wanted = {key for key in model.state_dict() if not key.startswith(goes)}
+    kept = {key: value for key, value in state.items() if not key.startswith(goes)}
+    for what, keys in (("lacks", wanted - set(kept)), ("has the unknown", set(kept) - wanted)):
+        if keys:
+            raise ValueError(f"{path} does not fit {name}: it {what} {min(keys)} ({len(keys)} such)")
+    try:
+        model.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit {name}: {error}") from None
+
+
+def load_pt(path: Path) -> Any:
+    """What ``torch.save`` wrote, as long as it is plain data."""
+    path.stat()
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
+    except OSError:
+        raise
+    except Exception as error:  # torch's reader has many
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{path} is no file of tensors that can be loaded safely: {reason}") from None
+
+
+def _best(name: str) -> nn.Module:
+    """The best weights to be had."""
+    local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
+    if os.environ.get("TORCHLSSVM_DATA") and local.exists():
+        return build(name, str(local))
+    try:
+        return build(name, "pretrained" if name.startswith(TIMM) else "DEFAULT")
+    except OSError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        log.warning(
+            "no pretrained weights for %s (%s): random ones stand in for them, features mean little", name, reason
+        )
+        torch.manual_seed(0)
+        return build(name, None)

@@ -1,0 +1,63 @@
+"""Checkpoints of a run with a store are known to the store: certificates name those that are older than an erasure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from torchlssvm.store import SampleStore
+
+
+class Registering(CheckpointIO):
+    """Writes checkpoints as the Trainer would, and tells the store.
+
+    A file that is new is registered before it is written, one that is written anew only afterwards: a crash in between leaves
+    a file that is listed without need, never one that nobody knows of.
+    """
+
+    def __init__(self, inner: CheckpointIO, store: SampleStore):
+        self.inner, self.store = inner, store
+
+    @contextmanager
+    def _open(self) -> Iterator[SampleStore]:
+        """The store, also when it was opened for reading, or a run is over and has closed it."""
+        if not self.store.closed and not self.store.readonly:
+            yield self.store
+            return
+        with SampleStore(self.store.path) as store:
+            yield store
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write it."""
+        position = self.store.head_position
+        with self._open() as store:
+            if not store.knows_checkpoint(path):
+                store.register_checkpoint(path, position)
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+            store.register_checkpoint(path, position)
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """Read it."""
+        return self.inner.load_checkpoint(path, *args, **options)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove it; there is nothing to list any more."""
+        self.inner.remove_checkpoint(path)
+        with self._open() as store:
+            store.forget_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Of the one inside."""
+        self.inner.teardown()
+
+
+def register_with(trainer: Trainer, store: SampleStore) -> None:
+    """From now on, checkpoints of this Trainer are registered with the store; on the rank that writes them."""
+    io = trainer.strategy.checkpoint_io
+    if isinstance(io, Registering) and io.store.path == store.path:
+        io = io.inner
+    trainer.strategy.checkpoint_io = Registering(io, store)
