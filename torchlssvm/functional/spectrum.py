@@ -8,7 +8,7 @@ G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n sampl
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-at a cost of D K for each value. With the features at hand, V = X Q gives leave-one-out errors for all values,
+at a cost of D for each value. With the features at hand, V = X Q gives leave-one-out errors for all values,
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
@@ -55,23 +55,38 @@ class Spectrum(NamedTuple):
         own = (self.s + rhos[:, None]).reciprocal_() @ self.s
         return own + 1.0 if self.weight else own
 
-    def rss(self, rhos: Tensor) -> Tensor:
-        """Weighted residual sums of squares (r, K). rhos: (r,)."""
-        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
-        # (s + 2 rho) / (s + rho)^2 = g + rho g^2
-        return (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
+    def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
+        """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
 
-    def gcv(self, rhos: Tensor) -> Tensor:
-        """Generalized cross-validation (r, K): an estimate of the squared leave-one-out error. rhos: (r,)."""
-        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
-        left = 1.0 - (g @ self.s + (1.0 if self.weight else 0.0)) / self.n
-        rss = (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
-        return rss / (self.n * left.square_())[:, None]
+        Three products of a (r, D) matrix with a vector, for any number of values and outputs: with g = 1 / (s + rho), q the mean
+        over outputs of R^2 / s, and sums over the nonzero s,
+
+            rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
+
+        Neither cancels where samples are as few as features: the first terms are zero there, the others small but right.
+        """
+        eps = torch.finfo(self.s.dtype).eps * len(self.s)
+        live = (self.s > eps * self.s[-1]).to(self.s.dtype)  # (D,)
+        q = self.R.square().mean(1).mul_(live).div_(self.s.clamp(min=torch.finfo(self.s.dtype).tiny))
+        T, spare = self.T.mean(), self.n - live.sum() - (1.0 if self.weight else 0.0)
+        least = T - q.sum()  # what least squares leaves
+        least = torch.where(least <= torch.where(spare < 0.5, 1e-6, eps) * T, torch.zeros_like(least), least)
+        g = (self.s + rhos[:, None]).reciprocal_()  # (r, D)
+        dof, left = g @ self.s, (g @ live).mul_(rhos).add_(spare)
+        rss = (g.square_() @ q).mul_(rhos).mul_(rhos).add_(least)
+        return rss.mul_(self.n).div_(left.square_()), dof + 1.0 if self.weight else dof
 
 
 def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float) -> Spectrum:
     """Decompose. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
     s, Q = torch.linalg.eigh(G)
+    return rotated(s, Q, rhs, T, mu, beta, weight, n)
+
+
+def rotated(
+    s: Tensor, Q: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float
+) -> Spectrum:
+    """What is left to do when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 

@@ -63,15 +63,20 @@ def rho_path(
     check_question(head, method, samples, score)
     main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
     values = check_values(rhos, main, head)
+    dof = None
     if method == "gcv":
         every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
-        errors = torch.stack([s.n * s.gcv(values).mean(1) for s in every]).sum(0) / sum(s.n for s in every)
+        found = [s.gcv(values) for s in every]
+        errors = torch.stack([s.n * e for s, (e, _) in zip(every, found, strict=True)]).sum(0) / sum(s.n for s in every)
+        dof = None if main is None else found[0][1]
     elif method == "loo":
         assert samples is not None
         errors = leave_one_out_errors(parts, samples, values, main, score)
     else:
         errors = fold_errors(parts, values, samples, ids, score)
-    return RhoPath(best_of(values, errors), values, errors, None if main is None else main.dof(values), method)
+    if main is not None and dof is None:
+        dof = main.dof(values)
+    return RhoPath(best_of(values, errors), values, errors, dof, method)
 
 
 def check_question(head: HeadBase, method: str, samples: Samples | None, score: str) -> None:
