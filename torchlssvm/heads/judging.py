@@ -19,7 +19,9 @@ class Judging(HeadBase):
     """Read-only questions to :class:`~torchlssvm.LSSVMHead`; nothing here refits."""
 
     @exactly
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+    def leave_one_out(
+        self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes"
+    ) -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
         Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
@@ -30,6 +32,8 @@ class Judging(HeadBase):
             y: (B,) labels or (B, K) targets, as added.
             weight: (B,), as added.
             groups: (B,) numbers or names.
+            pairs: with ``multiclass="ovo"``, ``"votes"`` as in ``forward``, or ``"least"``: the score of a class is the least
+                it gets against any other, which has finer margins.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -42,7 +46,7 @@ class Judging(HeadBase):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
-        return leave_one_out(self, x, y, weight, groups)
+        return leave_one_out(self, x, y, weight, groups, pairs)
 
     @exactly
     def rho_path(
