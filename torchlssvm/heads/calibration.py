@@ -44,9 +44,7 @@ class Calibration:
             else:
                 knots, values = numbers.view(2, -1)
                 out.append(interpolate(s, knots, values))
-        if len(out) == 1:
-            return torch.stack([1 - out[0], out[0]], 1)
-        return normalized(torch.stack(out, 1))
+        return normalized(torch.stack([1 - out[0], out[0]] if len(out) == 1 else out, 1), scores)
 
     def __str__(self) -> str:
         if checks.is_fake(self.values):

@@ -128,7 +128,9 @@ class Judging(HeadBase):
             x: (n, J), as added.
             y: (n,), as added.
             weight: (n,), as added.
-            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``.
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``. A temperature
+                keeps the order of the scores; the others may find another class more probable than the one that ``predict``,
+                which always goes by scores, returns.
             groups: (n,), e.g. users: then on leave-group-out scores.
 
         >>> import torch
