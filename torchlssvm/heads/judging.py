@@ -13,6 +13,7 @@ from torchlssvm.heads.calibration import Calibration
 from torchlssvm.heads.choosing import RhoPath, rho_path
 from torchlssvm.heads.influencing import Measure, influence
 from torchlssvm.heads.leaving import leave_one_out
+from torchlssvm.heads.ranking import Influential, check_ranking, names_of, rank
 
 
 class Judging(HeadBase):
@@ -117,6 +118,32 @@ class Judging(HeadBase):
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
         return influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+
+    @exactly
+    def most_influential(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
+        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Influential:  # fmt: skip
+        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
+
+        Never a matrix of samples by points; other arguments as for ``influence``. ``ids`` (B,) come back with the samples.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(200, 4), torch.arange(200) % 2
+        >>> x[:, 0] += 6 * y
+        >>> given = y.clone()
+        >>> given[7] = 1 - given[7]  # a wrong label
+        >>> head = LSSVMHead(4, 2).add(x[:100], given[:100])
+        >>> found = head.most_influential(x[:100], given[:100], x[100:], y[100:], 3, ids=[f"s{i}" for i in range(100)])
+        >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
+        (True, True, 3)
+        """
+        check_ranking(what, on, count)
+        names = names_of(ids, groups, len(x))
+        change = influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+        return rank(change, what, on, count, names)
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
