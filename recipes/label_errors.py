@@ -61,7 +61,11 @@ def quality(labels: NDArray[np.int64], p: NDArray[np.float64], method: str) -> N
 
 
 def find(
-    x: torch.Tensor, given: NDArray[np.int64], truth: NDArray[np.int64], logistic: bool, multiclass: Sequence[str] = ("ovr",)
+    x: torch.Tensor,
+    given: NDArray[np.int64],
+    truth: NDArray[np.int64],
+    logistic: bool,
+    multiclass: Sequence[str] = ("ovr",),
 ) -> dict[str, tuple[float, float]]:
     """Average precision and seconds of each way."""
     wrong, labels, out = given != truth, torch.from_numpy(given), {}

@@ -33,7 +33,9 @@ def retrained(x: Tensor, y: Tensor, z: Tensor, labels: Tensor, on: str) -> float
 @pytest.mark.parametrize("on", ["loss", "accuracy"])
 def test_the_ends_are_those_of_retraining(data, on) -> None:
     x, y, z, labels = data
-    z = z if on == "loss" else z + 4 * torch.randn(V, J, generator=torch.Generator().manual_seed(1))  # some wrong by a little
+    z = (
+        z if on == "loss" else z + 4 * torch.randn(V, J, generator=torch.Generator().manual_seed(1))
+    )  # some wrong by a little
     head = LSSVMHead(J, K, rho=0.5, grid=GRID).add(x, y)
     found = head.most_influential(x, y, z, labels, 8, on=on, ids=[f"s{i}" for i in range(N)])
     base = retrained(x, y, z, labels, on)

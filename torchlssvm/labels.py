@@ -76,8 +76,8 @@ def find_label_errors(
 ) -> LabelErrors:
     """Rank samples held by a head by their leave-one-out margin; one pass, nothing is refitted.
 
-    With ``multiclass="ovo"`` the score of a class is the least it gets against any other. That takes longer, and finds more where
-    classes lie in a row, so that one of them is never far enough from all the rest together (pixels, for one).
+    With ``multiclass="ovo"`` the score of a class is the least it gets against any other. That takes longer, and finds more
+    where classes lie in a row, so that one of them is never far enough from all the rest together (pixels, for one).
 
     Args:
         head: an :class:`~torchlssvm.LSSVMHead` that holds them.

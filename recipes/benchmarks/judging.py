@@ -4,8 +4,8 @@
 
 Reads MNIST from the folder that TORCHLSSVM_DATA names. Things that are compared take turns; medians are printed.
 scikit-learn's RidgeClassifierCV (1.9) makes X^T X, its eigenvectors, and for each of r values one product X A, (1 + 2 r) n J^2
-flops; here X^T X (9/8 n J^2, on the grid) is all that GCV needs, and leave-one-out takes one product X Q for all values, 2 n J^2.
-So by flops alone GCV is 6 times as fast with 3 values, leave-one-out 2 times with 3, 7 times with 10 and 64 times with 100.
+flops; here X^T X (9/8 n J^2) is all that GCV needs, and leave-one-out takes one product X Q, 2 n J^2, for all values. So by flops
+alone GCV is 6 times as fast with 3 values, leave-one-out 2 times with 3, 7 times with 10 and 64 times with 100.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def against_sklearn(x: torch.Tensor, y: torch.Tensor, counts: list[int], repeats
             "theirs": lambda v=values: RidgeClassifierCV(alphas=v).fit(array, labels),
         }
         t = taking_turns(calls, repeats if count <= 10 else 1)
-        what = f"learning and choosing among {count} values, against RidgeClassifierCV with the same ({t['theirs']:.1f} s)"
+        what = (
+            f"learning and choosing among {count} values, against RidgeClassifierCV with the same ({t['theirs']:.1f} s)"
+        )
         row(what, f"by GCV {t['theirs'] / t['gcv']:.1f}x, by leave-one-out {t['theirs'] / t['loo']:.1f}x faster", "5x")
 
 

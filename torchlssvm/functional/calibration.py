@@ -10,7 +10,7 @@ Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k]
 Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
 (n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
 
-A temperature keeps the order of the scores, so the most probable class is the predicted one. The other two move the border between
+A temperature keeps the order of the scores, so the most probable class is the predicted one. The others move the border between
 classes to where the data say that it is: near it, the most probable class may be another than that of the largest score.
 """
 
@@ -143,7 +143,7 @@ TIE = 1e-9
 
 
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
-    """Rows that sum to one; equal ones in the order of their scores, also where all are zero. p: (B, K) >= 0; scores: (B, K)."""
+    """Rows that sum to one; equal entries in the order of their scores, also zeros. p: (B, K) >= 0; scores: (B, K)."""
     p = p + TIE * torch.softmax(scores, 1)
     return p / p.sum(1, keepdim=True)
 

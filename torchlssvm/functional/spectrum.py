@@ -58,8 +58,8 @@ class Spectrum(NamedTuple):
     def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
         """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
 
-        Three products of a (r, D) matrix with a vector, for any number of values and outputs: with g = 1 / (s + rho), q the mean
-        over outputs of R^2 / s, and sums over the nonzero s,
+        Three products of a (r, D) matrix with a vector, for any number of values and outputs. With g = 1 / (s + rho), q the
+        mean over outputs of R^2 / s, and sums over the nonzero s,
 
             rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
 

@@ -20,9 +20,7 @@ class Judging(HeadBase):
     """Read-only questions to :class:`~torchlssvm.LSSVMHead`; nothing here refits."""
 
     @exactly
-    def leave_one_out(
-        self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes"
-    ) -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
         Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 
-# Does a rise of the number mean that the sample, as it is, does good? Removing or relabelling it takes it away, adding brings it.
+# Does a rise mean that the sample, as it is, does good? Removing or relabelling takes it away, adding brings it.
 GOOD = {
     ("remove", "loss"): 1.0, ("remove", "accuracy"): -1.0, ("relabel", "loss"): 1.0, ("relabel", "accuracy"): -1.0,
     ("add", "loss"): -1.0, ("add", "accuracy"): 1.0,
@@ -22,7 +21,7 @@ class Influential:
     """Samples (or groups) at both ends of the ranking, the strongest first.
 
     Attributes:
-        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), at most ``count`` of each:
+        helpful, harmful: row numbers (or numbers of groups, in the order in which they first appear), ``count`` at most:
             without the helpful ones the model would be worse, without the harmful ones better.
         help, harm: for each, how much: the change of loss or accuracy, as a number > 0.
         helpful_ids, harmful_ids: their ids (or the names of the groups), where these were given.
@@ -46,13 +45,13 @@ def check_ranking(what: str, on: Any, count: int) -> None:
         raise ValueError(f"count must be an integer >= 1, got {count!r}")
 
 
-def names_of(ids: Sequence[Any] | None, groups: Any, samples: int) -> list[Any] | None:
+def names_of(ids: Any, groups: Any, samples: int) -> list[Any] | None:
     """What the entries of the ranking are called: the groups, or the ids of the samples."""
     if groups is not None:
         return list(dict.fromkeys(groups.tolist() if hasattr(groups, "tolist") else groups))
     if ids is None:
         return None
-    names = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    names = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if len(names) != samples:
         raise ValueError(f"x and ids differ in length: {samples} rows, {len(names)} ids")
     return names
