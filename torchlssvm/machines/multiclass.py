@@ -93,7 +93,7 @@ class MultiClass(nn.Module):
 
     @exactly
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns their ids (B,), valid for life."""
+        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life."""
         x = checks.as_tensor(x, "x", self._device)
         if x.ndim != 2 or (len(self) and x.shape[1] != self._rows.x.shape[1]):
             raise ValueError(
