@@ -15,7 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from tests.conftest import solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm import FixedPoint, LSSVMHead, NotFittedError, VerificationError, verify
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional.calibration import (
     expected_calibration_error,
@@ -332,3 +332,35 @@ def test_bad_input() -> None:
         LSSVMHead(5, 3, statistics=False).add(x, y).uncertainty(x)
     with pytest.raises(ValueError, match="ovr"):
         LSSVMHead(5, 3, multiclass="ovo").add(x, y).uncertainty(x)
+
+
+def test_verification_makes_the_calibration_again(tmp_path) -> None:
+    """A head that keeps probabilities shaped by what was erased does not pass; nor do made-up ones."""
+    x, y = problem(120)
+    for method in ("temperature", "platt", "isotonic"):
+        with SampleStore(tmp_path / method, head=LSSVMHead(5, 3, grid=GRID)) as store:
+            store.apply(Add(ids=range(120), x=x, y=y, subject=[f"user{i % 4}" for i in range(120)]))
+            store.calibrate(method)
+            old = store.head.calibration
+            erased = store.apply(Remove(subject="user1")).event_id
+            void = store.certificate(erased)
+            ask = {"head": store.head, "allow_unsigned": True}
+            assert verify(void, store=store, **ask).checks["calibration"] == "void, not served"
+            store.calibrate(method)
+            certificate = store.certificate(erased)
+            assert "made anew from the surviving rows" in verify(certificate, store=store, **ask).checks["calibration"]
+            assert "made anew from the surviving rows" in verify(void, store=store, **ask).checks["calibration"]
+            assert verify(certificate, **ask).checks["calibration"] == "as the certificate says"
+            assert "not checked" in verify(void, **ask).checks["calibration"]
+            store.head._remember_calibration(old)  # still that of the erased samples
+            with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
+                verify(certificate, **ask)
+            for c in (void, certificate):
+                with pytest.raises(VerificationError, match="that the surviving samples give"):
+                    verify(c, store=store, **ask)
+            rows = store.get(store.find())
+            store.head.calibrate(rows.x, rows.y, method, groups=torch.arange(len(rows.y)) // 3)
+            assert "leave-group-out" in verify(certificate, store=store, **ask).checks["calibration"]
+            again = LSSVMHead(5, 3, grid=GRID)
+            again.load_state_dict(store.head.state_dict())
+            assert again.calibration.grouped
