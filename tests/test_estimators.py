@@ -23,15 +23,22 @@ from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClass
 
 WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
+BORDER = "predict goes by decision_function; Platt and isotonic move the border to where both classes are as probable"
+MOVED = EXPECTED | {"check_classifiers_train": BORDER}
 ESTIMATORS = [
     (LSSVMClassifier(), {}),
     (LSSVMClassifier(multiclass="ovo", class_weight="balanced"), {}),
     (LSSVMClassifier(alphas="path"), EXPECTED),
     (LSSVMClassifier(calibration="temperature"), EXPECTED),
+    (LSSVMClassifier(calibration="platt"), MOVED),
+    (LSSVMClassifier(calibration="isotonic"), MOVED),
+    (LSSVMClassifier(grid="auto"), {}),
     (LSSVMRegressor(), {}),
     (LSSVMRegressor(alphas="path"), EXPECTED),
     (KernelLSSVMClassifier(), {}),
+    (KernelLSSVMClassifier("linear", bias=False), {}),
     (IncrementalSVC(), {}),
+    (IncrementalSVC("linear"), {}),
 ]
 
 
