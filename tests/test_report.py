@@ -131,6 +131,7 @@ def test_small_and_odd_stores(tmp_path) -> None:
         with SampleStore(tmp_path / name, head=LSSVMHead(3, 4, **options)) as store:
             store.apply(Add(ids=range(n), x=torch.randn(n, 3), y=torch.arange(n) % 2))
             found = write_report(store, tmp_path / f"{name}.html")
+            assert torch.equal(found.labels.order, store.label_errors().order)
         assert 0 <= found.accuracy <= 1
     with (
         SampleStore(tmp_path / "none", head=LSSVMHead(3, 2)) as store,

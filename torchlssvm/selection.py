@@ -67,7 +67,7 @@ def _held(machine: Any) -> int:
     for name in ("ids", "n"):
         value = getattr(machine, name, None)
         if value is not None:
-            return len(value) if hasattr(value, "__len__") and getattr(value, "ndim", 1) else int(value)
+            return int(value) if isinstance(value, int | float) else len(value)
     return len(machine) if hasattr(machine, "__len__") else 0
 
 

@@ -4,7 +4,7 @@
 
 Reads MNIST from the folder that TORCHLSSVM_DATA names. Things that are compared take turns; medians are printed.
 scikit-learn's RidgeClassifierCV (1.9) makes X^T X, its eigenvectors, and for each of r values one product X A, (1 + 2 r) n J^2
-flops; here X^T X (9/8 n J^2) is all that GCV needs, and leave-one-out takes one product X Q, 2 n J^2, for all values. So by flops
+flops; here X^T X (9/8 n J^2) is all that GCV needs, and leave-one-out takes one product X Q, 2 n J^2, for all values. By flops
 alone GCV is 6 times as fast with 3 values, leave-one-out 2 times with 3, 7 times with 10 and 64 times with 100.
 """
 

@@ -65,10 +65,13 @@ def rho_path(
     values = check_values(rhos, main, head)
     dof = None
     if method == "gcv":
-        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
-        found = [s.gcv(values) for s in every]
-        errors = torch.stack([s.n * e for s, (e, _) in zip(every, found, strict=True)]).sum(0) / sum(s.n for s in every)
-        dof = None if main is None else found[0][1]
+        errors, total = torch.zeros_like(values), 0.0
+        for part in (p for p in parts if p.total > 0):  # one decomposition at a time: there may be thousands of pairs
+            own = main or part.spectrum(part.class_weights())
+            found, dof = own.gcv(values)
+            errors += own.n * found
+            total += own.n
+        errors, dof = errors / total, None if main is None else dof
     elif method == "loo":
         assert samples is not None
         errors = leave_one_out_errors(parts, samples, values, main, score)
