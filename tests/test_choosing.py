@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import solve_dense
 from tests.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
-from torchlssvm.functional.spectrum import cauchy, spectrum
+from torchlssvm.functional.spectrum import cauchy, project, spectrum
+from torchlssvm.heads.problems import problems
 from torchlssvm.selection import fold_of
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.folds import of_folds
@@ -300,3 +301,23 @@ def test_gcv_of_many_values_is_as_many_operations_as_of_one() -> None:
         seen.append(operations)
     assert seen[0].count == seen[1].count < 50
     assert seen[1].largest == 100 * 40
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_many_values_of_many_features_in_parts(targets) -> None:
+    """The spectrum in four parts, its null space (constant and doubled features) left out: still every value's own answer."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 160).double() * torch.logspace(0, -3, 160).double()
+    x[:, ::8], x[:, 1::8] = 0.75, x[:, 2::8]
+    x, y = GRID.snap(x), torch.randn(300, 3).double() if targets else torch.arange(300) % 3
+    head = LSSVMHead(160, 3, grid=GRID, target_grid=FixedPoint(8.0)).add(x, y)
+    rhos = torch.logspace(-6, 3, 40).double()
+    found = project(problems(head)[0].spectrum(None), rhos)
+    assert len(found.parts) == 4
+    assert found.null >= 20
+    assert sum(part.left.shape[1] for part in found.parts) < 4 * 40
+    errors = head.rho_path(rhos, "loo", x, y).errors
+    goal = FixedPoint(8.0).snap(y) if targets else code(y, 3)
+    for i in range(0, 40, 3):
+        truth = (goal - head_at(head, float(rhos[i])).leave_one_out(x, y)).square().mean()
+        assert abs(errors[i] / truth - 1) < 1e-8
