@@ -1,6 +1,6 @@
 """Label errors on MNIST with 5% random and 5% confusable flips: leave-one-out margins against 5-fold logistic regression.
 
-    python recipes/label_errors.py [--samples 10000] [--features 0] [--without-logistic]
+    python recipes/label_errors.py [--samples 10000] [--features 0] [--multiclass ovr ovo] [--without-logistic]
 
 The rival is what cleanlab is usually given: out-of-fold probabilities of logistic regression, ranked by self-confidence (its
 default) and by normalized margin; with cleanlab installed by its own function, else by the same formula. Both use the same
@@ -11,11 +11,10 @@ Prints average precision (chance is 0.1) and seconds. Then: the calibration erro
 from __future__ import annotations
 
 import argparse
-import gzip
-import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from mnist_pixels import mnist
+
 from torchlssvm import LSSVMHead
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares
 from torchlssvm.labels import find_label_errors
 
 CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
 """What each digit is easily taken for."""
-
-
-def mnist(count: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
-    """Pixels (n, 784) from 0 to 1, and labels (n,)."""
-    folder = os.environ.get("TORCHLSSVM_DATA")
-    if not folder:
-        sys.exit("TORCHLSSVM_DATA is not set: it names the folder with the data sets")
-    raw = [
-        gzip.decompress((Path(folder) / "mnist" / f"train-{n}-ubyte.gz").read_bytes())
-        for n in ("images-idx3", "labels-idx1")
-    ]
-    x = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 784)[:count] / np.float32(255)
-    return torch.from_numpy(x), np.frombuffer(raw[1], np.uint8, offset=8)[:count].astype(np.int64)
 
 
 def flipped(truth: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
@@ -72,16 +61,22 @@ def quality(labels: NDArray[np.int64], p: NDArray[np.float64], method: str) -> N
 
 
 def find(
-    x: torch.Tensor, given: NDArray[np.int64], truth: NDArray[np.int64], logistic: bool
+    x: torch.Tensor,
+    given: NDArray[np.int64],
+    truth: NDArray[np.int64],
+    logistic: bool,
+    multiclass: Sequence[str] = ("ovr",),
 ) -> dict[str, tuple[float, float]]:
     """Average precision and seconds of each way."""
-    wrong, labels = given != truth, torch.from_numpy(given)
-    start = time.perf_counter()
-    head = LSSVMHead(x.shape[1], 10).add(x, labels)
-    head.select_rho()
-    found = find_label_errors(head, x, labels)
-    seconds = time.perf_counter() - start
-    out = {"leave-one-out margin": (average_precision_score(wrong, -found.margins.numpy()), seconds)}
+    wrong, labels, out = given != truth, torch.from_numpy(given), {}
+    for kind in multiclass:
+        start = time.perf_counter()
+        head = LSSVMHead(x.shape[1], 10, multiclass=kind).add(x, labels)
+        head.select_rho()
+        found = find_label_errors(head, x, labels)
+        seconds = time.perf_counter() - start
+        name = "leave-one-out margin" + (", one against one" if kind == "ovo" else "")
+        out[name] = (average_precision_score(wrong, -found.margins.numpy()), seconds)
     if logistic:
         start = time.perf_counter()
         with warnings.catch_warnings():
@@ -113,14 +108,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=10000)
     parser.add_argument("--features", type=int, default=0)
+    parser.add_argument("--multiclass", nargs="+", default=["ovr", "ovo"], choices=["ovr", "ovo"])
     parser.add_argument("--without-logistic", action="store_true")
     options = parser.parse_args()
-    x, truth = mnist(options.samples)
+    x, labels = mnist(options.samples)
+    truth = labels.numpy()
     if options.features:
         generator = torch.Generator().manual_seed(0)
         x = torch.relu(x @ torch.randn(784, options.features, generator=generator) / 28)
     print(f"MNIST, {len(x):,} samples, {x.shape[1]} features\n\n| | average precision | seconds |\n|---|---|---|")
-    for name, (precision, seconds) in find(x, flipped(truth), truth, not options.without_logistic).items():
+    found = find(x, flipped(truth), truth, not options.without_logistic, options.multiclass)
+    for name, (precision, seconds) in found.items():
         print(f"| {name} | {precision:.3f} | {seconds:.1f} |")
     print("\n| calibration error | softmax of scores | (1 + score) / 2 | calibrated |\n|---|---|---|---|")
     for name, load in (("digits", load_digits), ("breast cancer", load_breast_cancer), ("wine", load_wine)):

@@ -6,11 +6,13 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.linear_model import RidgeClassifierCV, RidgeCV
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import solve_dense
 from tests.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
-from torchlssvm.functional.spectrum import cauchy
+from torchlssvm.functional.spectrum import cauchy, project, spectrum
+from torchlssvm.heads.problems import problems
 from torchlssvm.selection import fold_of
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.folds import of_folds
@@ -73,6 +75,29 @@ def test_gcv_is_the_dense_formula(name, weight) -> None:
         truth = (goal - H @ goal).square().mean() / (1 - trace / n) ** 2
         assert abs(error / truth - 1) < 1e-8
         assert abs(dof / trace - 1) < 1e-8
+
+
+@pytest.mark.parametrize("n", [2, 20, 63, 64, 65, 66, 80])
+def test_gcv_with_as_few_samples_as_features(n) -> None:
+    """rss and n - dof both go to zero with rho; computed as differences nothing would be left of them."""
+    torch.manual_seed(0)
+    y = torch.arange(n) % 2
+    x = GRID.snap(torch.randn(n, 64).double() + y[:, None])
+    head = LSSVMHead(64, 2, grid=GRID).add(x, y)
+    rhos = np.logspace(-6, 4, 11)
+    path = head.rho_path(rhos)
+    Y = code(y, 2)
+    U, sigma, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    s, goal = sigma.square(), Y - Y.mean(0)
+    s, U = s[s > 1e-9], U[:, s > 1e-9]
+    rest = goal - U @ (U.T @ goal)
+    rest = torch.zeros_like(rest) if n <= 65 else rest
+    for rho, error in zip(rhos, path.errors, strict=True):
+        shrunk = rho / (s + rho)
+        rss = (rest.square().sum(0) + (shrunk[:, None] * (U.T @ goal)).square().sum(0)).mean()
+        truth = rss / n / ((n - 1 - len(s) + shrunk.sum()) / n) ** 2
+        assert abs(error / truth - 1) < 1e-8
+    assert head.select_rho().errors.isfinite().all()
 
 
 @pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
@@ -247,3 +272,52 @@ def test_bad_input() -> None:
         one.select_rho([1.0], "loo", x[:1], y[:1])
     with pytest.raises(ValueError, match="too few"):
         one.select_rho([1.0])
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, and remembers the largest result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.largest = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += 1
+        if isinstance(out, Tensor):
+            self.largest = max(self.largest, out.numel())
+        return out
+
+
+def test_gcv_of_many_values_is_as_many_operations_as_of_one() -> None:
+    """One (r, D) matrix, whatever the number of outputs: no (r, D, K), and no loop over the values."""
+    x = torch.randn(200, 40, dtype=torch.float64)
+    G, rhs = x.T @ x, x.T @ torch.randn(200, 30, dtype=torch.float64)
+    parts = spectrum(G, rhs, torch.full((30,), 1e4).double(), x.mean(0), rhs[0], 200.0, 200.0)
+    seen = []
+    for rhos in (torch.ones(1).double(), torch.logspace(-3, 3, 100).double()):
+        with Operations() as operations:
+            parts.gcv(rhos)
+        seen.append(operations)
+    assert seen[0].count == seen[1].count < 50
+    assert seen[1].largest == 100 * 40
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_many_values_of_many_features_in_parts(targets) -> None:
+    """The spectrum in four parts, its null space (constant and doubled features) left out: still every value's own answer."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 160).double() * torch.logspace(0, -3, 160).double()
+    x[:, ::8], x[:, 1::8] = 0.75, x[:, 2::8]
+    x, y = GRID.snap(x), torch.randn(300, 3).double() if targets else torch.arange(300) % 3
+    head = LSSVMHead(160, 3, grid=GRID, target_grid=FixedPoint(8.0)).add(x, y)
+    rhos = torch.logspace(-6, 3, 40).double()
+    found = project(problems(head)[0].spectrum(None), rhos)
+    assert len(found.parts) == 4
+    assert found.null >= 20
+    assert sum(part.left.shape[1] for part in found.parts) < 4 * 40
+    errors = head.rho_path(rhos, "loo", x, y).errors
+    goal = FixedPoint(8.0).snap(y) if targets else code(y, 3)
+    for i in range(0, 40, 3):
+        truth = (goal - head_at(head, float(rhos[i])).leave_one_out(x, y)).square().mean()
+        assert abs(errors[i] / truth - 1) < 1e-8

@@ -1,5 +1,6 @@
 """scikit-learn's own checks, its tools around the estimators, and its answers."""
 
+import inspect
 import pickle
 import warnings
 
@@ -16,21 +17,28 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import check_estimator
 
-from torchlssvm import FixedPoint, NotFittedError
+from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, NotFittedError, OneVsOne, RemovalError
 from torchlssvm.kernels import RBF
 from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClassifier, LSSVMRegressor
 
 WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
+BORDER = "predict goes by decision_function; Platt and isotonic move the border to where both classes are as probable"
+MOVED = EXPECTED | {"check_classifiers_train": BORDER}
 ESTIMATORS = [
     (LSSVMClassifier(), {}),
     (LSSVMClassifier(multiclass="ovo", class_weight="balanced"), {}),
     (LSSVMClassifier(alphas="path"), EXPECTED),
     (LSSVMClassifier(calibration="temperature"), EXPECTED),
+    (LSSVMClassifier(calibration="platt"), MOVED),
+    (LSSVMClassifier(calibration="isotonic"), MOVED),
+    (LSSVMClassifier(grid="auto"), {}),
     (LSSVMRegressor(), {}),
     (LSSVMRegressor(alphas="path"), EXPECTED),
     (KernelLSSVMClassifier(), {}),
+    (KernelLSSVMClassifier("linear", bias=False), {}),
     (IncrementalSVC(), {}),
+    (IncrementalSVC("linear"), {}),
 ]
 
 
@@ -106,6 +114,78 @@ def test_incremental_svc_is_svc() -> None:
     two = y < 2
     ours, theirs = IncrementalSVC(C=5.0).fit(X[two], y[two]), SVC(C=5.0, tol=1e-8).fit(X[two], y[two])
     np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_weights_of_incremental_svc_are_those_of_svc(classes) -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[y < classes] / 2, y[y < classes]
+    weight = np.random.default_rng(0).integers(0, 4, len(y)) / 2
+    ours = IncrementalSVC(C=3.0, gamma=0.7).fit(X, y, sample_weight=weight)
+    theirs = SVC(C=3.0, gamma=0.7, tol=1e-9).fit(X, y, sample_weight=weight)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+    assert len(ours.ids_) == (weight > 0).sum()
+    if classes == 2:
+        np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-6)
+    copy = IncrementalSVC(C=3.0, gamma=0.7).fit(X[:60], y[:60]) if classes == 2 else None
+    machine = ours.machine_ if copy is None else copy.machine_
+    machine.load_state_dict(ours.machine_.state_dict())
+    np.testing.assert_allclose(
+        machine(torch.as_tensor(X)).numpy(), ours.machine_(torch.as_tensor(X)).numpy(), atol=1e-12
+    )
+
+
+def test_one_vs_one_passes_weights_on() -> None:
+    """Through relabelling into another pair, and through files; and refuses what a machine cannot take."""
+    torch.manual_seed(0)
+    x, y, weight = torch.randn(45, 3).double(), torch.arange(45) % 3, torch.rand(45).double() + 0.5
+    make = lambda: OneVsOne(IncrementalSVM(RBF(sigma=1.5), C=2.0), 3)  # noqa: E731
+    machine, never = make(), make()
+    ids = machine.add(x, y, weight=weight)
+    new = y.clone()
+    new[:6] = (y[:6] + 1) % 3
+    machine.relabel(ids[:6], new[:6])
+    never.add(x, new, weight=weight)
+    for one, other in zip(machine.machines, never.machines, strict=True):
+        assert torch.allclose(one.decision(x), other.decision(x), atol=1e-9)
+    loaded = make()
+    loaded.load_state_dict(machine.state_dict())
+    loaded.relabel(ids[:6], y[:6])
+    again = make()
+    again.add(x, y, weight=weight)
+    for one, other in zip(loaded.machines, again.machines, strict=True):
+        assert torch.allclose(one.decision(x), other.decision(x), atol=1e-9)
+    old = {k: v for k, v in machine.state_dict().items() if k != "weights"}
+    make().load_state_dict(old)
+    with pytest.raises(ValueError, match="weight must be finite and > 0"):
+        machine.add(x[:2], y[:2], weight=torch.tensor([1.0, 0.0]))
+    with pytest.raises(ValueError, match="takes none"):
+        OneVsOne(KernelLSSVM(RBF(sigma=1.0)), 3).add(x, y, weight=weight)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("model", [KernelLSSVMClassifier(gamma=0.5, C=2.0), IncrementalSVC(gamma=0.5, C=2.0)])
+def test_partial_fit_and_unfit_of_kernel_machines(model, classes) -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[y < classes], np.array(["a", "b", "c"])[y[y < classes]]
+    order = np.random.default_rng(0).permutation(len(y))
+    X, y = X[order], y[order]
+    one = clone(model).partial_fit(X[:1], y[:1], classes=np.unique(y))  # one class only, for now
+    one.partial_fit(X[1:40], y[1:40]).partial_fit(X[40:], y[40:])
+    assert len(one.ids_) == len(y)
+    whole = clone(model).fit(X, y)
+    np.testing.assert_allclose(one.decision_function(X), whole.decision_function(X), atol=1e-8)
+    one.partial_unfit(one.ids_[:30])
+    np.testing.assert_array_equal(one.ids_, whole.ids_[30:])
+    never = clone(model).fit(X[30:], y[30:])
+    np.testing.assert_allclose(one.decision_function(X), never.decision_function(X), atol=1e-8)
+    with pytest.raises(RemovalError):
+        one.partial_unfit([0])
+    with pytest.raises(ValueError, match="not among classes"):
+        one.partial_fit(X, np.array(["z"] * len(y)))
+    np.testing.assert_allclose(one.decision_function(X), never.decision_function(X), atol=1e-8)
+    weights = "sample_weight" in inspect.signature(type(model).fit).parameters
+    assert weights == isinstance(model, IncrementalSVC)
 
 
 @pytest.mark.parametrize("grid", [None, FixedPoint(16.0)])

@@ -15,6 +15,7 @@ FORMS = {
     "values": {"grid": GRID},
     "compact": {"statistics": False},
     "folds": {"grid": GRID, "folds": 3},
+    "pairs": {"grid": GRID, "multiclass": "ovo"},
 }
 
 
@@ -26,17 +27,23 @@ def ask(form: str, device: str) -> dict[str, torch.Tensor]:
     head = LSSVMHead(6, 3, device=device, **FORMS[form]).add(x, y, ids=range(40) if form == "folds" else None)
     out = {
         "loo": head.leave_one_out(x, y),
-        "scores": head.influence(x, y, x[:5], on="scores"),
-        "loss": head.influence(x, y, x[:5], y[:5]),
+        "least": head.leave_one_out(x, y, pairs="least"),
         "leverage": head.leverage(x),
+        "path": head.rho_path([0.1, 1.0], "loo", x, y).errors,
     }
-    out |= {"path": head.rho_path([0.1, 1.0], "loo", x, y).errors}
+    if form != "pairs":
+        out |= {"scores": head.influence(x, y, x[:5], on="scores"), "loss": head.influence(x, y, x[:5], y[:5])}
+        top = head.most_influential(x, y, x[:5], y[:5], 3)
+        out |= {"most": top.change, "helpful": top.helpful, "harm": top.harm}
     if form != "compact":
-        out |= {"gcv": head.rho_path([0.1, 1.0]).errors, "uncertainty": head.uncertainty(x)}
+        out |= {"gcv": head.rho_path([0.1, 1.0]).errors}
+    if form not in ("compact", "pairs"):
+        out |= {"uncertainty": head.uncertainty(x)}
     if form == "folds":
         out["kfold"] = head.rho_path([0.1, 1.0], "kfold").errors
     if form != "values":
-        out["accuracy"] = head.influence(x, y, x[:5], y[:5], on="accuracy")
+        if form != "pairs":
+            out["accuracy"] = head.influence(x, y, x[:5], y[:5], on="accuracy")
         for method in ("temperature", "platt", "isotonic"):
             out[method] = head.calibrate(x, y, method).predict_proba(x)
     return out

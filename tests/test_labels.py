@@ -10,6 +10,7 @@ from sklearn.model_selection import cross_val_predict
 
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.events import Add
+from torchlssvm.functional.whitened import margins
 from torchlssvm.labels import find_label_errors, from_scores
 from torchlssvm.store import SampleStore
 
@@ -41,6 +42,32 @@ def test_ranking_is_at_least_that_of_self_confidence(digits) -> None:
     theirs = average_precision_score(wrong, -p[np.arange(len(p)), given.numpy()])
     assert ours >= theirs
     assert (found.proposed == truth)[given != truth].double().mean() > 0.8
+
+
+def test_one_against_one_ranks_by_the_worst_pair(digits) -> None:
+    """Margins of votes are numbers of wins and tie; the least pair score does not, and finds more."""
+    x, truth, given = digits
+    head = LSSVMHead(64, 10, grid=GRID, multiclass="ovo", rho=10.0).add(x, given)
+    found = find_label_errors(head, x, given)
+    precision = {
+        name: average_precision_score((given != truth).numpy(), -margins(scores, given).numpy())
+        for name, scores in (
+            ("least", found.scores),
+            ("votes", head.leave_one_out(x, given)),
+            ("rest", LSSVMHead(64, 10, grid=GRID, rho=10.0).add(x, given).leave_one_out(x, given)),
+        )
+    }
+    assert precision["least"] > max(precision["votes"], precision["rest"])
+    alone = x[:1], given[:1]
+    w, b = head.remove(*alone).w, head.b  # (J, pairs), of the head that never saw the first sample
+    first, second = torch.triu_indices(10, 10, 1)
+    f = (x[0] @ w + b).tolist()
+    pair = {(int(i), int(j)): v for i, j, v in zip(first, second, f, strict=True)}
+    for k in range(10):
+        least = min(pair[k, j] if k < j else -pair[j, k] for j in range(10) if j != k)
+        assert float(found.scores[0, k]) == pytest.approx(least, abs=1e-9)
+    with pytest.raises(ValueError, match="pairs must be one of"):
+        head.leave_one_out(x[1:], given[1:], pairs="most")
 
 
 def test_what_is_returned(digits) -> None:

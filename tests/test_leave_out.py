@@ -257,6 +257,38 @@ def test_cross_validation_of_kernel_machines(data) -> None:
             assert torch.allclose(scores[out], machine(x[out]), rtol=0, atol=1e-6)
 
 
+class Centroids:
+    """The least there is to a machine: ``add`` names samples, ``remove`` takes the names, a call gives scores."""
+
+    def __init__(self, names: bool):
+        self.names, self.held, self.count, self.most = names, {}, 0, 0
+
+    def add(self, x, y):
+        ids = [f"s{self.count + i}" if self.names else self.count + i for i in range(len(x))]
+        self.count += len(x)
+        self.held |= dict(zip(ids, zip(x, y.tolist(), strict=True), strict=True))
+        self.most = max(self.most, len(self.held))
+        return ids if self.names else torch.tensor(ids)
+
+    def remove(self, ids) -> None:
+        for i in ids if self.names else ids.tolist():
+            del self.held[i]
+
+    def __call__(self, z):
+        centres = [torch.stack([x for x, y in self.held.values() if y == c]).mean(0) for c in range(K)]
+        return -torch.cdist(z, torch.stack(centres))
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_cross_validation_of_anything_that_adds_and_removes(data, names) -> None:
+    x, y, _, _ = data
+    scores, fold = cross_validate(Centroids(names), x, y, folds=3), torch.tensor(fold_of(range(N), 3))
+    for f in range(3):
+        out, machine = fold == f, Centroids(names)
+        machine.add(x[~out], y[~out])
+        assert torch.allclose(scores[out], machine(x[out]), rtol=0, atol=1e-12)
+
+
 def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
     x, y, z, labels = data
     head = LSSVMHead(J, K, grid=GRID).add(x, y)

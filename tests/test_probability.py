@@ -15,7 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from tests.conftest import solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm import FixedPoint, LSSVMHead, NotFittedError, VerificationError, verify
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional.calibration import (
     expected_calibration_error,
@@ -26,6 +26,7 @@ from torchlssvm.functional.calibration import (
     least_squares,
     reliability,
 )
+from torchlssvm.heads.calibration import fit
 from torchlssvm.store import SampleStore
 
 GRID = FixedPoint(16.0)
@@ -98,6 +99,53 @@ def test_least_squares_probabilities_are_a_projection(rows) -> None:
     corners = torch.eye(3).double()  # the nearest point: no corner of the simplex lies beyond it
     goal = (1 + scores) / 2
     assert (((goal - p)[:, None, :] * (corners - p[:, None, :])).sum(2) <= 1e-9).all()
+
+
+@given(st.lists(st.lists(st.floats(-3, 3), min_size=3, max_size=3), min_size=2, max_size=8), st.data())
+def test_with_a_temperature_the_most_probable_class_is_the_predicted_one(rows, data) -> None:
+    """Also where scores say the opposite of the labels, so that the best temperature is zero."""
+    scores = (torch.tensor(rows).double() * 1e3).round() / 1e3
+    y = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))))
+    calibration = fit(scores, y, torch.ones(len(y)).double(), "temperature")
+    assert torch.equal(calibration(scores).argmax(1), scores.argmax(1))
+
+
+@pytest.mark.parametrize("K", [2, 3])
+def test_isotonic_steps_are_ordered_by_score(K) -> None:
+    """On one step all classes are equally probable but for a billionth, which goes by score: no class wins by its number."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(200, K, generator=generator).double()
+    if K == 2:
+        scores[:, 0] = -scores[:, 1]
+        y = torch.arange(200) % 2  # labels that have nothing to do with the scores, sorted so that one step fits all
+        y = y[scores[:, 1].argsort(descending=True).argsort()]
+        calibration = fit(scores, y, torch.ones(200).double(), "isotonic")
+    else:
+        hits = scores.argmax(1)
+        calibration = fit(scores + 5 * torch.nn.functional.one_hot(hits, K), hits, torch.ones(200).double(), "isotonic")
+        scores = scores - 20  # less than any class ever had
+    p = calibration(scores)
+    assert torch.allclose(p, torch.full_like(p, 1 / K), atol=1e-6 if K == 2 else 1.0)
+    assert torch.equal(p.argmax(1), scores.argmax(1))
+    assert torch.allclose(p.sum(1), torch.ones(200).double())
+
+
+def test_platt_and_isotonic_move_the_border() -> None:
+    """What a calibration is for where one class is rare: prediction goes by scores, probability says how sure."""
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.arange(600) % 12 == 0).long()
+    x = torch.randn(600, 2, generator=generator) + 1.5 * y[:, None]
+    head = LSSVMHead(2, 2, grid=GRID, class_weight="balanced").add(x, y)
+    before = head.predict(x)
+    for method in ("platt", "isotonic"):
+        p = head.calibrate(x, y, method).predict_proba(x)
+        assert torch.equal(head.predict(x), before)
+        moved = p.argmax(1) != before
+        assert 0 < int(moved.sum()) < 200
+        assert (before[moved] == 1).all()  # balanced weights exaggerate the rare class, and its scores say so
+        assert abs(float(p[:, 1].mean()) - 1 / 12) < 0.01
+        far = head(x).abs().amax(1) > 0.8
+        assert not moved[far].any()
 
 
 @pytest.mark.parametrize(("method", "K"), list(itertools.product(["temperature", "platt", "isotonic"], [2, 3])))
@@ -284,3 +332,35 @@ def test_bad_input() -> None:
         LSSVMHead(5, 3, statistics=False).add(x, y).uncertainty(x)
     with pytest.raises(ValueError, match="ovr"):
         LSSVMHead(5, 3, multiclass="ovo").add(x, y).uncertainty(x)
+
+
+def test_verification_makes_the_calibration_again(tmp_path) -> None:
+    """A head that keeps probabilities shaped by what was erased does not pass; nor do made-up ones."""
+    x, y = problem(120)
+    for method in ("temperature", "platt", "isotonic"):
+        with SampleStore(tmp_path / method, head=LSSVMHead(5, 3, grid=GRID)) as store:
+            store.apply(Add(ids=range(120), x=x, y=y, subject=[f"user{i % 4}" for i in range(120)]))
+            store.calibrate(method)
+            old = store.head.calibration
+            erased = store.apply(Remove(subject="user1")).event_id
+            void = store.certificate(erased)
+            ask = {"head": store.head, "allow_unsigned": True}
+            assert verify(void, store=store, **ask).checks["calibration"] == "void, not served"
+            store.calibrate(method)
+            certificate = store.certificate(erased)
+            assert "made anew from the surviving rows" in verify(certificate, store=store, **ask).checks["calibration"]
+            assert "made anew from the surviving rows" in verify(void, store=store, **ask).checks["calibration"]
+            assert verify(certificate, **ask).checks["calibration"] == "as the certificate says"
+            assert "not checked" in verify(void, **ask).checks["calibration"]
+            store.head._remember_calibration(old)  # still that of the erased samples
+            with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
+                verify(certificate, **ask)
+            for c in (void, certificate):
+                with pytest.raises(VerificationError, match="that the surviving samples give"):
+                    verify(c, store=store, **ask)
+            rows = store.get(store.find())
+            store.head.calibrate(rows.x, rows.y, method, groups=torch.arange(len(rows.y)) // 3)
+            assert "leave-group-out" in verify(certificate, store=store, **ask).checks["calibration"]
+            again = LSSVMHead(5, 3, grid=GRID)
+            again.load_state_dict(store.head.state_dict())
+            assert again.calibration.grouped

@@ -22,6 +22,7 @@ from torchlssvm.certificate import Certificate
 from torchlssvm.errors import StoreError, TorchLSSVMError, VerificationError
 from torchlssvm.fingerprint import fingerprint
 from torchlssvm.heads import LSSVMHead
+from torchlssvm.heads.calibration import fit
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -134,7 +135,8 @@ def verify(
     Args:
         certificate: the object, its dict, its JSON, or a file.
         head: its digest must be the certificate's (or, with the store, that of the surviving rows); w, b and P must be those
-            that its statistics give, so a head that still serves old weights fails.
+            that its statistics give, so a head that still serves old weights fails. So does one with another calibration than
+            the certificate's or, with the store, than the surviving rows give.
         store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
             the rows, summed anew, must give the digest.
         public_key: Ed25519, of the issuer: from the verifier, never from the certificate.
@@ -151,6 +153,7 @@ def verify(
         checks |= found
     if head is not None:
         checks |= _check_head(head, expected, store)
+        checks |= _check_calibration(getattr(head, "head", head), cert, store)
     return Report(checks)
 
 
@@ -254,6 +257,34 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
             )
         largest = max(largest, error)
     return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+
+
+def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
+    """Probabilities are state too: samples that are gone must have had no say in them."""
+    calibration = head.calibration if isinstance(head, LSSVMHead) else None
+    if calibration is None:
+        return {"calibration": "void, not served"} if getattr(head, "_made", {}).get("calibration") else {}
+    if store is None:
+        said = cert.scope.get("choices", {}).get("calibration")
+        if said is None or str(said).startswith("void"):
+            return {"calibration": "made since the certificate; not checked without the store"}
+        if said != head.choices["calibration"]:
+            raise VerificationError("the calibration is not the one of the certificate")
+        return {"calibration": "as the certificate says"}
+    if calibration.grouped:
+        return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
+    fresh = LSSVMHead.from_config(head.config(), device=head.device)
+    fresh._adopt(head.statistics.state())
+    scores, labels = [], []
+    for rows in store.batches():
+        labels.append(rows.y.to(head.device))
+        scores.append(fresh.leave_one_out(rows.x.to(head.device), labels[-1]))
+    s, y = torch.cat(scores), torch.cat(labels)
+    again = fit(s, y, torch.ones_like(s[:, 0]), calibration.method)
+    error = float((again(s) - calibration(s)).abs().max())
+    if calibration.samples != len(y) or not error <= 1e-6:
+        raise VerificationError(f"the calibration is not the one that the surviving samples give (off by {error:.2g})")
+    return {"calibration": f"made anew from the surviving rows, the same (to {error:.1g})"}
 
 
 def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str]:

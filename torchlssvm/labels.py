@@ -76,6 +76,9 @@ def find_label_errors(
 ) -> LabelErrors:
     """Rank samples held by a head by their leave-one-out margin; one pass, nothing is refitted.
 
+    With ``multiclass="ovo"`` the score of a class is the least it gets against any other. That takes longer, and finds more
+    where classes lie in a row, so that one of them is never far enough from all the rest together (pixels, for one).
+
     Args:
         head: an :class:`~torchlssvm.LSSVMHead` that holds them.
         x: (n, J), as added.
@@ -84,7 +87,7 @@ def find_label_errors(
         ids: of the samples, for ``events``.
         groups: (n,), e.g. users who may have mislabelled all of their samples: scores are then leave-group-out.
     """
-    scores = head.leave_one_out(x, y, weight=weight, groups=groups)
+    scores = head.leave_one_out(x, y, weight=weight, groups=groups, pairs="least")
     labels = torch.as_tensor(y, device=scores.device)
     return from_scores(scores, labels, ids)
 

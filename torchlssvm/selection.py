@@ -43,19 +43,18 @@ def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None
     names = list(range(len(x))) if ids is None else ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if not len(x) == len(y) == len(names):
         raise ValueError(f"x, y and ids differ in length: {len(x)}, {len(y)}, {len(names)}")
-    held = machine.ids if hasattr(machine, "ids") else machine.n
-    if (len(held) if isinstance(held, Tensor) else held) != 0:
+    if _held(machine):
         raise ValueError("the machine holds samples: cross_validate starts from an empty one (it works on a copy)")
     where = torch.tensor(fold_of(names, folds), dtype=torch.int64)
     parts = [p for p in ((where == f).nonzero()[:, 0].to(x.device) for f in range(folds)) if len(p)]
     if len(parts) < 2:
         raise ValueError(f"all {len(x)} samples fall into one of the {folds} folds: there is nothing to learn from")
     runner = _Runner(copy.deepcopy(machine), x, y, names)
-    runner.change([], parts[1:])
+    runner.start(torch.cat(parts[1:]))
     out: Tensor | None = None
     for f, part in enumerate(parts):
         if f:
-            runner.change([part], [parts[f - 1]])
+            runner.change(part, parts[f - 1])
         scores: Tensor = runner.machine(x[part])
         out = scores.new_zeros(len(x), *scores.shape[1:]) if out is None else out
         out[part] = scores
@@ -63,33 +62,54 @@ def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None
     return out
 
 
+def _held(machine: Any) -> int:
+    """How many samples a machine holds, as far as it says."""
+    for name in ("ids", "n"):
+        value = getattr(machine, name, None)
+        if value is not None:
+            return int(value) if isinstance(value, int | float) else len(value)
+    return len(machine) if hasattr(machine, "__len__") else 0
+
+
 class _Runner:
-    """A machine whose samples are named by their rows, whether it removes by samples or by ids."""
+    """A machine whose samples are named by their rows, whether it removes by samples or by the ids that it gave."""
 
     def __init__(self, machine: Any, x: Tensor, y: Tensor, names: list[Any]):
         self.machine, self.x, self.y, self.names = machine, x, y, names
-        self.by_ids = hasattr(machine, "ids")
-        self.own: dict[int, int] = {}  # row -> the machine's id
+        self.own: dict[int, Any] = {}  # row -> the machine's id
+        self.joint = callable(getattr(machine, "update", None))
 
     def _samples(self, rows: Tensor) -> tuple[Any, ...]:
         """(x, y), with ids where the machine keeps sums per fold."""
         stats = getattr(self.machine, "statistics", None)
         pair = (self.x[rows], self.y[rows])
-        return (*pair, None, [self.names[i] for i in rows.tolist()]) if stats is not None and stats.folds else pair
+        return (*pair, None, [self.names[i] for i in rows.tolist()]) if getattr(stats, "folds", 0) else pair
 
-    def change(self, remove: list[Tensor], add: list[Tensor]) -> None:
-        """Take samples in and others out."""
-        if self.by_ids:
-            for rows in add:
-                got = self.machine.add(self.x[rows], self.y[rows])
-                self.own.update(zip(rows.tolist(), got.tolist(), strict=True))
-            for rows in remove:
-                gone = torch.tensor([self.own.pop(i) for i in rows.tolist()], dtype=torch.int64)
-                self.machine.remove(gone.to(self.machine.ids.device))
+    def _gone(self, rows: Tensor) -> Any:
+        """What ``remove`` takes: ids as a tensor, or, where they are no numbers, as a list."""
+        ids = [self.own.pop(i) for i in rows.tolist()]
+        if not all(isinstance(i, int) for i in ids):
+            return ids
+        return torch.tensor(ids, dtype=torch.int64, device=getattr(self.machine, "device", None))
+
+    def _name(self, rows: Tensor, got: Any) -> None:
+        """Remember the ids of rows, if the machine gave any."""
+        if got is not None and got is not self.machine:
+            self.own.update(zip(rows.tolist(), got.tolist() if hasattr(got, "tolist") else got, strict=True))
+
+    def start(self, rows: Tensor) -> None:
+        """Take samples in."""
+        self._name(rows, self.machine.add(*self._samples(rows)))
+
+    def change(self, remove: Tensor, add: Tensor) -> None:
+        """Take samples in and others out, at once if the machine can."""
+        by_ids = bool(self.own)
+        if self.joint:
+            gone = self._gone(remove) if by_ids else self._samples(remove)
+            self._name(add, self.machine.update(add=self._samples(add), remove=gone))
             return
-        pairs = {name: self._samples(torch.cat(rows)) for name, rows in (("add", add), ("remove", remove)) if rows}
-        if callable(getattr(self.machine, "update", None)):
-            self.machine.update(**pairs)
-            return
-        for name, samples in pairs.items():
-            getattr(self.machine, name)(*samples)
+        self.start(add)
+        if by_ids:
+            self.machine.remove(self._gone(remove))
+        else:
+            self.machine.remove(*self._samples(remove))

@@ -3,12 +3,15 @@ r"""From scores to probabilities: temperature, Platt's sigmoid, isotonic regress
 Each map is fitted by minimizing a convex function of (score, label) pairs, to convergence and from a fixed start, so it is a
 function of the pairs alone: fitted again after a removal it equals the map fitted from scratch on the rest.
 
-Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t >= 0
+Temperature (one number for all classes):  p = softmax(t s),         least  sum_i d_i L_i(t) over t > 0
 Platt (two numbers for each class):        p = 1 / (1 + exp(-(a s + c)))
 Isotonic (a step function for each class): p = the nondecreasing fit of 1[y = k] to s_k, by pooling adjacent violators
 
 Targets are those of Platt (1999), a little inside 0 and 1, so that separable scores give finite parameters: (n_+ + 1) /
 (n_+ + 2) and 1 / (n_- + 2). Several classes are normalized to a sum of one.
+
+A temperature keeps the order of the scores, so the most probable class is the predicted one. The others move the border between
+classes to where the data say that it is: near it, the most probable class may be another than that of the largest score.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
         step = slope / curve.clamp(min=torch.finfo(t.dtype).tiny)
         size = 1.0
         while size > 1e-10:
-            trial = (t - size * step).clamp(min=0.0, max=1e6)
+            trial = (t - size * step).clamp(min=TIE, max=1e6)
             new = derivatives(trial)
             if bool(new[0] <= value + 1e-13 * value.abs()):
                 break
@@ -135,10 +138,14 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-def normalized(p: Tensor) -> Tensor:
-    """Rows that sum to one; all classes alike where all are zero. p: (B, K) >= 0."""
-    total = p.sum(1, keepdim=True)
-    return torch.where(total > 0, p / total.clamp(min=torch.finfo(p.dtype).tiny), torch.full_like(p, 1.0 / p.shape[1]))
+TIE = 1e-9
+"""The share of softmax(s) in probabilities that are normalized: what decides between classes that are equally probable."""
+
+
+def normalized(p: Tensor, scores: Tensor) -> Tensor:
+    """Rows that sum to one; equal entries in the order of their scores, also zeros. p: (B, K) >= 0; scores: (B, K)."""
+    p = p + TIE * torch.softmax(scores, 1)
+    return p / p.sum(1, keepdim=True)
 
 
 def expected_calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:

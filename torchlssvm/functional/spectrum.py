@@ -8,7 +8,7 @@ G = X^T D X = Q diag(s) Q^T and R = Q^T X^T D Y. For every rho > 0, with n sampl
     rss(rho) = T - sum_j R_j^2 (s_j + 2 rho) / (s_j + rho)^2
     gcv(rho) = (rss / n) / (1 - dof / n)^2                               (Golub, Heath, Wahba 1979)
 
-at a cost of D K for each value. With the features at hand, V = X Q gives leave-one-out errors for all values,
+at a cost of D for each value. With the features at hand, V = X Q gives leave-one-out errors for all values,
 
     f_i(rho) = sum_j V_ij R_j / (s_j + rho),    h_i(rho) = d_i (1/n_d + sum_j V_ij^2 / (s_j + rho)),    n_d = sum d,
 
@@ -19,6 +19,7 @@ exponentially, so a few dozen singular vectors, and not all values, are what is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,9 @@ from torchlssvm.functional import checks
 
 NOISE = 1e-12
 """Singular values of the matrix of values below this share of the largest are left out."""
+
+PARTS = 4
+"""So many parts of the spectrum are factored on their own where there are many values."""
 
 BLOCK = 256
 """Rows whose scores for all values are held at a time: small enough to stay in the cache."""
@@ -55,23 +59,38 @@ class Spectrum(NamedTuple):
         own = (self.s + rhos[:, None]).reciprocal_() @ self.s
         return own + 1.0 if self.weight else own
 
-    def rss(self, rhos: Tensor) -> Tensor:
-        """Weighted residual sums of squares (r, K). rhos: (r,)."""
-        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
-        # (s + 2 rho) / (s + rho)^2 = g + rho g^2
-        return (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
+    def gcv(self, rhos: Tensor) -> tuple[Tensor, Tensor]:
+        """Generalized cross-validation, the mean over all outputs, and degrees of freedom: (r,) and (r,). rhos: (r,).
 
-    def gcv(self, rhos: Tensor) -> Tensor:
-        """Generalized cross-validation (r, K): an estimate of the squared leave-one-out error. rhos: (r,)."""
-        g, squares = (self.s + rhos[:, None]).reciprocal_(), self.R.square()
-        left = 1.0 - (g @ self.s + (1.0 if self.weight else 0.0)) / self.n
-        rss = (self.T - g @ squares - rhos[:, None] * (g.square_() @ squares)).clamp_(min=0.0)
-        return rss / (self.n * left.square_())[:, None]
+        Three products of a (r, D) matrix with a vector, for any number of values and outputs. With g = 1 / (s + rho), q the
+        mean over outputs of R^2 / s, and sums over the nonzero s,
+
+            rss = (T - sum q) + rho^2 sum g^2 q,    n - dof = (n - rank - 1) + rho sum g.
+
+        Neither cancels where samples are as few as features: the first terms are zero there, the others small but right.
+        """
+        eps = torch.finfo(self.s.dtype).eps * len(self.s)
+        live = (self.s > eps * self.s[-1]).to(self.s.dtype)  # (D,)
+        q = self.R.square().mean(1).mul_(live).div_(self.s.clamp(min=torch.finfo(self.s.dtype).tiny))
+        T, spare = self.T.mean(), self.n - live.sum() - (1.0 if self.weight else 0.0)
+        least = T - q.sum()  # what least squares leaves
+        least = torch.where(least <= torch.where(spare < 0.5, 1e-6, eps) * T, torch.zeros_like(least), least)
+        g = (self.s + rhos[:, None]).reciprocal_()  # (r, D)
+        dof, left = g @ self.s, (g @ live).mul_(rhos).add_(spare)
+        rss = (g.square_() @ q).mul_(rhos).mul_(rhos).add_(least)
+        return rss.mul_(self.n).div_(left.square_()), dof + 1.0 if self.weight else dof
 
 
 def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float) -> Spectrum:
     """Decompose. G: (D, D) without the ridge; rhs: (D, K) = X^T D Y; the rest as in :class:`Spectrum`."""
     s, Q = torch.linalg.eigh(G)
+    return rotated(s, Q, rhs, T, mu, beta, weight, n)
+
+
+def rotated(
+    s: Tensor, Q: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float
+) -> Spectrum:
+    """What is left to do when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 
@@ -95,37 +114,69 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
     return Values(U[:, :keep] / row[:, None], sigma[:keep, None] * Vt[:keep])
 
 
-class Projected(NamedTuple):
-    """From V (B, D) to residuals of all values: V @ narrow (D, K' q), joined by y - beta, times right (q + 1, r)."""
+class Part(NamedTuple):
+    """Neighbouring eigenvectors: V[:, first:last] @ narrow (d, K' q) for scores, its squares @ left (d, q) for leverages."""
 
+    first: int
+    last: int
     narrow: Tensor
-    left: Tensor  # (D, q)
+    left: Tensor
+
+
+class Projected(NamedTuple):
+    """From V (B, d) to residuals of all values: V @ narrow of all parts, side by side, then y - beta, times right (q + 1, r).
+
+    V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
+    """
+
+    parts: tuple[Part, ...]
     right: Tensor  # (q + 1, r)
     beta: Tensor  # (K,)
     whole: bool
+    null: int
 
     def residuals(self, V: Tensor, y: Tensor) -> Tensor:
-        """y - f (B, K, r). V: (B, D); y: (B, K)."""
-        q = self.left.shape[1]
+        """y - f (B, K, r). V: (B, d); y: (B, K)."""
         K = self.beta.shape[0] - (not self.whole)
-        S = torch.empty(len(V), self.beta.shape[0], q + 1, dtype=V.dtype, device=V.device)
-        S[:, :K, :q] = (V @ self.narrow).view(len(V), K, q)
-        S[:, :, q] = y - self.beta
+        S = torch.empty(len(V), self.beta.shape[0], len(self.right), dtype=V.dtype, device=V.device)
+        at = 0
+        for part in self.parts:
+            q = part.left.shape[1]
+            S[:, :K, at : at + q] = (V[:, part.first : part.last] @ part.narrow).view(len(V), K, q)
+            at += q
+        S[:, :, at] = y - self.beta
         if not self.whole:  # the last output's score is a constant minus the others'
-            S[:, K, :q] = -S[:, :K, :q].sum(1)
+            S[:, K, :at] = -S[:, :K, :at].sum(1)
         return S @ self.right
+
+    def leverages(self, V: Tensor) -> Tensor:
+        """sum_j V_ij^2 / (s_j + rho) (B, r). V: (B, d), overwritten."""
+        V.square_()
+        both = [V[:, part.first : part.last] @ part.left for part in self.parts]
+        return (both[0] if len(both) == 1 else torch.cat(both, 1)) @ -self.right[:-1]
 
 
 def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
-    """Prepare for residuals at many values. rhos: (r,)."""
-    values, R = cauchy(spectrum.s, rhos), spectrum.R
+    """Prepare for residuals at many values. rhos: (r,).
+
+    Over a part of the eigenvalues the matrix of values has fewer singular vectors than over all: many values are worth parts.
+    """
+    s, R = spectrum.s, spectrum.R
     # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
-    host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax())
-    whole = R.shape[1] < 2 or host is None or bool(host[0][0])
+    # The squares of V_ij over all samples i sum to s_j: far below every rho, they are nothing (a constant feature).
+    host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
+    whole, null = (True, 0) if host is None else (R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1))
     R = R if whole else R[:, :-1]
-    narrow = (R[:, :, None] * values.left[:, None, :]).reshape(len(R), -1)
-    right = torch.cat([-values.right, torch.ones_like(values.right[:1])])
-    return Projected(narrow, values.left, right, spectrum.beta, whole)
+    count = PARTS if len(rhos) > 4 * PARTS and len(s) - null > 32 * PARTS else 1
+    edges = [null + round(i * (len(s) - null) / count) for i in range(count + 1)]
+    parts, rights = [], []
+    for first, last in pairwise(edges):
+        values = cauchy(s[first:last], rhos)
+        narrow = (R[first:last, :, None] * values.left[:, None, :]).reshape(last - first, -1)
+        parts.append(Part(first - null, last - null, narrow, values.left))
+        rights.append(-values.right)
+    right = torch.cat([*rights, torch.ones_like(rights[0][:1])])
+    return Projected(tuple(parts), right, spectrum.beta, whole, null)
 
 
 def path_residuals(
@@ -135,12 +186,12 @@ def path_residuals(
 
     v: (B, D), overwritten; y: (B, K) targets; d: (B,) weights in the system. Yields some rows (a slice) at a time.
     """
-    V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q  # (B, D)
+    V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q[:, projected.null :]  # (B, d)
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
     for start in range(0, len(V), BLOCK):
         rows = slice(start, start + BLOCK)
         residual = projected.residuals(V[rows], y[rows])
-        h = (V[rows].square_() @ projected.left @ -projected.right[:-1]).add_(extra).mul_(d[rows][:, None])
+        h = projected.leverages(V[rows]).add_(extra).mul_(d[rows][:, None])
         yield rows, residual, (1.0 - h).clamp_(min=torch.finfo(v.dtype).eps)
 
 

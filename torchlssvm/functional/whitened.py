@@ -25,8 +25,8 @@ from torch import Tensor
 
 from torchlssvm.functional.gram import strips
 
-ROWS = 4096
-"""Rows that are whitened at a time."""
+ROWS = 1024
+"""Rows that are whitened at a time: few enough to stay in the cache from strip to strip."""
 
 
 class Whitened(NamedTuple):
@@ -54,7 +54,7 @@ class Whitened(NamedTuple):
     def leverages(self, v: Tensor) -> Tensor:
         """g(z, z) (B,), the squared length of the whitened rows. v: (B, D), centred. Holds a strip of them at a time."""
         out = torch.full((v.shape[0],), self.extra, dtype=torch.float64, device=v.device)
-        for a, b, _ in strips(self.F.shape[0]):  # the triangle spares half of the product
+        for a, b, _ in strips(self.F.shape[0], product=True):  # the triangle spares half of the product
             u = v[:, :b] @ self.F[a:b, :b].mT
             out += torch.einsum("ij,ij->i", u, u)
         return out
@@ -63,7 +63,7 @@ class Whitened(NamedTuple):
         """U (B, D) or (B, D + 1): the whitened rows. v: (B, D), centred."""
         D = self.F.shape[0]
         out = torch.empty(v.shape[0], D + (self.n > 0), dtype=torch.float64, device=v.device)
-        for a, b, _ in strips(D):
+        for a, b, _ in strips(D, product=True):
             out[:, a:b] = v[:, :b] @ self.F[a:b, :b].mT
         if self.n:
             out[:, D] = self.extra**0.5

@@ -23,13 +23,14 @@ class Calibration:
         method: "temperature", "platt" or "isotonic".
         values: its numbers, float64: t; a and c of each map; or knots and values of each map, one after the other.
         sizes: numbers of each map.
-        samples: how many it was fitted on.
+        samples: how many it was fitted on. grouped: whether on leave-group-out scores.
     """
 
     method: str
     values: Tensor
     sizes: tuple[int, ...]
     samples: int
+    grouped: bool = False
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Probabilities. scores: (B, K)."""
@@ -44,9 +45,7 @@ class Calibration:
             else:
                 knots, values = numbers.view(2, -1)
                 out.append(interpolate(s, knots, values))
-        if len(out) == 1:
-            return torch.stack([1 - out[0], out[0]], 1)
-        return normalized(torch.stack(out, 1))
+        return normalized(torch.stack([1 - out[0], out[0]] if len(out) == 1 else out, 1), scores)
 
     def __str__(self) -> str:
         if checks.is_fake(self.values):
@@ -58,7 +57,8 @@ class Calibration:
 
     def describe(self) -> dict[str, Any]:
         """All but the numbers, as primitives."""
-        return {"method": self.method, "sizes": list(self.sizes), "samples": self.samples}
+        more = {"grouped": True} if self.grouped else {}
+        return {"method": self.method, "sizes": list(self.sizes), "samples": self.samples, **more}
 
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
@@ -67,7 +67,8 @@ class Calibration:
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):
             raise ValueError(f"the calibration has shape {tuple(values.shape)}, not ({sum(sizes)},)")
-        return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]))
+        grouped = bool(description.get("grouped", False))
+        return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]), grouped)
 
 
 def choices_to_save(made: dict[str, tuple[int, str]], version: int) -> dict[str, list[Any]]:

@@ -63,15 +63,23 @@ def rho_path(
     check_question(head, method, samples, score)
     main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
     values = check_values(rhos, main, head)
+    dof = None
     if method == "gcv":
-        every = [main or p.spectrum(p.class_weights()) for p in parts if p.total > 0]
-        errors = torch.stack([s.n * s.gcv(values).mean(1) for s in every]).sum(0) / sum(s.n for s in every)
+        errors, total = torch.zeros_like(values), 0.0
+        for part in (p for p in parts if p.total > 0):  # one decomposition at a time: there may be thousands of pairs
+            own = main or part.spectrum(part.class_weights())
+            found, dof = own.gcv(values)
+            errors += own.n * found
+            total += own.n
+        errors, dof = errors / total, None if main is None else dof
     elif method == "loo":
         assert samples is not None
         errors = leave_one_out_errors(parts, samples, values, main, score)
     else:
         errors = fold_errors(parts, values, samples, ids, score)
-    return RhoPath(best_of(values, errors), values, errors, None if main is None else main.dof(values), method)
+    if main is not None and dof is None:
+        dof = main.dof(values)
+    return RhoPath(best_of(values, errors), values, errors, dof, method)
 
 
 def check_question(head: HeadBase, method: str, samples: Samples | None, score: str) -> None:

@@ -13,13 +13,14 @@ from torchlssvm.heads.calibration import Calibration
 from torchlssvm.heads.choosing import RhoPath, rho_path
 from torchlssvm.heads.influencing import Measure, influence
 from torchlssvm.heads.leaving import leave_one_out
+from torchlssvm.heads.ranking import Influential, check_ranking, names_of, rank
 
 
 class Judging(HeadBase):
     """Read-only questions to :class:`~torchlssvm.LSSVMHead`; nothing here refits."""
 
     @exactly
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
         Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
@@ -30,6 +31,8 @@ class Judging(HeadBase):
             y: (B,) labels or (B, K) targets, as added.
             weight: (B,), as added.
             groups: (B,) numbers or names.
+            pairs: with ``multiclass="ovo"``, ``"votes"`` as in ``forward``, or ``"least"``: the score of a class is the least
+                it gets against any other, which has finer margins.
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
@@ -42,7 +45,7 @@ class Judging(HeadBase):
         >>> 0 <= error_rate(scores, y) <= 1
         True
         """
-        return leave_one_out(self, x, y, weight, groups)
+        return leave_one_out(self, x, y, weight, groups, pairs)
 
     @exactly
     def rho_path(
@@ -114,6 +117,32 @@ class Judging(HeadBase):
         """
         return influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
 
+    @exactly
+    def most_influential(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
+        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Influential:  # fmt: skip
+        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
+
+        Never a matrix of samples by points; other arguments as for ``influence``. ``ids`` (B,) come back with the samples.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(200, 4), torch.arange(200) % 2
+        >>> x[:, 0] += 6 * y
+        >>> given = y.clone()
+        >>> given[7] = 1 - given[7]  # a wrong label
+        >>> head = LSSVMHead(4, 2).add(x[:100], given[:100])
+        >>> found = head.most_influential(x[:100], given[:100], x[100:], y[100:], 3, ids=[f"s{i}" for i in range(100)])
+        >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
+        (True, True, 3)
+        """
+        check_ranking(what, on, count)
+        names = names_of(ids, groups, len(x))
+        change = influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+        return rank(change, what, on, count, names)
+
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     @exactly
@@ -124,7 +153,9 @@ class Judging(HeadBase):
             x: (n, J), as added.
             y: (n,), as added.
             weight: (n,), as added.
-            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``.
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``. A temperature
+                keeps the order of the scores; the others may find another class more probable than the one that ``predict``,
+                which always goes by scores, returns.
             groups: (n,), e.g. users: then on leave-group-out scores.
 
         >>> import torch

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
-from torchlssvm.functional.votes import votes
+from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
-from torchlssvm.heads.problems import Problem, Samples, check_samples, held_rows, problems, sample_weights
+from torchlssvm.heads.problems import Problem, Samples, check_samples, held_rows, problems, real_rows, sample_weights
 
 if TYPE_CHECKING:
     from torchlssvm.heads.base import HeadBase
@@ -20,15 +20,38 @@ if TYPE_CHECKING:
 CLOSE = 1e-9
 """Below this 1 - h has lost most of its digits."""
 
+PAIRS = {"votes": votes, "least": least_of_pairs}
+"""How scores of pairs become scores of classes."""
 
-def leave_one_out(head: HeadBase, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+
+def leave_one_out(
+    head: HeadBase, x: Any, y: Any, weight: Any = None, groups: Any = None, pairs: str = "votes"
+) -> Tensor:
     """See :meth:`torchlssvm.LSSVMHead.leave_one_out`."""
+    checks.one_of(pairs, "pairs", tuple(PAIRS))
     parts = problems(head)
     samples = check_samples(head, x, y, weight)
     members = None if groups is None else check_groups(groups, len(samples))
     something_left(samples, members, float(head.n))
-    scores = torch.cat([_scores(problem, samples, members) for problem in parts], 1)
-    return votes(scores, head.num_classes) if parts[0].pair is not None else scores
+    if parts[0].pair is None:
+        return _scores(parts[0], samples, members)
+    scores = _pair_scores(parts, samples, members)
+    return PAIRS[pairs](scores, head.num_classes)
+
+
+def _pair_scores(parts: list[Problem], samples: Samples, members: list[Tensor] | None) -> Tensor:
+    """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
+    if members is not None or samples.labels is None or checks.is_fake(samples.x):
+        return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
+    head = parts[0].head
+    w, b = head._current()[:2]
+    blocks = [real_rows(head, part)[:, : head.in_features] @ w + b for part in samples.x.split(ROWS)]
+    out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
+    for i, problem in enumerate(parts):
+        rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
+        mine = Samples(samples.x[rows], samples.labels[rows], None, samples.weight[rows])
+        out[rows, i] = _scores(problem, mine, None)[:, 0]
+    return out
 
 
 def check_groups(groups: Any, count: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,8 @@ def calibrate(head: Judging, x: Any, y: Any, method: str | None, weight: Any, gr
         raise ValueError("x is empty: a calibration is fitted on the samples that the head holds")
     if samples.labels is None:
         raise ValueError("probabilities need labels: this head holds float targets")
-    head._remember_calibration(fit(leave_one_out(head, x, y, weight, groups), samples.labels, samples.weight, method))
+    made = fit(leave_one_out(head, x, y, weight, groups), samples.labels, samples.weight, method)
+    head._remember_calibration(replace(made, grouped=groups is not None))
 
 
 def calibrate_on(head: Judging, scores: Any, y: Any, method: str | None) -> None:

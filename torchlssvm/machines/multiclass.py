@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SAVED = ("x", "y", "ids", "names", "options")
+WEIGHTS = "weights"  # saved too; ones in files without them
 
 
 class MultiClass(nn.Module):
@@ -40,6 +42,7 @@ class MultiClass(nn.Module):
             raise ValueError("machine must have no budget: machines that drop samples on their own cannot share ids")
         self.num_classes, self.tasks = num_classes, tasks
         self.machines = nn.ModuleList(copy.deepcopy(empty) for _ in tasks)
+        self._weighs = "weight" in inspect.signature(empty.add).parameters
         self._device = torch.device(getattr(empty, "device", "cpu"))
         self._clear(0, 0)
 
@@ -89,8 +92,8 @@ class MultiClass(nn.Module):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @exactly
-    def add(self, x: Any, y: Any) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels. Returns their ids (B,), valid for life."""
+    def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
+        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life."""
         x = checks.as_tensor(x, "x", self._device)
         if x.ndim != 2 or (len(self) and x.shape[1] != self._rows.x.shape[1]):
             raise ValueError(
@@ -101,14 +104,21 @@ class MultiClass(nn.Module):
         if finite is not None and not finite[0][0]:
             checks.raise_not_finite("x", x)
         labels = self._labels(y, x)
+        weights = checks.weights(weight, x)
+        if weights is not None and not self._weighs:
+            raise ValueError(f"weight was given, but {type(self.machines[0]).__name__} takes none")
+        host = None if weights is None else checks.to_host((torch.isfinite(weights) & (weights > 0)).all())
+        if host is not None and not host[0][0]:
+            raise ValueError("weight must be finite and > 0")
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
         if not len(self) and x.shape[1] != self._rows.x.shape[1]:
             self._clear(x.shape[1], self._rows.next_id)
+        self._weighted |= weights is not None
         self._rows.release()
         places = self._rows.places(len(x))
         self._rows.grow(max(places) + 1)
-        ids = self._rows.put(x, self._column(labels), places)
+        ids = self._rows.put(x, self._columns(labels, weights), places)
         try:
             self._join(ids, labels)
         except Exception:
@@ -133,7 +143,7 @@ class MultiClass(nn.Module):
         found = self._rows.find(ids)
         labels = self._labels(y, self._rows.x.new_empty(len(found), 0))
         old = self._labels_of(found)
-        self._rows.y[self._rows.index(self._rows.slot_of[i] for i in found)] = self._column(labels)
+        self._rows.y[self._rows.index(self._rows.slot_of[i] for i in found), 0] = self._tensor(labels).to(torch.float64)
         for task, machine, names in zip(self.tasks, self.machines, self._names_in, strict=True):
             before, after = ([self._label(task, v) for v in part] for part in (old, labels))
             leaving = [i for i, b, a in zip(found, before, after, strict=True) if b is not None and a is None]
@@ -150,8 +160,9 @@ class MultiClass(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _clear(self, J: int, next_id: int) -> None:
-        self._rows = Rows(J, 1, self._device)
+        self._rows = Rows(J, 2, self._device)  # y: label and weight
         self._rows.next_id = next_id
+        self._weighted = False  # whether any sample came with a weight
         self._names_in: list[dict[int, int]] = [{} for _ in self.tasks]  # my id -> the machine's, for each machine
 
     def _labels(self, y: Any, x: Tensor) -> list[int]:
@@ -168,8 +179,9 @@ class MultiClass(nn.Module):
     def _tensor(self, labels: list[int]) -> Tensor:
         return torch.tensor(labels, dtype=torch.int64, device=self._device)
 
-    def _column(self, labels: list[int]) -> Tensor:
-        return self._tensor(labels).to(torch.float64)[:, None]
+    def _columns(self, labels: list[int], weights: Tensor | None) -> Tensor:
+        column = self._tensor(labels).to(torch.float64)
+        return torch.stack([column, torch.ones_like(column) if weights is None else weights], 1)
 
     def _labels_of(self, ids: list[int]) -> list[int]:
         column = self._rows.y[self._rows.index(self._rows.slot_of[i] for i in ids), 0]
@@ -178,7 +190,8 @@ class MultiClass(nn.Module):
 
     def _enter(self, machine: Any, names: dict[int, int], ids: list[int], labels: list[int]) -> None:
         at = self._rows.index(self._rows.slot_of[i] for i in ids)
-        given = machine.add(self._rows.x[at], self._tensor(labels))
+        more = {"weight": self._rows.y[at, 1]} if self._weighted else {}
+        given = machine.add(self._rows.x[at], self._tensor(labels), **more)
         host = checks.to_host(given)
         own = list(range(len(names), len(names) + len(ids))) if host is None else [int(v) for v in host[0]]
         names.update(zip(ids, own, strict=True))
@@ -222,6 +235,7 @@ class MultiClass(nn.Module):
         destination |= {
             prefix + "x": rows.x[order].clone(),
             prefix + "y": rows.y[order, 0].to(torch.int64),
+            prefix + WEIGHTS: rows.y[order, 1].clone(),
             prefix + "ids": rows.ids,
             prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(rows)),
             prefix + "options": torch.frombuffer(bytearray(options.encode()), dtype=torch.uint8),
@@ -232,8 +246,8 @@ class MultiClass(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in SAVED if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in SAVED}
+        mine = {k: state_dict[prefix + k] for k in (*SAVED, WEIGHTS) if prefix + k in state_dict}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*SAVED, WEIGHTS)}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         missing = [prefix + k for k in SAVED if k not in mine]
         missing_keys += missing
@@ -246,10 +260,15 @@ class MultiClass(nn.Module):
             ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)
             if len(ids) != len(x) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
                 raise ValueError(f"{len(x)} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit")
+            weights = mine.get(WEIGHTS)
+            if weights is not None and tuple(weights.shape) != (len(ids),):
+                raise ValueError(f"{len(ids)} ids and weights {tuple(weights.shape)} do not fit")
+            weights = None if weights is None else weights.to(device=self._device, dtype=torch.float64)
             self._clear(x.shape[1], int(options["next_id"]))
+            self._weighted = self._weighs and weights is not None and bool((weights != 1).any())
             if ids:
                 self._rows.grow(len(ids))
-                self._rows.put(x, self._column(mine["y"].tolist()), list(range(len(ids))), ids)
+                self._rows.put(x, self._columns(mine["y"].tolist(), weights), list(range(len(ids))), ids)
             for held, row in zip(self._names_in, mine["names"].tolist(), strict=True):
                 held.update({i: name for i, name in zip(ids, row, strict=True) if name >= 0})
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:

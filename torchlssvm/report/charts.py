@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 46
 
 
 class Axis(NamedTuple):
@@ -69,7 +69,7 @@ class Chart:
             self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
             self.text(LEFT - 6, at + 4, number(tick), "end")
         for tick in x.ticks:
-            self.text(self.across(tick), HEIGHT - BOTTOM + 16, number(tick), "middle")
+            self.text(self.across(tick), HEIGHT - BOTTOM + 20, number(tick), "middle")
         self.parts.append(
             f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
         )

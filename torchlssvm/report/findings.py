@@ -92,7 +92,8 @@ def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Fi
         leverage.append(head.leverage(rows.x.to(head.device), relative=True).cpu())
     calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
-    found = from_scores(scores, labels, ids)
+    # one against one: ranked by the worst pair, as store.label_errors does; probabilities are those of the votes
+    found = from_scores(scores, labels, ids) if head.multiclass == "ovr" else store.label_errors()
     return Findings(
         stats=store.stats(),
         head={

@@ -19,6 +19,8 @@ from torchlssvm.report.style import CSS
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser lets the page do: show itself."""
 
+FORMS = {"ovr": "one against the rest", "ovo": "one against one"}
+
 EVENTS = 25
 """The last so many events are listed; the chart shows all."""
 
@@ -51,6 +53,11 @@ def percent(value: float, digits: int = 1) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 
 
+def signed(value: float, form: str) -> str:
+    """A number with a real minus sign."""
+    return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
+
+
 def figure(chart: Chart, caption: str, note: str = "") -> str:
     """A chart with its caption."""
     small = f"<small>{escape(note)}</small>" if note else ""
@@ -71,7 +78,9 @@ def _header(found: Findings, title: str, time: str) -> str:
     s, h = found.stats, found.head
     digest = f"<p>digest <code>{escape(s['digest'])}</code></p>" if s["digest"] else ""
     weight = h["class_weight"]
-    form = f"{h['intercept']} intercept, {h['multiclass']}" + (f", {weight} weights" if isinstance(weight, str) else "")
+    form = f"{h['intercept']} intercept, {FORMS[h['multiclass']]}" + (
+        f", {weight} weights" if isinstance(weight, str) else ""
+    )
     return (
         f"<header><h1>{escape(title)}</h1><p>{escape(time[:16].replace('T', ' '))} UTC · {s['samples']:,} samples of "
         f"{s['subjects']:,} subjects, {s['classes']} classes, {s['features']:,} features · {escape(form)}</p>{digest}</header>"
@@ -137,9 +146,9 @@ def _classes(found: Findings, names: Sequence[str]) -> str:
         most = int(wrong.argmax())
         usual = f"{escape(names[most])} ({int(wrong[most])})" if int(wrong[most]) else ""
         share = percent(int(confusion[k, k]) / total) if total else "–"
-        margin = f"{float(found.labels.margins[y == k].mean()):.2f}" if total else "–"
+        margin = signed(float(found.labels.margins[y == k].mean()), ".2f") if total else "–"
         rows.append([escape(names[k]), f"{total:,}", share, margin, usual])
-    head = [("class", ""), ("samples", "n"), ("accuracy", "n"), ("mean margin", "n"), ("taken for", "wrap")]
+    head = [("class", ""), ("samples", "n"), ("accuracy", "n"), ("margin", "n"), ("taken for", "wrap")]
     return "<h2>Classes</h2>" + table(head, rows)
 
 
@@ -161,7 +170,7 @@ def _suspicious(found: Findings, pictures: Source, names: Sequence[str], count: 
         p = percent(float(found.probabilities[i, now]), 0)
         lines = [
             f'<span class="was">{escape(names[was])}</span> → <span class="now">{escape(names[now])}</span> {p}',
-            f"margin {float(found.labels.margins[i]):.2f}",
+            f"margin {signed(float(found.labels.margins[i]), '.2f')}",
         ]
         cards.append(_card(found, pictures, i, lines))
     text = "Label as given, and what the model that never saw the sample prefers. Somebody should look."
@@ -175,7 +184,7 @@ def _harmful(found: Findings, pictures: Source, names: Sequence[str], count: int
     order = [i for i in known.argsort(stable=True)[:count].tolist() if known[i] < 0]
     cards = []
     for i in order:
-        lines = [escape(names[int(found.labels.labels[i])]), f"loss {1e6 * float(known[i]):+.1f}e-6 without it"]
+        lines = [escape(names[int(found.labels.labels[i])]), f"loss {signed(float(known[i]), '+.2g')}"]
         cards.append(_card(found, pictures, i, lines))
     text = "Each sample is judged on the half of the samples that its model has not seen: the loss falls most without these."
     return f'<h2>Most harmful samples</h2><p class="note">{text}</p>' + (

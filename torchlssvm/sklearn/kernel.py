@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
@@ -18,19 +18,27 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def variance(X: Array, weight: Array | None) -> float:
+    """Of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
+    if weight is None:
+        return float(X.var())
+    mean = weight @ X.mean(1) / weight.sum()
+    return float(weight @ np.square(X - mean).mean(1) / weight.sum())
+
+
 class KernelClassifier(Classifier, BaseEstimator):
     """What the estimators on kernel machines share: the kernel by its name."""
 
     machine_: Any
 
-    def _kernel(self, X: Array) -> Any:
+    def _kernel(self, X: Array, weight: Array | None) -> Any:
         if not isinstance(self.kernel, str):
             return self.kernel
         gamma = self.gamma
         if isinstance(gamma, str):
             if gamma not in ("scale", "auto"):
                 raise ValueError(f"gamma must be 'scale', 'auto' or a number > 0, got {gamma!r}")
-            spread = X.shape[1] * (float(X.var()) if gamma == "scale" else 1.0)
+            spread = X.shape[1] * (variance(X, weight) if gamma == "scale" else 1.0)
             gamma = 1.0 / spread if spread > 0 else 1.0
         made: dict[str, Any] = {
             "linear": Linear,
@@ -44,12 +52,27 @@ class KernelClassifier(Classifier, BaseEstimator):
             )
         return made[self.kernel]()
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,)."""
-        X, y = validate_data(self, X, y, dtype=FLOATS)
-        self._learn_classes(y)
-        self.machine_ = self._machine(self._kernel(X), len(self.classes_))
-        self.ids_ = self.machine_.add(self._here(X), self._here(self._encode(y))).cpu().numpy()
+    def _learn(self, X: Any, y: Any, sample_weight: Any, first: bool, classes: Any = None) -> Self:
+        X, y = validate_data(self, X, y, dtype=FLOATS, reset=first)
+        weight = sample_weight
+        if weight is not None:
+            weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+        if first:
+            self._learn_classes(y if classes is None else classes, weight if classes is None else None)
+        index = self._encode(y)
+        if weight is not None:  # a sample of weight zero is none
+            X, index, weight = X[weight > 0], index[weight > 0], weight[weight > 0]
+        machine = self._machine(self._kernel(X, weight), len(self.classes_)) if first else self.machine_
+        more = {} if weight is None else {"weight": self._here(weight)}
+        machine.add(self._here(X), self._here(index), **more)
+        self.machine_, self.ids_ = machine, machine.ids.cpu().numpy()
+        return self
+
+    def partial_unfit(self, ids: Any) -> Self:
+        """Unlearn samples by their ids, which are in ``ids_``, exactly. ids: (B,)."""
+        check_is_fitted(self, "machine_")
+        self.machine_.remove(torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(-1)))
+        self.ids_ = self.machine_.ids.cpu().numpy()
         return self
 
     if TYPE_CHECKING:
@@ -67,12 +90,13 @@ class KernelClassifier(Classifier, BaseEstimator):
 
 
 class KernelLSSVMClassifier(KernelClassifier):
-    """Kernel LS-SVM. ``machine_`` is the :class:`~torchlssvm.KernelLSSVM`, ``ids_`` its samples, to remove or relabel exactly.
+    """Kernel LS-SVM. ``machine_`` is the :class:`~torchlssvm.KernelLSSVM`, ``ids_`` are its samples in the order of adding.
 
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
         C: the penalty of an error.
-        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC), ``"auto"`` (1 / J) or a number.
+        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
+            number.
         degree: of ``"poly"``.
         coef0: of ``"poly"``.
         bias: whether there is a b.
@@ -86,6 +110,14 @@ class KernelLSSVMClassifier(KernelClassifier):
         self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
         self.bias, self.device = bias, device
 
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from scratch. X: (n, J); y: (n,)."""
+        return self._learn(X, y, None, True)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y. New ids come last."""
+        return self._learn(X, y, None, not hasattr(self, "machine_"), classes)
+
     def _machine(self, kernel: Any, classes: int) -> Any:
         return KernelLSSVM(kernel, C=self.C, num_classes=classes, bias=self.bias, device=self.device)
 
@@ -96,7 +128,8 @@ class IncrementalSVC(KernelClassifier):
     Args:
         kernel: ``"rbf"``, ``"linear"``, ``"poly"``, ``"laplacian"``, a kernel of :mod:`torchlssvm.kernels` or a function.
         C: the bound of the coefficients.
-        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC), ``"auto"`` (1 / J) or a number.
+        gamma: ``"scale"`` (1 / (J var(X)), as scikit-learn's SVC; of the first samples, if more come), ``"auto"`` (1 / J) or a
+            number.
         degree: of ``"poly"``.
         coef0: of ``"poly"``.
         device: where the machine lives.
@@ -108,6 +141,14 @@ class IncrementalSVC(KernelClassifier):
     ):  # fmt: skip
         self.kernel, self.C, self.gamma, self.degree, self.coef0 = kernel, C, gamma, degree, coef0
         self.device = device
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,) factors of C, a sample of weight zero is none."""
+        return self._learn(X, y, sample_weight, True)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y. New ids come last."""
+        return self._learn(X, y, sample_weight, not hasattr(self, "machine_"), classes)
 
     def _machine(self, kernel: Any, classes: int) -> Any:
         machine = IncrementalSVM(kernel, C=self.C, device=self.device)

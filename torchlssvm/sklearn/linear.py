@@ -91,7 +91,8 @@ class LSSVMClassifier(Classifier, Linear):
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
         multiclass: ``"ovr"`` or ``"ovo"``.
         calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
-            ``"isotonic"``: fitted by ``fit`` on leave-one-out scores.
+            ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
+            the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
         grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
         device: where the head lives.
     """

@@ -24,8 +24,11 @@ class Judged(StoreBase):
         return head
 
     @exactly
-    def leave_one_out(self) -> tuple[list[str], Tensor, Tensor]:
-        """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added."""
+    def leave_one_out(self, pairs: str = "votes") -> tuple[list[str], Tensor, Tensor]:
+        """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
+
+        ``pairs``: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
+        """
         with self._lock:
             head = self._linear("leave_one_out")
             ids: list[str] = []
@@ -34,7 +37,7 @@ class Judged(StoreBase):
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
@@ -42,7 +45,7 @@ class Judged(StoreBase):
 
     def label_errors(self) -> LabelErrors:
         """Samples ranked by how suspicious their labels are; ``apply(found.events(10))`` after somebody has looked."""
-        ids, scores, labels = self.leave_one_out()
+        ids, scores, labels = self.leave_one_out("least")
         return from_scores(scores, labels, ids)
 
     @exactly
