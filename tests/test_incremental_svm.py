@@ -245,7 +245,7 @@ def test_straightening_the_gradient_corrects_a_changed_kernel(pivoting, monkeypa
     if not pivoting:
         monkeypatch.setattr(svm._engine, "_pivot", lambda *args: False)
     svm.set_kernel(Laplacian(sigma=0.5))
-    assert svm._engine.last == ("pivot" if pivoting else "joint")
+    assert svm._engine.last == ("pivot" if pivoting else "solve")
     fresh = IncrementalSVM(Laplacian(sigma=0.5), C=2.0).fit(x, y)
     torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
 

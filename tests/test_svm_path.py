@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchlssvm.functional import svm_path
-from torchlssvm.functional.svm_qp import interior_point
+from torchlssvm.functional.svm_smo import minimize
 
 
 def problem(seed, n=12, d=3):
@@ -143,14 +143,21 @@ def test_b_interval():
 
 @pytest.mark.parametrize("C", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("seed", range(3))
-def test_interior_point_comes_near_the_optimum(seed, C):
+def test_two_at_a_time_come_near_the_optimum(seed, C):
     Q, y = problem(seed, n=40)
-    u = torch.full((40,), C, dtype=torch.float64)
-    alpha, b = interior_point(Q, y, u)
-    assert bool(((alpha > 0) & (alpha < u)).all())
-    assert abs(float(y @ alpha)) < 1e-9 * C
-    g = Q @ alpha + y * b - 1
-    assert float(torch.where(g > 0, g * alpha, -g * (u - alpha)).max()) < 1e-5
+    K, u = (Q * torch.outer(y, y)).numpy(), np.full(40, C)
+    labels = y.numpy()
+    for close in (1e-2, 1e-9):
+        alpha, b = minimize(labels, u, K.diagonal(), lambda i: K[i], np.zeros(40), labels, close)
+        assert bool(((alpha >= 0) & (alpha <= u)).all())
+        assert abs(labels @ alpha) < 1e-12 * C * 40
+        g = Q.numpy() @ alpha + labels * b - 1
+        wrong = np.where(alpha <= 0, np.maximum(-g, 0), np.where(alpha >= u, np.maximum(g, 0), abs(g)))
+        assert wrong.max() <= close
+    again, _ = minimize(labels, u, K.diagonal(), lambda i: K[i], alpha, labels - K @ (labels * alpha), 1e-2)
+    np.testing.assert_array_equal(again, alpha)  # what is near stays where it is
+    few, _ = minimize(labels, u, K.diagonal(), lambda i: K[i], np.zeros(40), labels, 1e-9, steps=2)
+    assert (few > 0).sum() <= 4
 
 
 def test_kkt_violation_sees_every_kind():

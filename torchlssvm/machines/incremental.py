@@ -124,7 +124,7 @@ class IncrementalSVM(Estimates, Saving):
 
     @exactly
     def fit(self, x: Any, y: Any, weight: Any = None) -> IncrementalSVM:
-        """Forget everything and learn these samples: ids 0, 1, .... Interior points, pivoting, R built once."""
+        """Forget everything and learn these samples: ids 0, 1, .... Two at a time, pivoting, R built once."""
         batch = self._check(x, y, weight, fresh=True)
         self.reset()
         if len(batch.y):

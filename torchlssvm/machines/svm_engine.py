@@ -13,7 +13,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_samples import places
-from torchlssvm.machines.svm_solve import Pivoting, first_guess
+from torchlssvm.machines.svm_solve import Pivoting, nearly
 from torchlssvm.machines.svm_state import ENDLESS, State
 
 FEW = 200
@@ -184,15 +184,11 @@ class Engine(State):
         return True
 
     def _solve_all(self) -> bool:
-        """From scratch: interior points on a part, pivoting on the whole."""
+        """All samples at once, from the coefficients that those held have."""
         s = self.samples
-        guess = first_guess(s, torch.Generator().manual_seed(0))
-        if guess is not None:
-            side, alpha, b = guess
-            if self._pivot((), side):
-                return True
+        if bool((s.y > 0).any()) and bool((s.y < 0).any()):
             try:
-                self.rebuild(alpha, b)
+                self._approach(s.alpha.clone())
             except ConvergenceError:
                 return False
             return True
@@ -202,6 +198,13 @@ class Engine(State):
         self.margin.ha[0] = s.hy[0]
         self.margin.clear()
         return True
+
+    def _approach(self, alpha: Tensor) -> None:  # (n,)
+        """From any alpha in the box with y^T alpha = 0: near the optimum two at a time, then pivoting, or else a walk."""
+        s = self.samples
+        alpha, b = nearly(s, alpha)
+        if not self._pivot((), (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)):
+            self.rebuild(alpha, b)
 
     def rebuild(self, alpha: Tensor, b: float) -> None:
         """From any alpha in the box with y^T alpha = 0, walk to the optimum: the gradient is tilted and straightened again.
@@ -233,16 +236,15 @@ class Engine(State):
         if not s.n:
             m.clear()
             return
-        alpha, b = s.alpha.clone(), self.b
-        g = s.product(alpha) + s.y * b - 1.0
-        side = s.sign.clone()
+        alpha, side = s.alpha.clone(), s.sign.clone()
+        g = s.product(alpha) + s.y * self.b - 1.0
         s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
         if self._pivot((), side):
             self.last = "pivot"
         else:
             try:
-                self.rebuild(alpha, b)
-                self.last = "joint"
+                self._approach(alpha)
+                self.last = "solve"
             except ConvergenceError:
                 self.one_by_one()
         self.finish(True)

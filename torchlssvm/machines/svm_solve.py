@@ -1,17 +1,18 @@
-"""Solving at once: block pivoting from a guess of the three sets, with interior points for the first guess."""
+"""Solving at once: block pivoting from a guess of the three sets, which two coefficients at a time have come to."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.svm_qp import interior_point
+from torchlssvm.functional.svm_smo import minimize
 from torchlssvm.machines.svm_samples import Samples
 
-START, SHARE, MOST = 300, 8, 1000
-"""Samples of the first interior-point solution: so many at least, this part of all, so many at most."""
+CLOSE = 1e-3  # the violation of (2) that the guess may have, where C is 1 or more
+STEPS = 20  # for each sample, to come there
+ROWS = 2**27  # bytes of kernel rows kept meanwhile
 ROUNDS = 25  # pivoting ends after so many, or when it stops making progress
 TOLERANCE = 1e-11
 
@@ -110,40 +111,26 @@ def _refined_solve(A: Tensor, right: Tensor) -> Tensor | None:
     return x[:, 0] if bool(torch.isfinite(x).all()) else None
 
 
-def first_guess(samples: Samples, generator: torch.Generator) -> tuple[Tensor, Tensor, float] | None:
-    """The sets of the full problem (n,), and alpha (n,) and b on a part of it; None with one class only.
+def nearly(samples: Samples, alpha: Tensor) -> tuple[Tensor, float]:
+    """alpha (n,) in its box with y^T alpha = 0, and b, near the optimum, from another such alpha.
 
-    A random part is solved by interior points; g of all samples then says on which side they are.
+    The steps are small and many: they are made on the host, wherever the kernel rows come from.
     """
     s = samples
-    part = torch.randperm(s.n, generator=generator)[: max(START, min(s.n // SHARE, MOST))].to(s.device)
-    for label in (1.0, -1.0):
-        own = (s.y == label).nonzero()[:, 0]
-        if not len(own):
-            return None
-        if not bool((s.y[part] == label).any()):
-            part = torch.cat([own[:5], part])
-    u = s.u[part]
-    Q = s.block(part, part)
-    inner, b = interior_point(Q, s.y[part], u, 1e-3)
-    # g is z - w, the multipliers of the two bounds: at the end of the way one of alpha and z is 0, one of u - alpha and w
-    unit = min(1.0, s.scale * float(u.amax()))  # small bounds: g is small, too
-    g, share = (Q @ inner + s.y[part] * b - 1.0) / unit, inner / u
-    alpha = torch.zeros_like(s.y)
-    alpha[part] = balanced(torch.where(share < g, 0.0, torch.where(1.0 - share < -g, u, inner)), u, s.y[part])
-    g = s.product(alpha) + s.y * b - 1.0
-    side = (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)
-    # Of those outside that are on the wrong side the nearest will be margin vectors, as many as are in the part, the others
-    # error vectors.
-    outside = torch.ones_like(s.y, dtype=torch.bool)
-    outside[part] = False
-    wrong = (outside & (g < 0)).nonzero()[:, 0]
-    own = side[part]
-    margin = float((own == 0).sum()) / max(1.0, float((own <= 0).sum()))
-    nearest = wrong[torch.topk(g[wrong], math.ceil(margin * len(wrong))).indices]
-    side[wrong] = -1.0
-    side[nearest[g[nearest] >= -1.0]] = 0.0
-    return side, alpha, b
+    y, u, diagonal, start, Qa = (t.cpu().numpy() for t in (s.y, s.u, s.diagonal(), alpha, s.product(alpha)))
+    rows: dict[int, Any] = {}
+    most = max(2, ROWS // (8 * s.n))
+
+    def row(i: int) -> Any:
+        if i not in rows:
+            if len(rows) >= most:
+                del rows[next(iter(rows))]
+            rows[i] = s.compute(i).cpu().numpy() * (y * y[i])
+        return rows[i]
+
+    close = CLOSE * min(1.0, s.scale * float(u.max()))  # small bounds: f differs little between samples
+    found, b = minimize(y, u, diagonal, row, start, y - y * Qa, close, STEPS * s.n)
+    return balanced(torch.from_numpy(found).to(s.device), s.u, s.y), b
 
 
 def balanced(alpha: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 3 -> (n,)
