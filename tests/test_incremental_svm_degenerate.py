@@ -253,13 +253,18 @@ def test_an_exhausted_walk_is_repaired_or_undone(monkeypatch):
 
 
 @pytest.mark.parametrize("pivot", [True, False])
-def test_a_failed_pivot_falls_back_to_the_path(pivot, monkeypatch):
+def test_a_failed_pivot_falls_back_to_a_walk(pivot, monkeypatch):
     x, y = points(200, 4)
     if not pivot:
         monkeypatch.setattr(svm_engine.Pivoting, "solve", lambda self, side: None)
     svm = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x[:100], y[:100])
-    svm.add(x[100:], y[100:])
+    ids = svm.add(x[100:], y[100:])
+    assert svm._engine.last == ("pivot" if pivot else "solve")
+    check(svm)
+    svm.remove(ids[:60], method="pivot")
     assert svm._engine.last == ("pivot" if pivot else "joint")
+    check(svm)
+    svm.set_C(12.0)
     check(svm)
 
 

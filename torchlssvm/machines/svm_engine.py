@@ -13,7 +13,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_samples import places
-from torchlssvm.machines.svm_solve import Pivoting, nearly
+from torchlssvm.machines.svm_solve import Pivoting, balanced, nearly
 from torchlssvm.machines.svm_state import ENDLESS, State
 
 FEW = 200
@@ -35,7 +35,7 @@ class Engine(State):
     ) -> None:
         """Add and remove samples, along one parameter or by pivoting: the answer is the same."""
         s = self.samples
-        before = self.snapshot()
+        before, slowly = self.snapshot(), self.slowly
         try:
             new = range(s.n, s.n)
             if x is not None and len(ids):
@@ -53,7 +53,7 @@ class Engine(State):
                 raise
         self.margin.moved(s.delete(remove))
         self.operations += 1
-        self.finish()
+        self.finish(self.slowly != slowly)
 
     def _choose(self, new: range, remove: list[int], method: str) -> None:
         """The planner. Few samples walk; many are pivoted, and walk if pivoting fails."""
@@ -87,6 +87,10 @@ class Engine(State):
         if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):
             if self._pivot(remove):
                 self.last = "pivot"
+                return
+            if method == "auto" and not remove:
+                self._approach(s.alpha.clone())
+                self.last = "solve"
                 return
             method = "joint"
         if method == "path" and count > 1:
@@ -254,18 +258,17 @@ class Engine(State):
     def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
         """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints; else one by one."""
         s, m = self.samples, self.margin
-        before = self.snapshot()
+        before, slowly = self.snapshot(), self.slowly
         try:
-            if method != "path" and len(m) and s.n > 300:
-                old = s.u.clone()
+            if method == "path" or not len(m) or s.n <= FEW:
+                self._walk_to(u)
+            else:
+                factor = u / s.u
                 s.u.copy_(u)
-                if self._pivot():
-                    self.last = "pivot"
-                    self.operations += 1
-                    self.finish()
-                    return
-                s.u.copy_(old)
-            self._walk_to(u)
+                self.last = "pivot"
+                if not self._pivot():
+                    self._approach(balanced(s.alpha * factor, u, s.y))
+                    self.last = "solve"
         except ConvergenceError:
             s.u.copy_(u)
             try:
@@ -274,7 +277,7 @@ class Engine(State):
                 self.restore(before)
                 raise
         self.operations += 1
-        self.finish()
+        self.finish(self.slowly != slowly)
 
     def follow_bounds(self, u: Tensor, watch: Callable[[Event], None]) -> None:  # (n,)
         """Change C along the path and report its events. ConvergenceError, and nothing changed, if it cannot be followed."""

@@ -140,6 +140,8 @@ def balanced(alpha: Tensor, u: Tensor, y: Tensor) -> Tensor:  # (n,) x 3 -> (n,)
     free = heavy & (alpha < u)
     for giving in (free, heavy):
         total, excess = alpha[giving].sum(), (y @ alpha).abs()
+        if float(excess) <= 1e-13 * float(u.amax()):
+            break  # what is at its bound stays there
         share = torch.clamp(1.0 - excess / total, min=0.0) if float(total) > 0 else excess * 0.0
         alpha = torch.where(giving, alpha * share, alpha)
     return alpha
