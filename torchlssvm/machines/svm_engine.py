@@ -169,7 +169,8 @@ class Engine(State):
             at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
             side[at] = -1.0
             s.u[at] = 0.0
-        found = Pivoting(s, known).solve(side)
+        pivoting = Pivoting(s, known)
+        found = pivoting.solve(side)
         s.u.copy_(u)
         if found is None:
             return False
@@ -178,7 +179,7 @@ class Engine(State):
             alpha[at], side[at] = 0.0, -1.0
         inside = (side == 0).nonzero()[:, 0]
         old = self.snapshot()
-        if len(inside) < 2 or not m.build(inside, alpha[inside], b):
+        if len(inside) < 2 or not m.build(inside, alpha[inside], b, pivoting.rows[pivoting.find(inside)]):
             self.restore(old, appended=True)
             return False
         s.alpha.copy_(alpha)

@@ -263,8 +263,13 @@ class Margin:
         self._empty(self.slots, float(self.ha[0]))
         self.QS[0, : self.samples.n] = self.samples.y
 
-    def build(self, positions: Tensor, alpha: Tensor, b: float) -> bool:  # (s,), (s,)
-        """All at once: these margin vectors, R by one inversion. False, and no margin vectors, if they are dependent."""
+    def build(
+        self, positions: Tensor, alpha: Tensor, b: float, block: Tensor | None = None
+    ) -> bool:  # (s,), (s,), (s, n)
+        """All at once: these margin vectors, R by one inversion; ``block``: their rows of Q, if they are known.
+
+        False, and no margin vectors, if they are dependent.
+        """
         s, slots = len(positions), self.slots
         while slots <= s:
             slots *= 2
@@ -272,7 +277,8 @@ class Margin:
         self.QS[0, : self.samples.n] = self.samples.y
         if not s:
             return True
-        block = self.samples.block(positions)  # (s, n)
+        if block is None:
+            block = self.samples.block(positions)
         k = s + 1
         self.position += positions.tolist()
         self.slot = {i: t for t, i in enumerate(self.position) if t}

@@ -28,8 +28,8 @@ class Pivoting:
             self.row_of = {i: k for k, i in enumerate(known[0])}
             self.rows = known[1]
 
-    def rows_for(self, positions: Tensor) -> Tensor:  # (s,) -> (s, n)
-        """Rows of Q, those not seen before computed in one block."""
+    def find(self, positions: Tensor) -> Tensor:  # (s,) -> (s,)
+        """Where in ``rows`` the rows of Q of these samples are; those not seen before are computed, in one block."""
         places = positions.tolist()
         new = [i for i in places if i not in self.row_of]
         if new:
@@ -41,7 +41,12 @@ class Pivoting:
                 self.rows = rows
             self.rows[used : used + len(new)] = block
             self.row_of |= {i: used + k for k, i in enumerate(new)}
-        return self.rows[torch.tensor([self.row_of[i] for i in places], device=self.samples.device)]
+        return torch.tensor([self.row_of[i] for i in places], dtype=torch.int64, device=self.samples.device)
+
+    def combine(self, at: Tensor, values: Tensor) -> Tensor:  # (s,), (s,) -> (n,)
+        """The sum of these rows times these values. No row is copied."""
+        used = len(self.row_of)
+        return torch.mv(self.rows[:used].T, values.new_zeros(used).index_copy_(0, at, values))
 
     def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
         """Q v, from rows at hand as far as they are."""
@@ -50,8 +55,7 @@ class Pivoting:
         known = [k for k, i in enumerate(places) if i in self.row_of]
         out = torch.zeros_like(v)
         if known:
-            at = torch.tensor([self.row_of[places[k]] for k in known], device=v.device)
-            out = self.rows[at].T @ v[used[known]]
+            out = self.combine(self.find(used[known]), v[used[known]])
             v = v.index_fill(0, used[known], 0.0)
         return out + self.samples.product(v) if len(known) < len(places) else out
 
@@ -70,21 +74,21 @@ class Pivoting:
             inside = (side == 0).nonzero()[:, 0]
             if not len(inside) or len(inside) > 3000:
                 return None
-            rows = self.rows_for(inside)
+            at = self.find(inside)
             bound = torch.where(side < 0, s.u, 0.0)
             outer = outer + self.product(bound - held)
             held = bound
             k = len(inside) + 1
-            A = rows.new_zeros(k, k)
+            A = s.u.new_zeros(k, k)
             A[0, 1:] = A[1:, 0] = s.y[inside]
-            A[1:, 1:] = rows[:, inside]
+            A[1:, 1:] = self.rows[at[:, None], inside]
             right = torch.cat([-(s.y @ bound)[None], 1.0 - outer[inside]])
             solution = _refined_solve(A, right)
             if solution is None:
                 return None
             b, inner = float(solution[0]), solution[1:]
             alpha = bound.index_copy(0, inside, inner)
-            g = outer + rows.T @ inner + s.y * b - 1.0
+            g = outer + self.combine(at, inner) + s.y * b - 1.0
             g[inside] = 0.0
             size = TOLERANCE * (1.0 + float(alpha.abs().amax()) * s.scale)
             new = side.clone()
