@@ -256,7 +256,7 @@ def test_an_exhausted_walk_is_repaired_or_undone(monkeypatch):
 def test_a_failed_pivot_falls_back_to_a_walk(pivot, monkeypatch):
     x, y = points(200, 4)
     if not pivot:
-        monkeypatch.setattr(svm_engine.Pivoting, "solve", lambda self, side: None)
+        monkeypatch.setattr(svm_engine.Pivoting, "solve", lambda *args: None)
     svm = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x[:100], y[:100])
     ids = svm.add(x[100:], y[100:])
     assert svm._engine.last == ("pivot" if pivot else "solve")

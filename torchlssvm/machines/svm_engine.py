@@ -153,10 +153,13 @@ class Engine(State):
 
     # -- all at once ---------------------------------------------------------------------------------------------------
 
-    def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None) -> bool:
-        """Pivot from the present sets; samples to be removed are held at 0. False, and nothing changed, if it fails."""
+    def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None, factor: float = 1.0) -> bool:
+        """Pivot from these sets, or the present ones; samples to be removed are held at 0. factor: what u was multiplied by.
+
+        False, and nothing changed, if it fails.
+        """
         s, m = self.samples, self.margin
-        known = None
+        known = outer = None
         if side is None:
             side = s.sign.clone()
             # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
@@ -164,13 +167,16 @@ class Engine(State):
             positions = [i for i in m.slot if i < s.n]
             slots = [m.slot[i] for i in positions]
             known = (positions, m.QS[slots, : s.n])
+            # g + 1 is Q alpha + y b: without the margin vectors' share, that of the coefficients at their bounds is left
+            rest = s.g + 1.0 - torch.mv(m.QSn, m.a[: m.top])
+            outer = (torch.where(s.sign == 0, 0.0, s.alpha) * factor, rest * factor)
         u = s.u.clone()
         if len(remove):
             at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
             side[at] = -1.0
             s.u[at] = 0.0
         pivoting = Pivoting(s, known)
-        found = pivoting.solve(side)
+        found = pivoting.solve(side, outer)
         s.u.copy_(u)
         if found is None:
             return False
@@ -186,6 +192,8 @@ class Engine(State):
         s.sign.copy_(side)
         s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
         self.walker.events += 1
+        if outer is not None:
+            self.correct()  # what g had gathered of rounding
         return True
 
     def _solve_all(self) -> bool:
@@ -267,7 +275,8 @@ class Engine(State):
                 factor = u / s.u
                 s.u.copy_(u)
                 self.last = "pivot"
-                if not self._pivot():
+                same = bool((factor == factor[0]).all())
+                if not self._pivot(factor=float(factor[0]) if same else 1.0):
                     self._approach(balanced(s.alpha * factor, u, s.y))
                     self.last = "solve"
         except ConvergenceError:

@@ -59,7 +59,11 @@ class Pivoting:
             v = v.index_fill(0, used[known], 0.0)
         return out + self.samples.product(v) if len(known) < len(places) else out
 
-    def solve(self, side: Tensor) -> tuple[Tensor, Tensor, float, Tensor] | None:  # (n,): +1 R, -1 E, 0 S
+    def solve(
+        self,
+        side: Tensor,  # (n,) +1 R, -1 E, 0 S
+        known: tuple[Tensor, Tensor] | None = None,  # (n,), (n,) coefficients, zero in S, and Q times them
+    ) -> tuple[Tensor, Tensor, float, Tensor] | None:
         """alpha, g, b and the sets at the optimum, or None if pivoting does not get there.
 
         With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
@@ -67,8 +71,8 @@ class Pivoting:
         """
         s = self.samples
         side = side.clone()
-        held = torch.zeros_like(s.u)  # the coefficients at their bounds, and
-        outer = torch.zeros_like(s.u)  # what they make of g
+        # the coefficients at their bounds, and what they make of g
+        held, outer = (torch.zeros_like(s.u), torch.zeros_like(s.u)) if known is None else known
         best, patience = s.n + 1, 6
         for _ in range(ROUNDS):
             inside = (side == 0).nonzero()[:, 0]
