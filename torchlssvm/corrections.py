@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,12 +276,25 @@ class Corrector:
 
 
 def hashes(x: Tensor, y: Tensor) -> list[bytes]:
-    """16 bytes for each sample: BLAKE2b of its numbers as float64."""
-    rows = x.detach().to("cpu", torch.float64).contiguous().numpy()
-    targets = y.detach().to("cpu", torch.float64).reshape(len(y), -1).contiguous().numpy()
+    """16 bytes for each sample: BLAKE2b of its numbers, as float32 where that holds every one of the row, else as float64.
+
+    So the same numbers have the same hash whatever dtype they come in, and float32, the usual one, is hashed as it is.
+    """
+    given, targets = _numbers(x), _numbers(y).astype(np.float64).reshape(len(y), -1)
+    with np.errstate(over="ignore"):
+        rows: Any = given.astype(np.float32, copy=False)
+    if given.dtype not in (np.float32, np.float16):
+        whole = given.astype(np.float64, copy=False)
+        rows = [r if (r == w).all() else w for r, w in zip(rows, whole, strict=True)]
     return [
         hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=16).digest() for r, t in zip(rows, targets, strict=True)
     ]
+
+
+def _numbers(t: Tensor) -> Any:
+    """As a NumPy array, which costs less than a tensor where there are few numbers; bfloat16, which NumPy lacks, as float32."""
+    t = t.detach().cpu()
+    return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
 
 
 def refusal(event: Event, error: Exception) -> Outcome:
