@@ -285,3 +285,19 @@ def test_tiny_C_with_nearly_every_coefficient_at_its_bound(C):
     assert svm.kkt_violation() < 1e-12
     assert len(svm.error) >= 80
     assert svm.events < 1000
+
+
+@pytest.mark.parametrize("d", [2, 4])
+@pytest.mark.parametrize("C", [0.1, 10.0])
+def test_a_kernel_beyond_double_precision_is_an_error_or_solved(d, C):
+    """Points far from the origin under a polynomial kernel: K is 1e12, and what tells points apart is lost in rounding."""
+    rng = np.random.RandomState(0)
+    x, y = torch.from_numpy(rng.normal(loc=100, size=(16, d))), torch.from_numpy(rng.randint(0, 2, 16))
+    svm = IncrementalSVM(Polynomial(degree=3, gamma=1.0 / d, coef0=1.0), C=C)
+    try:
+        svm.fit(x, y)
+    except ConvergenceError:
+        assert svm.n == 0
+        return
+    rounding = 1e-13 * svm._engine.samples.scale * float(svm.alpha.sum())
+    assert svm.kkt_violation() < max(1e-9, rounding)

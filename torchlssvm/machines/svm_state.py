@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, svm_path
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive
@@ -144,6 +145,19 @@ class State:
                 d[i] = target[i] = s.hu[i]
                 self.walker.walk(Drive(s, d, target, force=row * float(s.hu[i])))
         self.last = "path"
+        self._assure([i for i in range(n) if i not in without])
+
+    def _assure(self, kept: list[int]) -> None:
+        """There is no other way left: what has come out is a solution, to rounding, or an error."""
+        s = self.samples
+        at = torch.tensor(kept, dtype=torch.int64, device=s.device)
+        g = s.product(s.alpha) + s.y * self.b - 1.0
+        wrong = float(svm_path.kkt_violation(s.alpha[at], g[at], s.u[at], s.y[at]))
+        if not wrong <= max(1e-9, 100 * svm_path.EPS * s.scale * float(s.alpha.sum())):
+            raise ConvergenceError(
+                f"rounding keeps the conditions from being met: they are violated by {wrong:.1e}, with K(x, x) up to "
+                f"{s.scale:.1e}; scale or centre the features"
+            )
 
     def _dry_run(self, new: range) -> None:
         """Without data (fake tensors) no event can be found: one step of each kind runs, for its shapes and devices."""
