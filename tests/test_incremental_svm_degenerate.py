@@ -301,3 +301,36 @@ def test_a_kernel_beyond_double_precision_is_an_error_or_solved(d, C):
         return
     rounding = 1e-13 * svm._engine.samples.scale * float(svm.alpha.sum())
     assert svm.kkt_violation() < max(1e-9, rounding)
+
+
+def test_an_update_that_fails_for_rounding_changes_nothing():
+    """Also where the margin vectors held are themselves dependent to rounding, so that their inverse cannot be made again."""
+    rng = np.random.RandomState(0)
+    x, y = torch.from_numpy(rng.normal(loc=100, size=(30, 2))), torch.from_numpy(rng.randint(0, 2, 30))
+    svm = IncrementalSVM(Polynomial(degree=3, gamma=0.5, coef0=1.0), C=0.1)
+    failed = 0
+    for i in range(30):
+        ids, alpha, b = svm.ids, svm.alpha, svm.b
+        try:
+            svm.add(x[i : i + 1], y[i : i + 1])
+        except ConvergenceError:
+            failed += 1
+            assert torch.equal(svm.ids, ids)
+            assert torch.equal(svm.alpha, alpha)
+            assert svm.b == b
+    assert failed
+
+
+@pytest.mark.parametrize("C", [10.0, 50.0])
+def test_single_updates_keep_twelve_digits(C):
+    """After every one of a hundred, not only after some: the condition number stays below 1e4."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.2 * torch.randn(200, generator=generator) > 0).long()
+    x[:, 0] *= 3.0
+    svm = IncrementalSVM(RBF(sigma=2.0), C=C).fit(x[:150], y[:150])
+    for i in range(150, 200):
+        svm.add(x[i : i + 1], y[i : i + 1])
+        assert svm.kkt_violation() < 1e-12
+        svm.remove([i - 150])
+        assert svm.kkt_violation() < 1e-12

@@ -69,7 +69,7 @@ def test_random_operations(short_sight, kernel):
     assert short_sight["found"] > 5
 
 
-@pytest.mark.parametrize("C", [2.0, 10.0])
+@pytest.mark.parametrize("C", [2.0, 50.0])
 def test_every_g_is_kept(short_sight, C):
     """g of the samples that no walk looks at is what its definition says."""
     x, y = points(200, 3)

@@ -192,8 +192,6 @@ class Engine(State):
         s.sign.copy_(side)
         s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
         self.walker.events += 1
-        if outer is not None:
-            self.correct()  # what g had gathered of rounding
         return True
 
     def _solve_all(self) -> bool:

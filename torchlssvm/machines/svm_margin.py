@@ -264,11 +264,16 @@ class Margin:
         self.QS[0, : self.samples.n] = self.samples.y
 
     def build(
-        self, positions: Tensor, alpha: Tensor, b: float, block: Tensor | None = None
-    ) -> bool:  # (s,), (s,), (s, n)
-        """All at once: these margin vectors, R by one inversion; ``block``: their rows of Q, if they are known.
+        self,
+        positions: Tensor,  # (s,)
+        alpha: Tensor,  # (s,)
+        b: float,
+        block: Tensor | None = None,  # (s, n) their rows of Q, if they are known
+        forced: bool = False,
+    ) -> bool:
+        """All at once: these margin vectors, R by one inversion. False, and no margin vectors, if they are dependent.
 
-        False, and no margin vectors, if they are dependent.
+        forced: they are taken all the same, with an R that is not trusted.
         """
         s, slots = len(positions), self.slots
         while slots <= s:
@@ -292,8 +297,9 @@ class Margin:
         try:
             self.Rk.copy_(svm_path.inverse(A, torch.arange(k, device=self.device)))
         except RuntimeError:  # LinAlgError
-            self.clear()
-            return False
+            if not forced:
+                self.clear()
+            return forced
         # 1 / R_jj is the gamma of margin vector j with respect to the others (14): none may lie in their span.
         own = self.Rk.diagonal()[1:].reciprocal()
         good = s == 1 or bool((own > 10 * DEPENDENT * A.diagonal()[1:]).all())
@@ -302,5 +308,7 @@ class Margin:
             self.residual = float((A @ (self.Rk @ h) - h).abs().amax() / h.abs().amax())
             good = self.residual <= DRIFT
         if not good:
-            self.clear()
-        return good
+            self.residual = ENDLESS
+            if not forced:
+                self.clear()
+        return good or forced

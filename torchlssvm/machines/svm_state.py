@@ -11,12 +11,11 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, svm_path
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive
-from torchlssvm.machines.svm_margin import NEAR, STEADY, Margin
+from torchlssvm.machines.svm_margin import NEAR, Margin
 from torchlssvm.machines.svm_samples import Samples
 from torchlssvm.machines.svm_walk import Walker
 
 ENDLESS = float("inf")
-CORRECT_EVERY = 8  # operations between corrections by the true residual of the margin vectors
 RESYNC_EVERY = 2000  # events between recomputations of every g
 
 
@@ -38,7 +37,10 @@ class State:
         return 0.0 if checks.is_fake(self.margin.a) else float(self.margin.ha[0])
 
     def finish(self, thoroughly: bool = False) -> None:
-        """The end of an operation: b in the middle where it is free, and drift removed from time to time."""
+        """The end of an operation: b in the middle where it is free, and the rounding of the walk corrected.
+
+        Every g is computed anew from time to time, or if ``thoroughly``.
+        """
         s, m = self.samples, self.margin
         if checks.is_fake(s.x):
             return
@@ -51,7 +53,7 @@ class State:
             self.walker.perturbed, thoroughly = False, True
         if not bool(inside.any()):
             self._centre_b()
-        elif thoroughly or self.operations % CORRECT_EVERY == 0 or m.residual >= STEADY:
+        else:
             if thoroughly or self.walker.events - self.synced > RESYNC_EVERY:
                 self.resync()
             self.correct()
@@ -119,8 +121,7 @@ class State:
         s.put_back(old["vectors"])
         inside = torch.tensor(old["slots"], dtype=torch.int64, device=s.device)
         m.fit_capacity()
-        if not m.build(inside, s.alpha[inside], old["b"]):
-            self.one_by_one()
+        m.build(inside, s.alpha[inside], old["b"], forced=True)
 
     def one_by_one(self, without: Set[int] = frozenset()) -> None:
         """The guaranteed way: from nothing, one sample after the other; ``without``: positions that are to be removed."""
