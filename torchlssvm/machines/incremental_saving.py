@@ -11,7 +11,7 @@ from torchlssvm.machines.incremental_base import SVMBase
 
 SAVED = ("x", "y", "weight", "u", "alpha", "sign", "slack", "ids", "margin", "R", "C", "numbers", "dropped")
 """What a checkpoint holds: per sample (in the order of positions), the margin vectors' positions and R, and numbers: b, next
-id, whether reserve vectors were forgotten, whether the kernel is precomputed, operations, events."""
+id, whether reserve vectors were forgotten, whether the kernel is precomputed, events."""
 
 
 class Saving(SVMBase):
@@ -33,7 +33,6 @@ class Saving(SVMBase):
             self._next_id,
             self.inexact,
             s.precomputed,
-            self._engine.operations,
             self._engine.walker.events,
         ]
         state["numbers"] = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -44,7 +43,7 @@ class Saving(SVMBase):
             value = state[name]
             return value.to(device) if not value.is_floating_point() else value.to(device, torch.float64)
 
-        b, next_id, inexact, precomputed, operations, events = state["numbers"].tolist()
+        b, next_id, inexact, precomputed, events = state["numbers"].tolist()
         if bool(precomputed) != (self.kernel is None):
             raise ValueError("the checkpoint and the machine differ: one of them has precomputed kernel values")
         self._start(device)
@@ -68,7 +67,7 @@ class Saving(SVMBase):
         self._C = (low, high)
         self._next_id, self.inexact = int(next_id), bool(inexact)
         self._dropped = set(state["dropped"].tolist())
-        engine.operations, engine.walker.events = int(operations), int(events)
+        engine.walker.events = int(events)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

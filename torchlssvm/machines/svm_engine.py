@@ -52,7 +52,6 @@ class Engine(State):
                 self.restore(before)
                 raise
         self.margin.moved(s.delete(remove))
-        self.operations += 1
         self.finish(self.slowly != slowly)
 
     def _choose(self, new: range, remove: list[int], method: str) -> None:
@@ -284,7 +283,6 @@ class Engine(State):
             except ConvergenceError:
                 self.restore(before)
                 raise
-        self.operations += 1
         self.finish(self.slowly != slowly)
 
     def follow_bounds(self, u: Tensor, watch: Callable[[Event], None]) -> None:  # (n,)
@@ -296,7 +294,6 @@ class Engine(State):
                 self._walk_to(u)
             finally:
                 self.walker.watch = old
-            self.operations += 1
             self.finish(True)
             if self.slowly != done:
                 raise ConvergenceError("rounding has led the path away from the solution")

@@ -26,7 +26,7 @@ class State:
         self.samples = Samples(kernel, device, cache_bytes)
         self.margin = Margin(self.samples)
         self.walker = Walker(self.samples, self.margin)
-        self.operations, self.synced = 0, 0  # operations so far, and the count of events when g was last recomputed
+        self.synced = 0  # the count of events when g was last recomputed
         self.checked = -1  # the count of events at the end of the last operation
         self.slowly = 0  # how often the guaranteed way was taken
         self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
