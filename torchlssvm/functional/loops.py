@@ -1,0 +1,47 @@
+"""Loops over host arrays, compiled: numba's, where it is installed (the extra ``fast``).
+
+A small operation on a few hundred numbers takes less time than calling it. What is done many times over therefore exists twice:
+as operations on tensors, on any device and without further packages, and as a loop that does a whole step in one call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+REORDER = {"reassoc", "contract", "arcp", "nsz"}
+"""Sums may be taken in another order, by several at a time; infinities and nan keep their meaning."""
+
+
+@cache
+def load(name: str) -> ModuleType | None:
+    """The module of compiled loops of this name in ``torchlssvm.functional``; None where numba is missing or does not work."""
+    try:
+        return importlib.import_module(f"torchlssvm.functional.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+    except ImportError as error:  # numba refuses versions of NumPy that it does not know
+        log.warning("numba cannot be used, small steps will be slower: %s", error)
+    return None
+
+
+def compiled(signature: str) -> Callable[[F], F]:
+    """Compile a function for these types, once for each machine: the code is kept on disk where that is possible."""
+    import numba
+
+    def compile_it(function: F) -> F:
+        options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "nogil": True}
+        try:
+            out: F = numba.njit(signature, cache=True, **options)(function)
+        except RuntimeError:  # no folder to keep it in
+            out = numba.njit(signature, **options)(function)
+        return out
+
+    return compile_it
