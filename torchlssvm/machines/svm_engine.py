@@ -128,7 +128,7 @@ class Engine(State):
         """Sample i is to go: its margin is nobody's concern any more."""
         s, m = self.samples, self.margin
         if i in m.slot:
-            s.halpha[i] = m.leave(i)
+            s.halpha[i], _ = m.leave(i)
         s.hsign[i], s.hslack[i] = 0.0, ENDLESS
 
     def _walk(self, up: list[int], down: list[int], Q: Tensor, start: int) -> None:

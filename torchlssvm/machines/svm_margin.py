@@ -5,13 +5,15 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
+from torchlssvm.functional.loops import load
 from torchlssvm.machines.svm_near import Near
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, as_tensor
 
 DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
@@ -24,6 +26,14 @@ NEAR = 1e-11
 STEADY = 1e-12
 """With a residual of R below this, R needs no help: refinement is left out between checks."""
 ENDLESS = float("inf")
+_NONE = np.empty(0)
+
+
+def _longer(values: Any) -> Any:  # (k,) -> (k + 1,)
+    """With a zero at the end."""
+    out = values.new_zeros(len(values) + 1) if isinstance(values, Tensor) else np.zeros(len(values) + 1)
+    out[:-1] = values
+    return out
 
 
 class Margin:
@@ -87,6 +97,11 @@ class Margin:
         self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (whole[:k] for whole in self._whole)
 
     @property
+    def loops(self) -> Any:
+        """The compiled steps, where the memory is the host's and they are installed."""
+        return load("svm_loops") if isinstance(self.hR, np.ndarray) else None
+
+    @property
     def QSn(self) -> Tensor:
         """y and the columns of Q, slot by slot (n, top)."""
         return self.QS[: self.top, : self.samples.n].T
@@ -137,37 +152,55 @@ class Margin:
 
     # -- who is in -----------------------------------------------------------------------------------------------------
 
-    def sensitivities(self, h: Any, beta: Any = None) -> Any:  # (top,) -> (top,)
-        """beta = -R h (10), refined, or a beta known already; R is made anew when it has drifted."""
-        tensor = h if isinstance(h, Tensor) else torch.from_numpy(h)
-        out, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor, beta)
+    def sensitivities(self, h: Any) -> Any:  # (top,) -> (top,)
+        """beta = -R h (10), refined; R is made anew when it has drifted. A tensor, or an array where loops are compiled."""
+        if (loops := self.loops) is not None:
+            out, rest = np.empty(self.top), np.empty(self.top)
+            self.residual = loops.sensitivities(self.hR, self.hA, self.top, h, out, rest)
+            if self.residual > DRIFT:
+                self.refresh()
+                loops.sensitivities(self.hR, self.hA, self.top, h, out, rest)
+            return out
+        tensor = as_tensor(h)
+        out, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor)
         self.residual = float(abs(self.host(residual)).max()) / max(float(abs(h).max()), 1e-300)
         if self.residual > DRIFT:
             self.refresh()
             out, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
         return out
 
-    def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Tensor, float, bool]:  # (n,) -> (top,)
+    def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Any, float, bool]:  # (n,) -> (top,)
         """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
-        h = self.gather(hrow, float(self.samples.hy[i]))
-        self.border = h
-        q = float(hrow[i])
+        y, q = float(self.samples.hy[i]), float(hrow[i])
         if self.residual < STEADY:
-            beta = torch.mv(self.Rk, h if isinstance(h, Tensor) else torch.from_numpy(h)).neg_()
-            gamma = q + float(h @ self.host(beta))
-            if gamma > 1e-3 * q:  # far from the span: no need to look more closely
-                return beta, gamma, False
+            self.border, beta, inner = self._unrefined(hrow, y)
+            if q + inner > 1e-3 * q:  # far from the span: no need to look more closely
+                return beta, q + inner, False
+        self.border = h = self.gather(hrow, y)
         beta = self.sensitivities(h)
         terms = h * self.host(beta)
         gamma = q + float(terms.sum())
         return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
 
+    def _unrefined(self, values: Any, first: float) -> tuple[Any, Any, float]:  # (n,) -> (top,), (top,)
+        """h as by :meth:`gather`, beta = -R h and h^T beta."""
+        if (loops := self.loops) is not None:
+            h, beta = np.empty(self.top), np.empty(self.top)
+            return h, beta, loops.span(self.hR, self.top, self.hat, self.hused, values, first, h, beta)
+        h = self.gather(values, first)
+        beta = torch.mv(self.Rk, as_tensor(h)).neg_()
+        return h, beta, float(h @ self.host(beta))
+
+    def driven(self, force: Any, balance: float, refined: bool) -> Any:  # (n,) -> (top,)
+        """beta (10) of a drive."""
+        return self.sensitivities(self.gather(force, balance)) if refined else self._unrefined(force, balance)[1]
+
     def enter(
-        self, i: int, hrow: Any, alpha: float, beta: Tensor | None, gamma: float
+        self, i: int, hrow: Any, alpha: float, beta: Any | None, gamma: float
     ) -> Any:  # (n,), (top,) -> (top,)
         """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before.
 
-        Returns v of (13): beta, whose memory it is, with 1 in the slot of i.
+        Returns v of (13): beta, with 1 in the slot of i.
         """
         y = float(self.samples.hy[i])
         slot = heapq.heappop(self.free) if self.free else self.top
@@ -176,34 +209,38 @@ class Margin:
             if slot == self.slots:
                 self._allocate(2 * self.slots)
             self._set_top()
-            beta = None if beta is None else torch.cat([beta, beta.new_zeros(1)])
-        v = None
-        if beta is None:
-            svm_path.first_(self.Rk, float(hrow[i]), y, slot)
-        else:
-            v = self.host(beta)
-            v[slot] = 1.0
-            svm_path.grow_(self.Rk, beta, gamma)
-            if gamma * MILD < float(hrow[i]):
-                self.residual = ENDLESS  # unknown: to be measured before R is trusted again
+            if beta is not None:
+                beta, self.border = _longer(beta), _longer(self.border)
         self.position[slot], self.slot[i] = i, slot
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
+        if beta is None:
+            svm_path.first_(self.Rk, float(hrow[i]), y, slot)
+            self.border, v = self.hused * 0.0, None
+            self.border[0] = y
+        else:
+            v = self.host(beta)
+            v[slot] = 1.0
+            if gamma * MILD < float(hrow[i]):
+                self.residual = ENDLESS  # unknown: to be measured before R is trusted again
+            if (loops := self.loops) is not None:
+                near, at = self.near.buffer()
+                loops.grow(self.hR, self.hA, self.hQS, near, self.top, slot, i, hrow, self.border, v, gamma, at)
+                return v
+            svm_path.grow_(self.Rk, as_tensor(beta), gamma)
+        self.hAk[slot] = self.border
+        self.hAk[:, slot] = self.border
+        self.hAk[slot, slot] = hrow[i]
         self.hQS[slot, : self.samples.n] = hrow
         self.near.entered(slot, hrow)
-        border = self.border if beta is not None else (y,)
-        A, k = self.hAk, len(border)
-        A[slot, :k] = border if k > 1 else y
-        A[:k, slot] = border if k > 1 else y
-        A[slot, slot] = hrow[i]
         return v
 
     def mild(self, slot: int) -> bool:
         """Whether a margin vector is far from the span of the others: 1 / R_kk is its gamma."""
         return 0 < float(self.hRk[slot, slot]) * float(self.hAk[slot, slot]) < MILD
 
-    def leave(self, i: int) -> float:
-        """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha."""
+    def leave(self, i: int, beta: Any = None) -> tuple[float, Any]:  # (top,) -> (), (top,)
+        """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha, and beta as it is after that, if it is given."""
         if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
             self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
             if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign
@@ -214,11 +251,17 @@ class Margin:
         if i not in self.samples.rows:
             self.samples.rows.put(i, self.hQS[slot, : self.samples.n], self.samples.n)
         alpha = float(self.ha[slot])
-        if len(self.slot):
-            svm_path.shrink_(self.Rk, slot)
-        else:
+        if not len(self.slot):
             self.R.zero_()
-        self.hAk[slot, :], self.hAk[:, slot] = 0.0, 0.0
+            self.A.zero_()
+        elif (loops := self.loops) is not None:
+            loops.shrink(self.hR, self.hA, self.top, slot, beta if beta is not None else _NONE)
+        else:
+            if beta is not None:
+                beta = svm_path.after_shrinkage(beta, self.hRk[slot], slot)
+                beta[slot] = 0.0
+            svm_path.shrink_(self.Rk, slot)
+            self.hAk[slot, :], self.hAk[:, slot] = 0.0, 0.0
         self.position[slot] = -1
         self.hat[slot], self.hused[slot], self.ha[slot], self.hrise[slot] = 0, 0.0, 0.0, 0.0
         self.hlower[slot], self.hupper[slot] = -ENDLESS, ENDLESS
@@ -230,7 +273,7 @@ class Margin:
             self._set_top()
         else:
             heapq.heappush(self.free, slot)
-        return alpha
+        return alpha, None if beta is None else beta[: self.top]
 
     # -- made anew -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ SHARE = 6  # the nearest part of the reserve vectors that is looked at, and
 LEAST = 64  # so many at least
 FROM = 400  # samples below which all are looked at
 
+_NONE = (np.empty((0, 0)), np.empty(0, dtype=np.int64))
+
 
 class Near:
     """Their positions, in columns, and of the margin vectors' rows of Q the part that belongs to them. On the CPU only."""
@@ -53,6 +55,10 @@ class Near:
     def columns(self, top: int) -> Tensor:
         """y and the columns of Q, slot by slot (count, top)."""
         return self._Q[:top, : self.count].T
+
+    def buffer(self) -> tuple[Any, Any]:
+        """The columns of Q slot by slot, and the position of each; none of them where nothing has been chosen."""
+        return (self._hQ, self.positions) if self.count else _NONE
 
     def ready(self, QS: Tensor, top: int) -> bool:
         """Whether they are worth it; chosen anew where they have become many, or the buffers have changed."""

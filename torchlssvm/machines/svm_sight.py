@@ -24,13 +24,27 @@ class All:
         self.samples, self.margin, self.drive = samples, margin, drive
         self.slack, self.sign, self.y = samples.hslack, samples.hsign, samples.hy
 
+    @property
+    def Q(self) -> Any:
+        """y and the margin vectors' rows of Q, slot by slot, by columns, on the host; there may be more of both."""
+        return self.margin.hQS
+
+    @property
+    def hforce(self) -> Any:
+        """The drive's force on each column."""
+        return self.drive.hforce
+
     def rates(self, beta: Tensor) -> Any:  # (top,) -> (columns,)
         """gamma (12) under the drive."""
         return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, self.drive.force))
 
-    def rates_along(self, beta: Tensor, row: Tensor) -> Any:  # (top,), (n,) -> (columns,)
+    def rates_along(self, beta: Tensor, row: Tensor | None = None) -> Any:  # (top,), (n,) -> (columns,)
         """gamma (12) when only margin vectors move, and one sample whose row of Q, times its rate, is ``row``."""
-        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, row))
+        return self.margin.host(self._along(self.margin.QSn, beta, row))
+
+    @staticmethod
+    def _along(columns: Tensor, beta: Tensor, row: Tensor | None) -> Tensor:
+        return torch.mv(columns, beta) if row is None else svm_path.margin_sensitivities(columns, beta, row)
 
     def position(self, column: int) -> int:
         """The position of a column."""
@@ -82,14 +96,24 @@ class Nearest(All):
         self.since = 0.0
         self.columns, self.slots = near.columns(margin.top), margin.slots
 
+    @property
+    def Q(self) -> Any:
+        """Of the near samples."""
+        return self.near.buffer()[0]
+
+    @property
+    def hforce(self) -> Any:
+        """On the near samples."""
+        return self.force.numpy()
+
     def rates(self, beta: Tensor) -> Any:
         """As in :class:`All`, of the near samples."""
         return svm_path.margin_sensitivities(self._columns(len(beta)), beta, self.force).numpy()
 
-    def rates_along(self, beta: Tensor, row: Tensor) -> Any:
+    def rates_along(self, beta: Tensor, row: Tensor | None = None) -> Any:
         """As in :class:`All`, of the near samples."""
-        row = torch.from_numpy(row.numpy()[self.near.positions])
-        return svm_path.margin_sensitivities(self._columns(len(beta)), beta, row).numpy()
+        row = None if row is None else torch.from_numpy(row.numpy()[self.near.positions])
+        return self._along(self._columns(len(beta)), beta, row).numpy()
 
     def _columns(self, top: int) -> Tensor:
         if self.columns.shape[1] != top or self.margin.slots != self.slots:

@@ -12,7 +12,7 @@ from torchlssvm.functional import checks, svm_path
 from torchlssvm.kernels import Kernel
 from torchlssvm.machines.svm_drive import Drive
 from torchlssvm.machines.svm_margin import NEAR, Margin
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, as_tensor
 from torchlssvm.machines.svm_walk import Walker
 
 ENDLESS = float("inf")
@@ -54,9 +54,12 @@ class State:
         if not bool(inside.any()):
             self._centre_b()
         else:
-            if thoroughly or self.walker.events - self.synced > RESYNC_EVERY:
+            thoroughly = thoroughly or self.walker.events - self.synced > RESYNC_EVERY
+            if thoroughly:
                 self.resync()
-            self.correct()
+            if thoroughly or not self.walker.corrected:
+                self.correct()
+        self.walker.corrected = False
 
     def _centre_b(self) -> None:
         """No coefficient is strictly inside its box: S is empty, and b the middle of the interval it is free in."""
@@ -83,17 +86,11 @@ class State:
         s, m = self.samples, self.margin
         if not len(m):
             return
-        r = m.host(torch.mv(m.QS[: m.top, : s.n], s.alpha))  # row 0 of QS is y: its entry is y^T alpha
-        r[1:] += m.hAk[1:, 0] * m.ha[0] - 1.0
-        r *= m.hused
-        if float(abs(r).max()) > 1e-6 * max(1.0, float(s.halpha.max()) * s.scale):
+        delta = self.walker.newton()
+        if delta is None:
             self.one_by_one()  # more than drift: what the walk believed is not so
             return
-        delta = m.sensitivities(r)
-        m.ha += m.host(delta)
-        m.ha[:] = m.ha.clip(m.hlower, m.hupper)
-        s.hslack += s.hsign * m.host(torch.mv(m.QSn, delta))
-        self.walker.settle()
+        s.hslack += s.hsign * m.host(torch.mv(m.QSn, as_tensor(delta)))
 
     def resync(self) -> None:
         """Every g from its definition, not from its history."""

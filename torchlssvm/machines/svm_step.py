@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
@@ -21,7 +23,12 @@ PERTURBED = 5
 """So many perturbations, each ten times the last, and then it is given up."""
 PATIENCE = 50
 """Events without a step before their order is changed."""
+NOISE = 16 * svm_path.EPS
+"""The rounding of a rate, as a share of the terms that it is the sum of."""
+ENDS = ("end", "margin", "error", "reserve")
+"""What ends a step, in the order of the numbers in :mod:`torchlssvm.functional.svm_loops`."""
 ENDLESS = float("inf")
+_NONE = np.empty(0)
 
 
 class Stepper:
@@ -35,15 +42,39 @@ class Stepper:
     idle: int  # events without a step, in a row
     perturbed = False  # whether slacks have been shifted
 
+    def advance(self, beta: Any) -> tuple[float, str, int, Any]:  # (top,) -> (columns,)
+        """The largest step (2.3), made: its length, what ends it ("end": nothing), its column or slot; and every gamma (12)."""
+        m, sight = self.margin, self.sight
+        if (loops := m.loops) is not None:
+            Q, force, gamma = sight.Q, sight.hforce, np.empty(len(sight.slack))
+            rise = m.hrise if self.drive.rise is not None else _NONE
+            most, noise = 1.0 - self.p, NOISE * self.samples.scale
+            code, i, t = loops.advance(
+                Q, m.top, len(gamma), beta, force, sight.slack, sight.sign, m.ha, m.hlower, m.hupper, rise, most, noise,
+                self.drive.size, gamma,
+            )  # fmt: skip
+            if code >= 0:
+                return t, ENDS[code], i, gamma
+        else:
+            gamma = sight.rates(beta)
+        rate, quotient = svm_path.margin_rates(sight.slack, gamma, sight.sign)
+        hbeta = m.host(beta) if isinstance(beta, Tensor) else beta
+        t, to, i = self.largest_step(hbeta, rate, quotient, 1.0 - self.p)
+        if t > 0:
+            m.ha += t * hbeta
+            rate *= t
+            sight.slack += rate
+        return t, to, i, gamma
+
     def largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
-        """The largest step (2.3), what ends it ("end": nothing), the column of what enters S or the position of what leaves."""
+        """The largest step (2.3), what ends it ("end": nothing), the column of what enters S or the slot of what leaves."""
         m = self.margin
         rise = m.hrise if self.drive.rise is not None else None
         inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
         slot, i = int(inner.argmin()), int(quotient.argmin())
         t, q = float(inner[slot]), float(quotient[i])
         u = -1.0 / q if q < 0 else ENDLESS
-        noise = 16 * svm_path.EPS * self.samples.scale
+        noise = NOISE * self.samples.scale
         # sum |beta| <= sqrt(m beta^T beta), which is cheaper
         floor = noise * (float(len(beta) * (beta @ beta)) ** 0.5 + self.drive.size)
         if min(t, u) <= TINY or -float(rate[i]) <= floor:
@@ -51,9 +82,7 @@ class Stepper:
             return self._careful_step(inner, beta, rate, quotient, floor, most)
         if min(t, u) >= most:
             return most, "end", -1
-        if u <= t:
-            return u, "margin", i
-        return t, self._bound(slot, beta, t), m.position[slot]
+        return (u, "margin", i) if u <= t else (t, self._bound(slot, beta, t), slot)
 
     def _bound(self, slot: int, beta: Any, t: float) -> str:
         m = self.margin
@@ -90,7 +119,7 @@ class Stepper:
         if slot and (float(inner[slot]) - t) * abs(float(beta[slot])) > NEAR * float(m.hupper[slot]):
             slot = first  # a coefficient so fast that even this step is one: the first event, and no other
             i = m.position[slot] if slot else self.sight.position(int(quotient.argmin()))
-        return (t, self._bound(slot, beta, t), i) if slot else (t, "margin", self.sight.column(i))
+        return (t, self._bound(slot, beta, t), slot) if slot else (t, "margin", self.sight.column(i))
 
     def _perturb(self) -> None:
         """So many events without a step are a cycle made by rounding: shift every slack a little, each differently."""

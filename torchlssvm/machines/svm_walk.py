@@ -13,12 +13,14 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_margin import DEPENDENT, MILD, STEADY, Margin
-from torchlssvm.machines.svm_samples import Samples, places
+from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 from torchlssvm.machines.svm_sight import All, Nearest
 from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY, Stepper
 
 REFINE = 6
 """While R is steady, beta is carried from event to event and refined every so many."""
+MUCH = 1e-6
+"""More than this, in units of g, is left of (2) and (3) only where what a walk believed was not so."""
 
 
 class Walker(Stepper):
@@ -26,7 +28,8 @@ class Walker(Stepper):
 
     def __init__(self, samples: Samples, margin: Margin, watch: Callable[[Event], None] | None = None):
         self.samples, self.margin, self.watch = samples, margin, watch
-        self.events = 0
+        self.events = self.age = 0
+        self.corrected = False  # whether the last walk has ended with a correction
 
     def walk(self, drive: Drive, everything: bool = False) -> None:
         """From p = 0 to 1; ``everything``: every sample is looked at all along, as it is when events are watched.
@@ -58,7 +61,8 @@ class Walker(Stepper):
             self.sight = Nearest(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
-        self.age = self.idle = 0
+        self.idle = 0
+        self.corrected = False
         if drive.hrise is not None:
             m.hrise[:] = m.gather(drive.hrise, 0.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -83,37 +87,29 @@ class Walker(Stepper):
         if not len(m) and abs(drive.balance) > 1e-14 * drive.size:
             return self._shift_b(watching)
         beta = self._sensitivities()
-        sight = self.sight
-        gamma = sight.rates(beta)
-        hbeta = m.host(beta)
-        rate, quotient = svm_path.margin_rates(sight.slack, gamma, sight.sign)
-        t, to, i = self.largest_step(hbeta, rate, quotient, 1.0 - self.p)
-        if t > 0:
-            m.ha += t * hbeta
-            rate *= t
-            sight.slack += rate
-            if drive.hrise is not None:
-                s.hu += t * drive.hrise
-                m.hupper += t * m.hrise
-            self.p += t
+        t, to, i, gamma = self.advance(beta)
+        if drive.hrise is not None:
+            s.hu += t * drive.hrise
+            m.hupper += t * m.hrise
+        self.p += t
         if to == "margin":
-            rate_i, i = float(gamma[i]), sight.position(i)
-            self._enter(i, rate_i, hbeta)
+            self._enter(self.sight.position(i), float(gamma[i]), m.host(beta))
+            i = self.sight.position(i)
         elif to != "end":
-            self._leave(i, to, hbeta)
+            i = m.position[i]
+            self._leave(i, to, m.host(beta))
         self._note(to, i, t)
         return t * float(gamma[watching])
 
-    def _sensitivities(self) -> Tensor:
+    def _sensitivities(self) -> Any:  # -> (top,), a tensor or an array
         m, drive = self.margin, self.drive
         if not len(m):
-            return torch.zeros_like(m.a[: m.top])
-        if self.beta is not None and self.age < REFINE and m.residual < STEADY:
-            self.age += 1
-            return self.beta if isinstance(self.beta, Tensor) else torch.from_numpy(self.beta)
-        self.age = 0
-        beta: Tensor = m.sensitivities(m.gather(drive.hforce, drive.balance))
-        return beta
+            return torch.zeros_like(m.a[: m.top]) if m.loops is None else np.zeros(m.top)
+        refined = self.age >= REFINE or not m.residual < STEADY
+        self.age = 0 if refined else self.age + 1
+        if self.beta is None or refined:
+            return m.driven(drive.hforce, drive.balance, refined)
+        return self.beta if m.loops is not None else as_tensor(self.beta)
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -125,18 +121,11 @@ class Walker(Stepper):
     def _leave(self, i: int, to: str, beta: Any = None) -> None:
         """A margin vector reaches a bound: to the reserve set at 0, to the error set at u, which may itself move."""
         s, m, drive = self.samples, self.margin, self.drive
-        slot = m.slot[i]
-        self.beta = None
-        if beta is not None and len(m) > 1 and m.residual < STEADY and m.mild(slot):
-            self.beta = svm_path.after_shrinkage(beta, m.hRk[slot], slot)
+        carry = beta is not None and len(m) > 1 and m.residual < STEADY and m.mild(m.slot[i])
         up = to == "error"
         s.halpha[i] = s.hu[i] if up else 0.0
         self.sight.leaves(i, float(s.halpha[i]))
-        m.leave(i)
-        if self.beta is not None:
-            self.beta = self.beta[: m.top]
-            if slot < m.top:
-                self.beta[slot] = 0.0
+        _, self.beta = m.leave(i, beta if carry else None)
         c = self.sight.column(i)
         self.sight.slack[c], self.sight.sign[c] = 0.0, -1.0 if up else 1.0
         if up and drive.hrise is not None:
@@ -194,14 +183,14 @@ class Walker(Stepper):
             beta = (torch if isinstance(beta, Tensor) else np).concatenate([beta, beta[:1] * 0.0])
         return svm_path.after_growth(beta, v, rate, gamma)
 
-    def _exchange(self, i: int, row: Tensor, beta: Tensor) -> bool:
+    def _exchange(self, i: int, row: Tensor, beta: Any) -> bool:
         """Along the null vector [beta; 1] no g changes: move until a margin vector, or i itself, is at a bound.
 
         p waits. Whatever the rounding of gamma_i moves all the same is followed. True if i is at its other bound.
         """
         s, m = self.samples, self.margin
         direction = -1.0 if float(s.halpha[i]) >= float(s.hu[i]) else 1.0
-        beta = beta * direction
+        beta = as_tensor(beta) * direction
         sight = self.sight
         gamma = sight.rates_along(beta, row * direction)
         hbeta = m.host(beta)
@@ -296,6 +285,10 @@ class Walker(Stepper):
         s, drive = self.samples, self.drive
         s.halpha[drive.driven] = drive.htarget[drive.driven]
         if isinstance(self.sight, Nearest):
+            delta = self.newton() if len(self.margin) else None
+            if delta is not None:
+                self.sight.slack += self.sight.sign * self.sight.rates_along(as_tensor(delta))
+                self.corrected = True
             self._look_at_all()
         if drive.rise is not None:
             self.margin.rise.zero_()
@@ -303,6 +296,26 @@ class Walker(Stepper):
         off = abs(float((s.hy * s.halpha).sum()))
         if off > 1e-8 * max(1.0, float(s.hu.max())):  # never an answer that breaks (3)
             raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
+
+    def newton(self) -> Any:  # -> (top,)
+        """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if it is much."""
+        s, m = self.samples, self.margin
+        if (loops := m.loops) is not None:
+            r = np.empty(m.top)
+            loops.residual(m.hQS, m.hA, m.top, m.ha, m.hused, s.halpha, s.hsign, r)
+        else:
+            self.settle()
+            r = m.host(torch.mv(m.QS[: m.top, : s.n], s.alpha))  # row 0 of QS is y: its entry is y^T alpha
+            r[1:] += m.hAk[1:, 0] * m.ha[0] - 1.0
+            r *= m.hused
+        if float(abs(r).max()) > MUCH * max(1.0, float(s.halpha.max()) * s.scale):
+            return None
+        delta = m.sensitivities(r)
+        self.age = 0
+        m.ha += m.host(delta)
+        m.ha[:] = m.ha.clip(m.hlower, m.hupper)
+        self.settle()
+        return delta
 
     def settle(self) -> None:
         """Write the margin vectors' coefficients back to the samples."""
