@@ -6,6 +6,7 @@ columns. A free slot is zero in R, A, used and beta.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,18 +40,29 @@ def rates(Q: Any, top: int, count: int, beta: Any, force: Any, gamma: Any) -> No
         k += 1
 
 
-@compiled("float64(float64[:, ::1], int64, float64[::1], float64, float64[::1])")
-def times(M: Any, top: int, v: Any, factor: float, out: Any) -> float:
-    """out = factor M v for a symmetric M (slots, slots); returns v^T out."""
-    total = 0.0
+@compiled("void(float64[:, ::1], int64, float64, float64[::1], int64[::1], float64[::1])")
+def gaussian(P: Any, i: int, gamma: float, y: Any, at: Any, out: Any) -> None:
+    """Q_ij = y_i y_j exp(-gamma |x_i - x_j|^2) for j in ``at``, or for the first of all where that is empty; P = [x, |x|^2, 1]."""
+    J = P.shape[1] - 2
+    own = P[i]
+    for k in range(len(out)):
+        j = at[k] if len(at) else k
+        row = P[j]
+        inner = 0.0
+        for d in range(J):
+            inner += own[d] * row[d]
+        out[k] = y[i] * y[j] * math.exp(gamma * min(0.0, 2.0 * inner - own[J] - row[J]))
+
+
+@compiled("void(float64[:, ::1], int64, float64[::1], float64, float64[::1])")
+def times(M: Any, top: int, v: Any, factor: float, out: Any) -> None:
+    """out = factor M v for M (slots, slots)."""
     for i in range(top):
         row = M[i]
         inner = 0.0
         for j in range(top):
             inner += row[j] * v[j]
         out[i] = factor * inner
-        total += v[i] * out[i]
-    return total
 
 
 @compiled(
@@ -124,15 +136,6 @@ def advance(
     else:
         up = beta[slot] > 0
     return (ERROR if up else RESERVE), slot, step
-
-
-@compiled("float64(float64[:, ::1], int64, int64[::1], float64[::1], float64[::1], float64, float64[::1], float64[::1])")
-def span(R: Any, top: int, at: Any, used: Any, row: Any, first: float, h: Any, beta: Any) -> float:
-    """h = [y_i; Q_Si] from the row of Q, beta = -R h (10); returns h^T beta, which with Q_ii is gamma_i (12)."""
-    for k in range(top):
-        h[k] = row[at[k]] * used[k]
-    h[0] = first
-    return times(R, top, h, -1.0, beta)
 
 
 @compiled("float64(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1])")
@@ -217,3 +220,12 @@ def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any
         for e in error:
             inner += QS[k, e] * alpha[e]
         out[k] = (out[k] + inner - (0.0 if k == 0 else 1.0)) * used[k]
+
+
+@compiled("void(float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1])")
+def slacks(QS: Any, top: int, moved: Any, g: Any, sign: Any, slack: Any) -> None:
+    """g + QS^T moved, and from it every slack, sign * g, infinite where sign is 0."""
+    out = np.empty(len(g))
+    rates(QS, top, len(g), moved, g, out)
+    for j in range(len(g)):
+        slack[j] = sign[j] * out[j] if sign[j] != 0 else ENDLESS

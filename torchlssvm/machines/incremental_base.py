@@ -23,8 +23,8 @@ class Batch(NamedTuple):
 
     x: Tensor  # (B, J) prepared rows, or (B, n + B)
     y: Tensor  # (B,) -1, +1
-    weight: Tensor  # (B,)
-    u: Tensor  # (B,)
+    weight: Any  # (B,), or 1.0 for all
+    u: Any  # (B,), or one for all
 
 
 class Step(NamedTuple):
@@ -249,8 +249,8 @@ class SVMBase(nn.Module):
         C = checks.positive(C, "C")
         return C, C
 
-    def _upper(self, y: Tensor, weight: Tensor, C: tuple[float, float] | None = None) -> Tensor:
-        """The bounds u (n,) of samples with these labels -1, +1 and weights."""
+    def _upper(self, y: Tensor, weight: Any, C: tuple[float, float] | None = None) -> Any:
+        """The bounds u (n,) of samples with these labels -1, +1 and weights; a number if they have one weight and one C."""
         low, high = self._C if C is None else C
         return weight * low if low == high else weight * y.new_tensor([low, high])[(y > 0).long()]
 
@@ -262,12 +262,11 @@ class SVMBase(nn.Module):
         if y.numel() and y.dtype not in checks.INTEGERS and y.dtype != torch.bool:
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
         values = self._engine.samples.host(y)
-        if y.numel() and not checks.is_fake(y):
+        if not checks.is_fake(y) and not bool(((values == 0) | (values == 1)).all()):
             low, high = int(values.min()), int(values.max())
-            if low < 0 or high > 1:
-                raise ValueError(
-                    f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
-                )
+            raise ValueError(
+                f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
+            )
         return as_tensor(values * 2.0 - 1.0).to(torch.float64)
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
@@ -287,7 +286,7 @@ class SVMBase(nn.Module):
             checks.raise_not_finite("x", x if x.is_floating_point() else rows)
         w = checks.weights(weight, x)
         if w is None:
-            w = torch.ones_like(labels)
+            w = 1.0
         elif w.numel() and not bool((torch.isfinite(w) & (w > 0)).all()):
             raise ValueError("weight must be finite and > 0: it multiplies C")
         if kernel is None and len(x):

@@ -37,6 +37,11 @@ class Drive:
     def measure(self, samples: Samples) -> None:
         """Who is driven, the balance sum y_k d_k, and the largest sum |d_k| so far: the rounding of ``force`` goes with it."""
         self.driven = places(self.hd)
+        if len(self.driven) == 1:
+            i = int(self.driven[0])
+            rate = float(self.hd[i])
+            self.balance, self.size = float(samples.hy[i]) * rate, max(self.size, abs(rate))
+            return
         d = self.hd[self.driven]
         self.balance = float((samples.hy[self.driven] * d).sum())
         self.size = max(self.size, float(abs(d).sum()))

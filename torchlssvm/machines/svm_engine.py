@@ -64,23 +64,10 @@ class Engine(State):
             if not self._solve_all():
                 self.one_by_one()
             return
-        if len(new) == 1 and not remove:
-            if self._is_reserve(new.start):
-                return
-            Q = s.compute(new.start)[None]
-        else:
-            Q = s.block(torch.arange(new.start, new.stop, device=s.device)) if len(new) else s.y.new_zeros(0, s.n)
-        hQ = s.host(Q)
-        self.margin.appended(new, hQ)
-        s.rows.extend(new.start, new.stop, hQ)
-        product = (hQ * s.halpha).sum(1) if len(new) < 4 else s.host(torch.mv(Q, s.alpha))
-        g = product + s.hy[new.start :] * self.b - 1.0
-        s.hslack[new.start :] = abs(g)
-        s.hsign[new.start :] = 1.0
-        moving = [new.start + k for k, value in enumerate(g.tolist()) if value < 0]
-        for i in moving:
-            s.hsign[i] = -1.0
-            s.rows.put(i, hQ[i - new.start], s.n)
+        if len(new) == 1 and not remove and self._is_reserve(new.start):
+            return
+        Q = self._arrive(new) if len(new) else None
+        moving = [i for i in new if s.hsign[i] < 0]
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
         if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):
@@ -105,6 +92,23 @@ class Engine(State):
         if count:
             self.last = "joint" if count > 1 else "path"
             self._walk(moving, support, Q, new.start)
+
+    def _arrive(self, new: range) -> Tensor:  # -> (B, n)
+        """g of samples just appended, with alpha = 0, and their rows of Q, as far as anyone needs them."""
+        s = self.samples
+        Q = s.compute(new.start)[None] if len(new) == 1 else s.block(torch.arange(new.start, new.stop, device=s.device))
+        hQ = s.host(Q)
+        self.margin.appended(new, hQ)
+        s.rows.extend(new.start, new.stop, hQ)
+        product = (hQ * s.halpha).sum(1) if len(new) < 4 else s.host(torch.mv(Q, s.alpha))
+        g = product + s.hy[new.start :] * self.b - 1.0
+        s.hslack[new.start :] = abs(g)
+        s.hsign[new.start :] = 1.0
+        for i, value in zip(new, g.tolist(), strict=True):
+            if value < 0:
+                s.hsign[i] = -1.0
+                s.rows.put(i, hQ[i - new.start], s.n)
+        return Q
 
     def _is_reserve(self, i: int) -> bool:
         """Whether sample i, the last one, is right with alpha = 0. Needs K with the support vectors, not with all."""
@@ -131,7 +135,7 @@ class Engine(State):
             s.halpha[i], _ = m.leave(i)
         s.hsign[i], s.hslack[i] = 0.0, ENDLESS
 
-    def _walk(self, up: list[int], down: list[int], Q: Tensor, start: int) -> None:
+    def _walk(self, up: list[int], down: list[int], Q: Tensor | None, start: int) -> None:
         """alpha goes to u for ``up``, unless it comes to the margin on the way, and to 0 for ``down``."""
         s = self.samples
         target, d = torch.zeros_like(s.y), torch.zeros_like(s.y)
@@ -145,7 +149,7 @@ class Engine(State):
             return
         if len(up) + len(down) == 1:
             (i,) = (*up, *down)
-            force = (Q[i - start] if i >= start else s.q(i)) * float(hd[i])
+            force = (Q[i - start] if Q is not None and i >= start else s.q(i)) * float(hd[i])
         else:
             force = None
         self.walker.walk(Drive(s, d, target, force=force))

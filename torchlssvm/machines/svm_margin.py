@@ -152,48 +152,44 @@ class Margin:
 
     # -- who is in -----------------------------------------------------------------------------------------------------
 
-    def sensitivities(self, h: Any) -> Any:  # (top,) -> (top,)
+    def sensitivities(self, h: Any, refined: bool = True) -> Any:  # (top,) -> (top,)
         """beta = -R h (10), refined; R is made anew when it has drifted. A tensor, or an array where loops are compiled."""
-        if (loops := self.loops) is not None:
-            out, rest = np.empty(self.top), np.empty(self.top)
-            self.residual = loops.sensitivities(self.hR, self.hA, self.top, h, out, rest)
-            if self.residual > DRIFT:
-                self.refresh()
-                loops.sensitivities(self.hR, self.hA, self.top, h, out, rest)
+        loops, k = self.loops, self.top
+        if loops is None:
+            return self._sensitivities(as_tensor(h), refined)
+        out = np.empty(k)
+        if not refined:
+            loops.times(self.hR, k, h, -1.0, out)
             return out
-        tensor = as_tensor(h)
-        out, residual = svm_path.sensitivities(self.Rk, self.Ak, tensor)
-        self.residual = float(abs(self.host(residual)).max()) / max(float(abs(h).max()), 1e-300)
+        self.residual = loops.sensitivities(self.hR, self.hA, k, h, out, np.empty(k))
         if self.residual > DRIFT:
             self.refresh()
-            out, _ = svm_path.sensitivities(self.Rk, self.Ak, tensor)
+            loops.sensitivities(self.hR, self.hA, k, h, out, np.empty(k))
+        return out
+
+    def _sensitivities(self, h: Tensor, refined: bool) -> Tensor:  # (top,) -> (top,)
+        if not refined:
+            return torch.mv(self.Rk, h).neg_()
+        out, residual = svm_path.sensitivities(self.Rk, self.Ak, h)
+        self.residual = float(residual.abs().amax()) / max(float(h.abs().amax()), 1e-300)
+        if self.residual > DRIFT:
+            self.refresh()
+            out, _ = svm_path.sensitivities(self.Rk, self.Ak, h)
         return out
 
     def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Any, float, bool]:  # (n,) -> (top,)
         """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
-        y, q = float(self.samples.hy[i]), float(hrow[i])
+        self.border = h = self.gather(hrow, float(self.samples.hy[i]))
+        q = float(hrow[i])
         if self.residual < STEADY:
-            self.border, beta, inner = self._unrefined(hrow, y)
-            if q + inner > 1e-3 * q:  # far from the span: no need to look more closely
-                return beta, q + inner, False
-        self.border = h = self.gather(hrow, y)
+            beta = self.sensitivities(h, refined=False)
+            gamma = q + float(h @ self.host(beta))
+            if gamma > 1e-3 * q:  # far from the span: no need to look more closely
+                return beta, gamma, False
         beta = self.sensitivities(h)
         terms = h * self.host(beta)
         gamma = q + float(terms.sum())
         return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
-
-    def _unrefined(self, values: Any, first: float) -> tuple[Any, Any, float]:  # (n,) -> (top,), (top,)
-        """h as by :meth:`gather`, beta = -R h and h^T beta."""
-        if (loops := self.loops) is not None:
-            h, beta = np.empty(self.top), np.empty(self.top)
-            return h, beta, loops.span(self.hR, self.top, self.hat, self.hused, values, first, h, beta)
-        h = self.gather(values, first)
-        beta = torch.mv(self.Rk, as_tensor(h)).neg_()
-        return h, beta, float(h @ self.host(beta))
-
-    def driven(self, force: Any, balance: float, refined: bool) -> Any:  # (n,) -> (top,)
-        """beta (10) of a drive."""
-        return self.sensitivities(self.gather(force, balance)) if refined else self._unrefined(force, balance)[1]
 
     def enter(
         self, i: int, hrow: Any, alpha: float, beta: Any | None, gamma: float

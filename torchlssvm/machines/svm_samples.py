@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.loops import load
 from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.machines.svm_rows import RowCache
 
@@ -36,6 +38,7 @@ def as_tensor(values: Any) -> Tensor:
     return values if isinstance(values, Tensor) else torch.from_numpy(values)
 
 
+ALL = np.empty(0, dtype=np.int64)
 WIDE = 30.0
 """gamma |x|^2 beyond which RBF is computed from differences."""
 
@@ -67,8 +70,7 @@ class Samples:
         self.scale = 1.0  # the largest K(x, x) seen: what rounding is measured by
         self.ids: list[int] = []
         self.where: dict[int, int] = {}  # id -> position
-        self.x = torch.empty(0, 0, dtype=torch.float64, device=device)  # prepared rows, or the Gram matrix itself
-        self._lift = self.x  # (capacity, J + 2) for RBF: see _lifted
+        self._set_x(self._new(0, 0), self._new(0, 0))
         self._centre: Any = None
         self.wide = False
         self._set_vectors(self._new(len(VECTORS), 0))
@@ -85,6 +87,16 @@ class Samples:
     def _set_n(self, n: int) -> None:
         self.n = n
         self.hy, self.hweight, self.hu, self.halpha, self.hsign, self.hslack = self._whole[:, :n]
+
+    @property
+    def loops(self) -> Any:
+        """The compiled steps, where the memory is the host's and they are installed."""
+        return load("svm_loops") if isinstance(self._whole, np.ndarray) else None
+
+    def _set_x(self, x: Tensor, lift: Tensor) -> None:  # (capacity, J), (capacity, J + 2)
+        """Prepared rows, or the Gram matrix itself; and for RBF the rows of :meth:`_lifted`."""
+        self.x, self._lift = x, lift
+        self.hx, self.hlift = self.host(x), self.host(lift)
 
     @property
     def g(self) -> Tensor:
@@ -115,7 +127,7 @@ class Samples:
             self.x[old:n, :n] = x
             self.x[:old, old:n] = x[:, :old].T
         else:
-            self.host(self.x)[old:n] = self.host(x)
+            self.hx[old:n] = self.host(x)
         new = self._whole[:, old:n]
         new[:] = 0.0
         for name, value in vectors.items():
@@ -139,7 +151,7 @@ class Samples:
             moves.append((last, i))
             if i != last:
                 self._whole[:, i] = self._whole[:, last]
-                x, lift = self.host(self.x), self.host(self._lift)
+                x, lift = self.hx, self.hlift
                 x[i] = x[last]
                 if self.precomputed:
                     x[:, i] = x[:, last]
@@ -172,26 +184,27 @@ class Samples:
         x = self._new(capacity, capacity if self.precomputed else J)
         if self.n:
             x[: self.n, : self.x.shape[1]] = self.x[: self.n]
-        self.x = x
+        lift = self._new(0, 0)
+        if type(self.kernel) is RBF:
+            lift = self._new(capacity, J + 2)
+            if self.n:
+                lift[: self.n] = self._lift[: self.n]
+        self._set_x(x, lift)
         vectors = self._new(len(VECTORS), capacity)
         for new, old in zip(vectors, self.vectors.values(), strict=True):
             new[: self.n] = old[: self.n]
         self._set_vectors(vectors)
-        lift, self._lift = self._lift, self._new(0, 0)
-        if type(self.kernel) is RBF:
-            self._lift = self._new(capacity, J + 2)
-            if self.n:
-                self._lift[: self.n] = lift[: self.n]
         self.capacity = capacity
         self.forget_rows()
 
     def change_kernel(self, kernel: Kernel | None, x: Tensor | None) -> None:
         """Another kernel, on other rows x (n, J) where they are not the same: the Gram matrix (n, n), if precomputed."""
         self.kernel, n, capacity = kernel, self.n, self.capacity
+        rows = self.x
         if x is not None:
-            self.x = self._new(capacity, capacity if kernel is None else x.shape[1])
-            self.x[: len(x), : x.shape[1]] = x
-        self._lift = self._new(capacity, self.x.shape[1] + 2) if type(kernel) is RBF else self._new(0, 0)
+            rows = self._new(capacity, capacity if kernel is None else x.shape[1])
+            rows[: len(x), : x.shape[1]] = x
+        self._set_x(rows, self._new(capacity, rows.shape[1] + 2) if type(kernel) is RBF else self._new(0, 0))
         self.forget_rows()
         self.scale, self.wide = 1.0, False
         self._lifted(0, n)
@@ -211,12 +224,12 @@ class Samples:
         One product and one exp make a row; centred on the first batch, a common offset costs no digits. Where gamma |x|^2 is
         large the product would cost some, and differences are taken instead.
         """
-        if not len(self._lift) or start == stop:
+        if not len(self.hlift) or start == stop:
             return
-        whole = self.host(self.x)
+        whole = self.hx
         if self._centre is None or start == 0:
             self._centre = whole[start:stop].mean(0)
-        x, lift = whole[start:stop] - self._centre, self.host(self._lift)[start:stop]
+        x, lift = whole[start:stop] - self._centre, self.hlift[start:stop]
         squares = (x * x).sum(1)
         lift[:, :-2] = x
         lift[:, -2] = squares
@@ -240,8 +253,12 @@ class Samples:
     def compute(self, i: int, at: Any = None) -> Tensor:  # (k,) on the host -> (n,) or (k,)
         """Q_i:, not from the cache; ``at``: with the samples in these positions only."""
         if type(self.kernel) is not RBF or self.wide:
-            return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[0]
-        lift = self.host(self._lift)
+            return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[0].contiguous()
+        lift = self.hlift
+        if (loops := self.loops) is not None:
+            out = np.empty(self.n if at is None else len(at))
+            loops.gaussian(lift, i, self.kernel.gamma, self.hy, ALL if at is None else at, out)
+            return torch.from_numpy(out)
         z = lift[i] * (2 * self.kernel.gamma)
         z[-1] = z[-2] * -0.5
         z[-2] = -self.kernel.gamma

@@ -13,6 +13,7 @@ from torchlssvm.machines.svm_drive import Drive
 from torchlssvm.machines.svm_margin import Margin
 from torchlssvm.machines.svm_samples import Samples
 
+ENDLESS = float("inf")
 SURE = 1e-13
 """g below this share of the scale, negative, is on the wrong side."""
 
@@ -38,13 +39,9 @@ class All:
         """gamma (12) under the drive."""
         return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, self.drive.force))
 
-    def rates_along(self, beta: Tensor, row: Tensor | None = None) -> Any:  # (top,), (n,) -> (columns,)
+    def rates_along(self, beta: Tensor, row: Tensor) -> Any:  # (top,), (n,) -> (columns,)
         """gamma (12) when only margin vectors move, and one sample whose row of Q, times its rate, is ``row``."""
-        return self.margin.host(self._along(self.margin.QSn, beta, row))
-
-    @staticmethod
-    def _along(columns: Tensor, beta: Tensor, row: Tensor | None) -> Tensor:
-        return torch.mv(columns, beta) if row is None else svm_path.margin_sensitivities(columns, beta, row)
+        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, row))
 
     def position(self, column: int) -> int:
         """The position of a column."""
@@ -75,10 +72,10 @@ class All:
 
 
 class Nearest(All):
-    """The samples near the margin. For the others the change of g is kept as what made it, until :meth:`finish`.
+    """The samples near the margin. For all, the change of g is kept as what made it, until :meth:`finish`.
 
     That is Q_:S (alpha_S - alpha_S at the start, or when each entered) + y (b - b at the start), one product with QS, and the
-    sum over those that have left S, and over whatever else has moved, of Q_:i times its change, added a row at a time.
+    sum over those that have left S, and over whatever else has moved, of Q_:i times its change, added to g a row at a time.
     """
 
     def __init__(self, samples: Samples, margin: Margin, drive: Drive):
@@ -89,12 +86,12 @@ class Nearest(All):
                 near.insert(i, margin.hQS, margin.top)
         at = near.positions
         self.slack, self.sign, self.y = samples.hslack[at], samples.hsign[at], samples.hy[at]
-        self.force = torch.from_numpy(drive.hforce[at])
+        self.near_force = drive.hforce[at]
         self.start = np.zeros(margin.slots)
         self.start[: margin.top] = margin.ha
-        self.change = np.zeros(samples.n)
+        self.g = np.zeros(samples.n)
+        np.multiply(samples.hslack, samples.hsign, out=self.g, where=samples.hsign != 0)
         self.since = 0.0
-        self.columns, self.slots = near.columns(margin.top), margin.slots
 
     @property
     def Q(self) -> Any:
@@ -104,21 +101,17 @@ class Nearest(All):
     @property
     def hforce(self) -> Any:
         """On the near samples."""
-        return self.force.numpy()
+        return self.near_force
 
     def rates(self, beta: Tensor) -> Any:
         """As in :class:`All`, of the near samples."""
-        return svm_path.margin_sensitivities(self._columns(len(beta)), beta, self.force).numpy()
+        columns = self.near.columns(len(beta))
+        return svm_path.margin_sensitivities(columns, beta, torch.from_numpy(self.near_force)).numpy()
 
-    def rates_along(self, beta: Tensor, row: Tensor | None = None) -> Any:
+    def rates_along(self, beta: Tensor, row: Tensor) -> Any:
         """As in :class:`All`, of the near samples."""
-        row = None if row is None else torch.from_numpy(row.numpy()[self.near.positions])
-        return self._along(self._columns(len(beta)), beta, row).numpy()
-
-    def _columns(self, top: int) -> Tensor:
-        if self.columns.shape[1] != top or self.margin.slots != self.slots:
-            self.columns, self.slots = self.near.columns(top), self.margin.slots  # they have moved
-        return self.columns
+        row = torch.from_numpy(row.numpy()[self.near.positions])
+        return svm_path.margin_sensitivities(self.near.columns(len(beta)), beta, row).numpy()
 
     def position(self, column: int) -> int:
         """The position of a column."""
@@ -138,30 +131,37 @@ class Nearest(All):
     def leaves(self, i: int, alpha: float) -> None:
         """Its change so far is added."""
         slot = self.margin.slot[i]
-        self.change += (alpha - self.start[slot]) * self.margin.hQS[slot, : self.samples.n]
+        self.g += (alpha - self.start[slot]) * self.margin.hQS[slot, : self.samples.n]
         self.start[slot] = 0.0
 
     def moves(self, row: Tensor, by: float) -> None:
         """This is added."""
-        self.change += by * row.numpy()
+        self.g += by * row.numpy()
 
     def redirects(self, p: float) -> None:
         """What the drive has done so far is added."""
-        self.change += (p - self.since) * self.drive.hforce
+        self.g += (p - self.since) * self.drive.hforce
         self.since = p
 
     def redirected(self, hrow: Any, change: float) -> None:
         """The force on the near samples."""
-        self.force.numpy()[:] += change * hrow[self.near.positions]
+        self.near_force += change * hrow[self.near.positions]
+
+    def arrive(self) -> None:
+        """Signs are everybody's from here."""
+        self.samples.hsign[self.near.positions] = self.sign
 
     def finish(self, p: float) -> list[int]:
-        """Every slack and sign as it is at p; the far samples that are on the wrong side."""
-        s, m, at = self.samples, self.margin, self.near.positions
+        """Every slack as it is at p; the far samples that are on the wrong side."""
+        s, m = self.samples, self.margin
+        self.arrive()
         self.redirects(p)
-        moved = torch.from_numpy(m.ha - self.start[: m.top])
-        g = svm_path.margin_sensitivities(m.QSn, moved, torch.from_numpy(self.change)).numpy()
-        s.hslack += s.hsign * g
-        s.hslack[at], s.hsign[at] = self.slack, self.sign
+        moved = m.ha - self.start[: m.top]
+        if (loops := m.loops) is not None:
+            loops.slacks(m.hQS, m.top, moved, self.g, s.hsign, s.hslack)
+        else:
+            g = svm_path.margin_sensitivities(m.QSn, torch.from_numpy(moved), torch.from_numpy(self.g)).numpy()
+            s.hslack[:] = np.where(s.hsign == 0, ENDLESS, s.hsign * g)
         if not float(s.hslack.min()) < -SURE * s.scale:
             return []
         return [i for i in (s.hslack < -SURE * s.scale).nonzero()[0].tolist() if self.near.place[i] < 0]

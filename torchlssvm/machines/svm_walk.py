@@ -43,7 +43,8 @@ class Walker(Stepper):
         while up := [i for i in self.waiting if s.hsign[i] < 0 and s.halpha[i] == 0]:
             d = torch.zeros_like(s.y)
             s.host(d)[up] = s.hu[up]
-            self._walk(Drive(s, d, d.clone()), everything)
+            force = s.q(up[0]) * float(s.hu[up[0]]) if len(up) == 1 else None
+            self._walk(Drive(s, d, d.clone(), force=force), everything)
 
     def walk_out(self, drive: Drive, c: int, g: float, stop_below: float) -> float:
         """The same for sample c, with this g, that leaves: its g at the end, or as soon as it is below ``stop_below``."""
@@ -105,11 +106,16 @@ class Walker(Stepper):
         m, drive = self.margin, self.drive
         if not len(m):
             return torch.zeros_like(m.a[: m.top]) if m.loops is None else np.zeros(m.top)
-        refined = self.age >= REFINE or not m.residual < STEADY
-        self.age = 0 if refined else self.age + 1
+        refined = self._refined()
         if self.beta is None or refined:
-            return m.driven(drive.hforce, drive.balance, refined)
+            return m.sensitivities(m.gather(drive.hforce, drive.balance), refined)
         return self.beta if m.loops is not None else as_tensor(self.beta)
+
+    def _refined(self) -> bool:
+        """Whether it is time to refine what R gives, and to measure R by that."""
+        refined = self.age >= REFINE or not self.margin.residual < STEADY
+        self.age = 0 if refined else self.age + 1
+        return refined
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -285,14 +291,13 @@ class Walker(Stepper):
         s, drive = self.samples, self.drive
         s.halpha[drive.driven] = drive.htarget[drive.driven]
         if isinstance(self.sight, Nearest):
-            delta = self.newton() if len(self.margin) else None
-            if delta is not None:
-                self.sight.slack += self.sight.sign * self.sight.rates_along(as_tensor(delta))
-                self.corrected = True
+            self.sight.arrive()
+            self.corrected = len(self.margin) > 0 and self.newton() is not None
             self._look_at_all()
         if drive.rise is not None:
             self.margin.rise.zero_()
-        self.settle()
+        if not self.corrected:
+            self.settle()
         off = abs(float((s.hy * s.halpha).sum()))
         if off > 1e-8 * max(1.0, float(s.hu.max())):  # never an answer that breaks (3)
             raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
@@ -310,8 +315,7 @@ class Walker(Stepper):
             r *= m.hused
         if float(abs(r).max()) > MUCH * max(1.0, float(s.halpha.max()) * s.scale):
             return None
-        delta = m.sensitivities(r)
-        self.age = 0
+        delta = m.sensitivities(r, self._refined())
         m.ha += m.host(delta)
         m.ha[:] = m.ha.clip(m.hlower, m.hupper)
         self.settle()
