@@ -40,18 +40,62 @@ def rates(Q: Any, top: int, count: int, beta: Any, force: Any, gamma: Any) -> No
         k += 1
 
 
+@compiled("float64(float64[:, ::1], int64, int64, float64)")
+def kernel(P: Any, i: int, j: int, gamma: float) -> float:
+    """K_ij = exp(-gamma |x_i - x_j|^2), P = [x, |x|^2, 1]."""
+    J = P.shape[1] - 2
+    x, z = P[i], P[j]
+    inner = 0.0
+    for d in range(J):
+        inner += x[d] * z[d]
+    return math.exp(gamma * min(0.0, 2.0 * inner - x[J] - z[J]))
+
+
 @compiled("void(float64[:, ::1], int64, float64, float64[::1], int64[::1], float64[::1])")
 def gaussian(P: Any, i: int, gamma: float, y: Any, at: Any, out: Any) -> None:
-    """Q_ij = y_i y_j exp(-gamma |x_i - x_j|^2) for j in ``at``, or for the first of all where that is empty; P = [x, |x|^2, 1]."""
-    J = P.shape[1] - 2
-    own = P[i]
+    """Q_ij = y_i y_j K_ij for j in ``at``, or for the first of all where that is empty."""
     for k in range(len(out)):
         j = at[k] if len(at) else k
-        row = P[j]
-        inner = 0.0
-        for d in range(J):
-            inner += own[d] * row[d]
-        out[k] = y[i] * y[j] * math.exp(gamma * min(0.0, 2.0 * inner - own[J] - row[J]))
+        out[k] = y[i] * y[j] * kernel(P, i, j, gamma)
+
+
+@compiled(
+    "float64(float64[:, ::1], int64, float64, float64[::1], float64[::1], float64[::1], int64[::1], float64[::1], "
+    "float64[::1], float64[:, ::1], int64[::1], float64[:, ::1], int64)"
+)
+def newcomer(
+    P: Any,
+    i: int,
+    gamma: float,
+    y: Any,  # (n,)
+    sign: Any,  # (n,)
+    alpha: Any,  # (n,)
+    at: Any,  # (top,) the position of each slot
+    used: Any,  # (top,)
+    a: Any,  # (top,)
+    QS: Any,  # (slots, n)
+    held: Any,  # (rows,) the position of each row kept
+    rows: Any,  # (rows, n)
+    high: int,
+) -> float:
+    """g_i of a sample with alpha = 0; and if that is not negative, its column of QS and of the rows that are kept."""
+    top = len(a)
+    column = np.zeros(top)
+    column[0] = y[i]
+    g = y[i] * a[0] - 1.0
+    for k in range(1, top):
+        if used[k] != 0:
+            column[k] = y[i] * y[at[k]] * kernel(P, i, at[k], gamma)
+            g += column[k] * a[k]
+    for j in range(len(y)):
+        if sign[j] < 0:
+            g += y[i] * y[j] * kernel(P, i, j, gamma) * alpha[j]
+    if g >= 0:
+        for k in range(top):
+            QS[k, i] = column[k]
+        for r in range(high):
+            rows[r, i] = y[i] * y[held[r]] * kernel(P, i, held[r], gamma)
+    return g
 
 
 @compiled("void(float64[:, ::1], int64, float64[::1], float64, float64[::1])")
@@ -168,7 +212,7 @@ def add_outer(R: Any, top: int, v: Any, factor: float) -> None:
 
 @compiled(
     "void(float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], int64, int64, int64, float64[::1], float64[::1], "
-    "float64[::1], float64, int64[::1])"
+    "float64[::1], float64, int64[::1], float64[::1], float64)"
 )
 def grow(
     R: Any,  # (slots, slots)
@@ -183,8 +227,12 @@ def grow(
     v: Any,  # (top,) beta_i, with 1 in its slot
     gamma: float,
     positions: Any,  # (columns,)
+    carried: Any,  # (top,) or nothing
+    rate: float,
 ) -> None:
-    """Sample i enters S: R by (13), its row and column of A, its row of QS and what of it is near."""
+    """Sample i enters S: R by (13), its row and column of A, its row of QS and what of it is near; and beta of the drive."""
+    for k in range(len(carried)):
+        carried[k] -= v[k] * (rate / gamma)
     add_outer(R, top, v, 1.0 / gamma)
     for k in range(top):
         A[slot, k] = A[k, slot] = h[k]
@@ -210,16 +258,30 @@ def shrink(R: Any, A: Any, top: int, slot: int, beta: Any) -> None:
         R[slot, k] = R[k, slot] = A[slot, k] = A[k, slot] = 0.0
 
 
-@compiled("void(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], float64[::1])")
-def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any, out: Any) -> None:
-    """What is left of (2) and (3) at the margin vectors: A a + [sum_E y alpha; Q_SE alpha_E - 1], in their slots."""
+@compiled("float64(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], float64[::1])")
+def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any, out: Any) -> float:
+    """What is left of (2) and (3) at the margin vectors, A a + [sum_E y alpha; Q_SE alpha_E - 1]; returns the largest."""
     error = np.nonzero((sign != 0) & (alpha > 0))[0]
     times(A, top, a, 1.0, out)
+    largest = 0.0
     for k in range(top):
-        inner = 0.0
+        inner = -1.0 if k else 0.0
         for e in error:
             inner += QS[k, e] * alpha[e]
-        out[k] = (out[k] + inner - (0.0 if k == 0 else 1.0)) * used[k]
+        out[k] = (out[k] + inner) * used[k]
+        largest = max(largest, abs(out[k]))
+    return largest
+
+
+@compiled(
+    "void(int64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1])"
+)
+def look(at: Any, slack: Any, sign: Any, force: Any, near_slack: Any, near_sign: Any, near_force: Any, g: Any) -> None:
+    """Slack, sign and force of the samples in these positions; and g of all, from slack and sign: 0 where sign is."""
+    for c in range(len(at)):
+        near_slack[c], near_sign[c], near_force[c] = slack[at[c]], sign[at[c]], force[at[c]]
+    for j in range(len(g)):
+        g[j] = slack[j] * sign[j] if sign[j] != 0 else 0.0
 
 
 @compiled("void(float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1])")

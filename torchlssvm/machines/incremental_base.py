@@ -261,13 +261,10 @@ class SVMBase(nn.Module):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
         if y.numel() and y.dtype not in checks.INTEGERS and y.dtype != torch.bool:
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
-        values = self._engine.samples.host(y)
-        if not checks.is_fake(y) and not bool(((values == 0) | (values == 1)).all()):
-            low, high = int(values.min()), int(values.max())
-            raise ValueError(
-                f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
-            )
-        return as_tensor(values * 2.0 - 1.0).to(torch.float64)
+        if not checks.is_fake(y) and (wrong := set(y.tolist()) - {0, 1}):
+            label = min(wrong) if min(wrong) < 0 else max(wrong)
+            raise ValueError(f"labels must be 0 or 1, got {label}; OneVsRest and OneVsOne take more classes")
+        return as_tensor(self._engine.samples.host(y) * 2.0 - 1.0).to(torch.float64)
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         s, kernel = self._engine.samples, self.kernel

@@ -80,11 +80,8 @@ class Estimates(SVMBase):
         before, margin = engine.snapshot(), engine.margin.backup()
         g = float(s.g[c])
         engine._withdraw(c)
-        alpha = float(s.halpha[c])
-        d = torch.zeros_like(s.y)
-        d[c] = -alpha
         try:
-            return walker.walk_out(Drive(s, d, torch.zeros_like(d), force=s.q(c) * -alpha), c, g, stop_below)
+            return walker.walk_out(Drive.single(s, c, 0.0), c, g, stop_below)
         finally:
             s.put_back(before["vectors"])
             engine.margin.put_back(margin)

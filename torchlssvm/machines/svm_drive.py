@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.machines.svm_samples import Samples, places
+from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 
 
 class Drive:
@@ -18,21 +19,27 @@ class Drive:
     def __init__(
         self,
         samples: Samples,
-        d: Tensor,  # (n,) rate of alpha; zero where it does not move by itself
-        target: Tensor,  # (n,) alpha at p = 1
+        d: Any,  # (n,) rate of alpha; zero where it does not move by itself
+        target: Any,  # (n,) alpha at p = 1
         rise: Tensor | None = None,  # (n,) rate of the upper bounds u
         tilt: Tensor | None = None,  # (n,) rate of g that no coefficient causes
-        force: Tensor | None = None,  # (n,) Q d, where it is known
+        force: Any = None,  # (n,) Q d, where it is known; it is changed
     ):
         host = samples.host
-        self.d, self.target, self.rise, self.tilted = d, target, rise, tilt is not None
-        self.force = samples.product(d) if force is None else force
+        self.hd, self.htarget, self.tilted = host(d), host(target), tilt is not None
+        self.hforce = host(samples.product(as_tensor(d)) if force is None else force)
         if tilt is not None:
-            self.force = self.force + tilt
-        self.hd, self.htarget, self.hforce = host(d), host(target), host(self.force)
+            self.hforce = self.hforce + host(tilt)
         self.hrise = None if rise is None else host(rise)
         self.size = 0.0
         self.measure(samples)
+
+    @classmethod
+    def single(cls, samples: Samples, i: int, target: float) -> Drive:
+        """One coefficient moves, from where it is to its target."""
+        d, end = samples.zeros(), samples.zeros()
+        d[i], end[i] = target - samples.halpha[i], target
+        return cls(samples, d, end, force=samples.host(samples.q(i)) * float(d[i]))
 
     def measure(self, samples: Samples) -> None:
         """Who is driven, the balance sum y_k d_k, and the largest sum |d_k| so far: the rounding of ``force`` goes with it."""

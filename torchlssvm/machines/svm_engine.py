@@ -35,16 +35,17 @@ class Engine(State):
     ) -> None:
         """Add and remove samples, along one parameter or by pivoting: the answer is the same."""
         s = self.samples
-        before, slowly = self.snapshot(), self.slowly
+        new = range(s.n, s.n)
+        if x is not None and len(ids):
+            new = s.append(x, ids, **vectors)
+            self.margin.fit_capacity()
+        if checks.is_fake(s.x):
+            self._dry_run(new)
+        elif len(new) == 1 and not remove and self._is_reserve(new.start):
+            return
+        before, slowly = self.snapshot(new.start), self.slowly
         try:
-            new = range(s.n, s.n)
-            if x is not None and len(ids):
-                new = s.append(x, ids, **vectors)
-                self.margin.fit_capacity()
-            if checks.is_fake(s.x):
-                self._dry_run(new)
-            else:
-                self._choose(new, remove, method)
+            self._choose(new, remove, method)
         except ConvergenceError:
             try:  # the way that is slow and sure
                 self.one_by_one(set(remove))
@@ -64,9 +65,8 @@ class Engine(State):
             if not self._solve_all():
                 self.one_by_one()
             return
-        if len(new) == 1 and not remove and self._is_reserve(new.start):
-            return
-        Q = self._arrive(new) if len(new) else None
+        if len(new):
+            self._arrive(new)
         moving = [i for i in new if s.hsign[i] < 0]
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
@@ -83,18 +83,18 @@ class Engine(State):
             self.last = "path"
             for i in remove:
                 self._withdraw(i)
-                self._walk([], [i], Q, new.start)
+                self._walk([], [i])
             for i in moving:
-                self._walk([i], [], Q, new.start)
+                self._walk([i], [])
             return
         for i in remove:
             self._withdraw(i)
         if count:
             self.last = "joint" if count > 1 else "path"
-            self._walk(moving, support, Q, new.start)
+            self._walk(moving, support)
 
-    def _arrive(self, new: range) -> Tensor:  # -> (B, n)
-        """g of samples just appended, with alpha = 0, and their rows of Q, as far as anyone needs them."""
+    def _arrive(self, new: range) -> None:
+        """Samples have been appended, with alpha = 0: their g, and their rows of Q where those are kept."""
         s = self.samples
         Q = s.compute(new.start)[None] if len(new) == 1 else s.block(torch.arange(new.start, new.stop, device=s.device))
         hQ = s.host(Q)
@@ -108,23 +108,27 @@ class Engine(State):
             if value < 0:
                 s.hsign[i] = -1.0
                 s.rows.put(i, hQ[i - new.start], s.n)
-        return Q
 
     def _is_reserve(self, i: int) -> bool:
         """Whether sample i, the last one, is right with alpha = 0. Needs K with the support vectors, not with all."""
         s, m = self.samples, self.margin
         if s.precomputed or s.n < FEW:
             return False
-        error = places(s.hsign < 0)
-        k, e, high = m.top, len(error), s.rows.high
-        join = torch.cat if isinstance(error, Tensor) else np.concatenate
-        values = s.host(s.compute(i, join([m.hat, error, s.rows.hheld[:high]])))
-        inner = values[:k] * m.hused
-        inner[0] = s.hy[i]
-        g = float((inner * m.ha).sum()) + float((values[k : k + e] * s.halpha[error]).sum()) - 1.0
+        k, high = m.top, s.rows.high
+        if (loops := m.loops) is not None and s.lifted:
+            vectors = (s.hy, s.hsign, s.halpha, m.hat, m.hused, m.ha)
+            g = loops.newcomer(s.hlift, i, s.kernel.gamma, *vectors, m.hQS, s.rows.hheld, s.rows.hrows, high)  # type: ignore
+        else:
+            error = places(s.hsign < 0)
+            e, join = len(error), torch.cat if isinstance(error, Tensor) else np.concatenate
+            values = s.host(s.compute(i, join([m.hat, error, s.rows.hheld[:high]])))
+            inner = values[:k] * m.hused
+            inner[0] = s.hy[i]
+            g = float((inner * m.ha).sum()) + float((values[k : k + e] * s.halpha[error]).sum()) - 1.0
+            if g >= 0:
+                m.hQS[:k, i], s.rows.hrows[:high, i] = inner, values[k + e :]
         if g < 0:
             return False
-        m.hQS[:k, i], s.rows.hrows[:high, i] = inner, values[k + e :]
         s.hsign[i], s.hslack[i] = 1.0, g
         return True
 
@@ -135,24 +139,19 @@ class Engine(State):
             s.halpha[i], _ = m.leave(i)
         s.hsign[i], s.hslack[i] = 0.0, ENDLESS
 
-    def _walk(self, up: list[int], down: list[int], Q: Tensor | None, start: int) -> None:
+    def _walk(self, up: Sequence[int], down: Sequence[int]) -> None:
         """alpha goes to u for ``up``, unless it comes to the margin on the way, and to 0 for ``down``."""
         s = self.samples
-        target, d = torch.zeros_like(s.y), torch.zeros_like(s.y)
-        hd, ht = s.host(d), s.host(target)
-        for i in up:
-            if float(s.hsign[i]) < 0 and float(s.halpha[i]) == 0:  # still on the wrong side
-                ht[i] = hd[i] = s.hu[i]
-        for i in down:
-            hd[i] = -s.halpha[i]
-        if not bool((hd != 0).any()):
-            return
+        up = [i for i in up if s.hsign[i] < 0 and s.halpha[i] == 0]  # still on the wrong side
+        down = [i for i in down if s.halpha[i] > 0]
         if len(up) + len(down) == 1:
-            (i,) = (*up, *down)
-            force = (Q[i - start] if Q is not None and i >= start else s.q(i)) * float(hd[i])
-        else:
-            force = None
-        self.walker.walk(Drive(s, d, target, force=force))
+            drive = Drive.single(s, up[0], float(s.hu[up[0]])) if up else Drive.single(s, down[0], 0.0)
+            self.walker.walk(drive)
+        elif up or down:
+            d, target = s.zeros(), s.zeros()
+            d[up] = target[up] = s.hu[up]
+            d[down] = -s.halpha[down]
+            self.walker.walk(Drive(s, d, target))
 
     # -- all at once ---------------------------------------------------------------------------------------------------
 

@@ -192,11 +192,11 @@ class Margin:
         return beta, gamma, gamma <= dependent * (abs(q) + float(abs(terms).sum()))
 
     def enter(
-        self, i: int, hrow: Any, alpha: float, beta: Any | None, gamma: float
+        self, i: int, hrow: Any, alpha: float, beta: Any | None, gamma: float, drive: tuple[Any, float] | None = None
     ) -> Any:  # (n,), (top,) -> (top,)
         """Sample i becomes a margin vector: R grows by (13), or begins. beta, gamma: from :meth:`span`, called just before.
 
-        Returns v of (13): beta, with 1 in the slot of i.
+        drive: beta of the drive, and the rate of g_i under it. Returns what becomes of it, if R can be trusted that far.
         """
         y = float(self.samples.hy[i])
         slot = heapq.heappop(self.free) if self.free else self.top
@@ -210,26 +210,33 @@ class Margin:
         self.position[slot], self.slot[i] = i, slot
         self.hat[slot], self.hused[slot], self.ha[slot] = i, 1.0, alpha
         self.hlower[slot], self.hupper[slot] = 0.0, self.samples.hu[i]
+        carried = None
         if beta is None:
             svm_path.first_(self.Rk, float(hrow[i]), y, slot)
-            self.border, v = self.hused * 0.0, None
+            self.border = self.hused * 0.0
             self.border[0] = y
         else:
             v = self.host(beta)
             v[slot] = 1.0
             if gamma * MILD < float(hrow[i]):
                 self.residual = ENDLESS  # unknown: to be measured before R is trusted again
+            elif drive is not None and self.residual < STEADY:
+                carried = drive[0] if len(drive[0]) == self.top else _longer(drive[0])
             if (loops := self.loops) is not None:
                 near, at = self.near.buffer()
-                loops.grow(self.hR, self.hA, self.hQS, near, self.top, slot, i, hrow, self.border, v, gamma, at)
-                return v
+                carry = (_NONE, 0.0) if carried is None or drive is None else (carried, drive[1])
+                vectors = (hrow, self.border, v)
+                loops.grow(self.hR, self.hA, self.hQS, near, self.top, slot, i, *vectors, gamma, at, *carry)
+                return carried
             svm_path.grow_(self.Rk, as_tensor(beta), gamma)
+            if carried is not None and drive is not None:
+                carried = svm_path.after_growth(carried, v, drive[1], gamma)
         self.hAk[slot] = self.border
         self.hAk[:, slot] = self.border
         self.hAk[slot, slot] = hrow[i]
         self.hQS[slot, : self.samples.n] = hrow
         self.near.entered(slot, hrow)
-        return v
+        return carried
 
     def mild(self, slot: int) -> bool:
         """Whether a margin vector is far from the span of the others: 1 / R_kk is its gamma."""

@@ -79,6 +79,10 @@ class Samples:
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
+    def zeros(self) -> Any:  # -> (n,)
+        """On the host."""
+        return self.host(self._new(self.n))
+
     def _set_vectors(self, whole: Tensor) -> None:  # (6, capacity)
         self.vectors = dict(zip(VECTORS, whole, strict=True))
         self._whole = self.host(whole)
@@ -104,20 +108,25 @@ class Samples:
         return torch.where(self.sign == 0, 0.0, self.slack * self.sign)
 
     @property
+    def lifted(self) -> bool:
+        """Whether rows of Q come from the rows of :meth:`_lifted`."""
+        return type(self.kernel) is RBF and not self.wide
+
+    @property
     def precomputed(self) -> bool:
         """Whether x is the Gram matrix."""
         return self.kernel is None
 
     # -- appending and deleting ----------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Any:  # (4, n)
-        """A copy of u, alpha, sign and slack."""
-        copy = self._whole[2:, : self.n]
+    def snapshot(self, n: int) -> Any:  # (4, n)
+        """A copy of u, alpha, sign and slack of the first n."""
+        copy = self._whole[2:, :n]
         return copy.clone() if isinstance(copy, Tensor) else copy.copy()
 
     def put_back(self, snapshot: Any) -> None:
         """u, alpha, sign and slack as they were."""
-        self._whole[2:, : self.n] = snapshot
+        self._whole[2:, : snapshot.shape[1]] = snapshot
 
     def append(self, x: Tensor, ids: list[int], **vectors: Tensor) -> range:  # (B, J), or (B, n + B) if precomputed
         """Take over samples; returns their positions. Columns of cached rows are filled in."""
@@ -252,8 +261,9 @@ class Samples:
 
     def compute(self, i: int, at: Any = None) -> Tensor:  # (k,) on the host -> (n,) or (k,)
         """Q_i:, not from the cache; ``at``: with the samples in these positions only."""
-        if type(self.kernel) is not RBF or self.wide:
+        if not self.lifted:
             return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[0].contiguous()
+        assert isinstance(self.kernel, RBF)
         lift = self.hlift
         if (loops := self.loops) is not None:
             out = np.empty(self.n if at is None else len(at))

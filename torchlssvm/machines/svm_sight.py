@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive
 from torchlssvm.machines.svm_margin import Margin
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_samples import Samples, as_tensor
 
 ENDLESS = float("inf")
 SURE = 1e-13
@@ -23,12 +23,17 @@ class All:
 
     def __init__(self, samples: Samples, margin: Margin, drive: Drive):
         self.samples, self.margin, self.drive = samples, margin, drive
-        self.slack, self.sign, self.y = samples.hslack, samples.hsign, samples.hy
+        self.slack, self.sign = samples.hslack, samples.hsign
 
     @property
     def Q(self) -> Any:
         """y and the margin vectors' rows of Q, slot by slot, by columns, on the host; there may be more of both."""
         return self.margin.hQS
+
+    @property
+    def y(self) -> Any:
+        """The label of each column."""
+        return self.samples.hy
 
     @property
     def hforce(self) -> Any:
@@ -37,7 +42,7 @@ class All:
 
     def rates(self, beta: Tensor) -> Any:  # (top,) -> (columns,)
         """gamma (12) under the drive."""
-        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, self.drive.force))
+        return self.margin.host(svm_path.margin_sensitivities(self.margin.QSn, beta, as_tensor(self.drive.hforce)))
 
     def rates_along(self, beta: Tensor, row: Tensor) -> Any:  # (top,), (n,) -> (columns,)
         """gamma (12) when only margin vectors move, and one sample whose row of Q, times its rate, is ``row``."""
@@ -84,19 +89,28 @@ class Nearest(All):
         for i in drive.driven.tolist():
             if samples.hsign[i] < 0:
                 near.insert(i, margin.hQS, margin.top)
-        at = near.positions
-        self.slack, self.sign, self.y = samples.hslack[at], samples.hsign[at], samples.hy[at]
-        self.near_force = drive.hforce[at]
+        at, n = near.positions, samples.n
         self.start = np.zeros(margin.slots)
         self.start[: margin.top] = margin.ha
-        self.g = np.zeros(samples.n)
-        np.multiply(samples.hslack, samples.hsign, out=self.g, where=samples.hsign != 0)
+        if (loops := margin.loops) is not None:
+            self.slack, self.sign, self.near_force, self.g = (np.empty(k) for k in (len(at), len(at), len(at), n))
+            given = (samples.hslack, samples.hsign, drive.hforce)
+            loops.look(at, *given, self.slack, self.sign, self.near_force, self.g)
+        else:
+            self.slack, self.sign, self.near_force = samples.hslack[at], samples.hsign[at], drive.hforce[at]
+            self.g = np.zeros(n)
+            np.multiply(samples.hslack, samples.hsign, out=self.g, where=samples.hsign != 0)
         self.since = 0.0
 
     @property
     def Q(self) -> Any:
         """Of the near samples."""
         return self.near.buffer()[0]
+
+    @property
+    def y(self) -> Any:
+        """Of the near samples."""
+        return self.samples.hy[self.near.positions]
 
     @property
     def hforce(self) -> Any:

@@ -47,11 +47,10 @@ class State:
         if not (thoroughly or not len(m) or self.walker.events != self.checked):
             return  # nothing has moved
         self.checked = self.walker.events
-        inside = (m.ha > NEAR * m.hupper) & (m.ha < (1.0 - NEAR) * m.hupper) & (m.hused > 0)
-        inside[0] = False
+        inside = (NEAR * m.hupper[k] < m.ha[k] < (1.0 - NEAR) * m.hupper[k] for k in m.slot.values())
         if self.walker.perturbed:
             self.walker.perturbed, thoroughly = False, True
-        if not bool(inside.any()):
+        if not any(inside):
             self._centre_b()
         else:
             thoroughly = thoroughly or self.walker.events - self.synced > RESYNC_EVERY
@@ -105,10 +104,10 @@ class State:
         g = s.product(s.alpha) + s.y * self.b - 1.0
         return float(svm_path.kkt_violation(s.alpha, g, s.u, s.y))
 
-    def snapshot(self) -> dict[str, Any]:
-        """What it takes to go back."""
-        s, m = self.samples, self.margin
-        return {"n": s.n, "vectors": s.snapshot(), "slots": list(m.slot), "b": self.b}
+    def snapshot(self, n: int | None = None) -> dict[str, Any]:
+        """What it takes to go back, of the first n samples: the others have just been appended."""
+        n = self.samples.n if n is None else n
+        return {"n": n, "vectors": self.samples.snapshot(n), "slots": list(self.margin.slot), "b": self.b}
 
     def restore(self, old: dict[str, Any], appended: bool = False) -> None:
         """Go back to a snapshot; the samples appended since are dropped."""
@@ -130,18 +129,14 @@ class State:
         s.slack.fill_(ENDLESS)
         m.ha[0] = 0.0
         m.clear()
-        zero = torch.zeros_like(s.y)
         for i in range(n):
             if i in without:
                 continue
             self.walker.settle()
-            row = s.q(i)
-            g = float(row @ s.alpha) + float(s.hy[i]) * self.b - 1.0
+            g = float(s.q(i) @ s.alpha) + float(s.hy[i]) * self.b - 1.0
             s.hsign[i], s.hslack[i] = (-1.0 if g < 0 else 1.0), abs(g)
             if g < 0:
-                d, target = zero.clone(), zero.clone()
-                d[i] = target[i] = s.hu[i]
-                self.walker.walk(Drive(s, d, target, force=row * float(s.hu[i])))
+                self.walker.walk(Drive.single(s, i, float(s.hu[i])))
         self.last = "path"
         self._assure([i for i in range(n) if i not in without])
 

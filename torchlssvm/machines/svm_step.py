@@ -47,7 +47,7 @@ class Stepper:
         m, sight = self.margin, self.sight
         if (loops := m.loops) is not None:
             Q, force, gamma = sight.Q, sight.hforce, np.empty(len(sight.slack))
-            rise = m.hrise if self.drive.rise is not None else _NONE
+            rise = m.hrise if self.drive.hrise is not None else _NONE
             most, noise = 1.0 - self.p, NOISE * self.samples.scale
             code, i, t = loops.advance(
                 Q, m.top, len(gamma), beta, force, sight.slack, sight.sign, m.ha, m.hlower, m.hupper, rise, most, noise,
@@ -69,7 +69,7 @@ class Stepper:
     def largest_step(self, beta: Any, rate: Any, quotient: Any, most: float) -> tuple[float, str, int]:
         """The largest step (2.3), what ends it ("end": nothing), the column of what enters S or the slot of what leaves."""
         m = self.margin
-        rise = m.hrise if self.drive.rise is not None else None
+        rise = m.hrise if self.drive.hrise is not None else None
         inner = svm_path.coefficient_steps(m.ha, beta, m.hlower, m.hupper, rise)
         slot, i = int(inner.argmin()), int(quotient.argmin())
         t, q = float(inner[slot]), float(quotient[i])
@@ -86,7 +86,7 @@ class Stepper:
 
     def _bound(self, slot: int, beta: Any, t: float) -> str:
         m = self.margin
-        if self.drive.rise is None:
+        if self.drive.hrise is None:
             return "error" if float(beta[slot]) > 0 else "reserve"
         a, b, u, r = (float(v[slot]) for v in (m.ha, beta, m.hupper, m.hrise))
         return "error" if svm_path.reaches_upper(a, b, u, r, t) else "reserve"
@@ -100,7 +100,7 @@ class Stepper:
         all the same, the order changes after a while.
         """
         m, still = self.margin, svm_path.EPS * float(abs(beta).max())
-        if self.drive.rise is None:
+        if self.drive.hrise is None:
             inner[abs(beta) <= still] = ENDLESS
         quotient[rate >= -floor] = ENDLESS
         t, q = float(inner.min()), float(quotient.min())

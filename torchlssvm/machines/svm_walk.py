@@ -41,10 +41,12 @@ class Walker(Stepper):
         self._walk(drive, everything)
         s = self.samples
         while up := [i for i in self.waiting if s.hsign[i] < 0 and s.halpha[i] == 0]:
-            d = torch.zeros_like(s.y)
-            s.host(d)[up] = s.hu[up]
-            force = s.q(up[0]) * float(s.hu[up[0]]) if len(up) == 1 else None
-            self._walk(Drive(s, d, d.clone(), force=force), everything)
+            if len(up) == 1:
+                self._walk(Drive.single(s, up[0], float(s.hu[up[0]])), everything)
+                continue
+            d, target = s.zeros(), s.zeros()
+            d[up] = target[up] = s.hu[up]
+            self._walk(Drive(s, d, target), everything)
 
     def walk_out(self, drive: Drive, c: int, g: float, stop_below: float) -> float:
         """The same for sample c, with this g, that leaves: its g at the end, or as soon as it is below ``stop_below``."""
@@ -147,13 +149,13 @@ class Walker(Stepper):
             self.sight.redirects(self.p)
             drive.hd[i] = rate
             drive.htarget[i] = s.halpha[i] + rate * (1.0 - self.p)
-            row = s.q(i)
-            drive.force.add_(row, alpha=change)
-            self.sight.redirected(s.host(row), change)
+            hrow = s.host(s.q(i))
+            drive.hforce += change * hrow
+            self.sight.redirected(hrow, change)
             drive.measure(s)
             if not len(drive.driven) and drive.hrise is None and not drive.tilted:
                 self.over = True  # nothing is driven any more; what is left of the force is rounding
-                drive.force.zero_()
+                drive.hforce[:] = 0.0
 
     # -- entering the margin set ---------------------------------------------------------------------------------------
 
@@ -171,9 +173,7 @@ class Walker(Stepper):
             # In a cycle, whatever is not dependent to the last bit counts as independent.
             beta, gamma, dependent = m.span(i, hrow, DEPENDENT if self.idle < PATIENCE else 4 * svm_path.EPS)
             if not dependent:
-                v = m.enter(i, hrow, float(s.halpha[i]), beta, gamma)
-                if carry and m.residual < STEADY and gamma * MILD > float(hrow[i]):
-                    self.beta = self._carried(drive_beta, v, rate, gamma)
+                self.beta = m.enter(i, hrow, float(s.halpha[i]), beta, gamma, (drive_beta, rate) if carry else None)
                 break
             carry = False
             if self._exchange(i, row, beta):
@@ -183,11 +183,6 @@ class Walker(Stepper):
         self.sight.entered(i)
         if self.drive.hrise is not None:
             m.hrise[m.slot[i]] = self.drive.hrise[i]
-
-    def _carried(self, beta: Any, v: Any, rate: float, gamma: float) -> Any:
-        if len(beta) < len(v):  # a new slot
-            beta = (torch if isinstance(beta, Tensor) else np).concatenate([beta, beta[:1] * 0.0])
-        return svm_path.after_growth(beta, v, rate, gamma)
 
     def _exchange(self, i: int, row: Tensor, beta: Any) -> bool:
         """Along the null vector [beta; 1] no g changes: move until a margin vector, or i itself, is at a bound.
@@ -272,10 +267,9 @@ class Walker(Stepper):
         One in the span of those before is moved along the null vector, by which f does not change, to where it is not.
         """
         s = self.samples
-        zero = torch.zeros_like(s.y)
         self.idle = 0
         self.p, self.over, self.beta = 0.0, False, None
-        self.drive = Drive(s, zero, zero.clone(), force=zero.clone())
+        self.drive = Drive(s, s.zeros(), s.zeros(), force=s.zeros())
         self.budget = self.events + 100 + 40 * s.n
         s.sign.zero_()
         s.slack.fill_(ENDLESS)
@@ -294,7 +288,7 @@ class Walker(Stepper):
             self.sight.arrive()
             self.corrected = len(self.margin) > 0 and self.newton() is not None
             self._look_at_all()
-        if drive.rise is not None:
+        if drive.hrise is not None:
             self.margin.rise.zero_()
         if not self.corrected:
             self.settle()
@@ -307,13 +301,14 @@ class Walker(Stepper):
         s, m = self.samples, self.margin
         if (loops := m.loops) is not None:
             r = np.empty(m.top)
-            loops.residual(m.hQS, m.hA, m.top, m.ha, m.hused, s.halpha, s.hsign, r)
+            largest = loops.residual(m.hQS, m.hA, m.top, m.ha, m.hused, s.halpha, s.hsign, r)
         else:
             self.settle()
             r = m.host(torch.mv(m.QS[: m.top, : s.n], s.alpha))  # row 0 of QS is y: its entry is y^T alpha
             r[1:] += m.hAk[1:, 0] * m.ha[0] - 1.0
             r *= m.hused
-        if float(abs(r).max()) > MUCH * max(1.0, float(s.halpha.max()) * s.scale):
+            largest = float(abs(r).max())
+        if largest > MUCH and largest > MUCH * float(s.halpha.max()) * s.scale:
             return None
         delta = m.sensitivities(r, self._refined())
         m.ha += m.host(delta)
