@@ -42,18 +42,14 @@ class Engine(State):
         if checks.is_fake(s.x):
             self._dry_run(new)
         elif len(new) == 1 and not remove and self._is_reserve(new.start):
-            return
-        before, slowly = self.snapshot(new.start), self.slowly
-        try:
-            self._choose(new, remove, method)
-        except ConvergenceError:
-            try:  # the way that is slow and sure
-                self.one_by_one(set(remove))
-            except ConvergenceError:
-                self.restore(before)
-                raise
+            self.finish()
+        else:
+            self.leaving = set(remove)
+            self.surely(lambda: self._choose(new, remove, method), self.snapshot(new.start))
+            self.leaving = set()
         self.margin.moved(s.delete(remove))
-        self.finish(self.slowly != slowly)
+        if not s.n:
+            self.margin.ha[0] = 0.0
 
     def _choose(self, new: range, remove: list[int], method: str) -> None:
         """The planner. Few samples walk; many are pivoted, and walk if pivoting fails."""
@@ -193,6 +189,8 @@ class Engine(State):
         s.alpha.copy_(alpha)
         s.sign.copy_(side)
         s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        if len(remove):
+            s.sign[at], s.slack[at] = 0.0, ENDLESS
         self.walker.events += 1
         return True
 
@@ -267,26 +265,21 @@ class Engine(State):
     def set_bounds(self, u: Tensor, method: str = "auto") -> None:  # (n,)
         """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints; else one by one."""
         s, m = self.samples, self.margin
-        before, slowly = self.snapshot(), self.slowly
-        try:
+        before = self.snapshot()
+
+        def change() -> None:
             if method == "path" or not len(m) or s.n <= FEW:
                 self._walk_to(u)
-            else:
-                factor = u / s.u
-                s.u.copy_(u)
-                self.last = "pivot"
-                same = bool((factor == factor[0]).all())
-                if not self._pivot(factor=float(factor[0]) if same else 1.0):
-                    self._approach(balanced(s.alpha * factor, u, s.y))
-                    self.last = "solve"
-        except ConvergenceError:
+                return
+            factor = u / s.u
             s.u.copy_(u)
-            try:
-                self.one_by_one()
-            except ConvergenceError:
-                self.restore(before)
-                raise
-        self.finish(self.slowly != slowly)
+            self.last = "pivot"
+            same = bool((factor == factor[0]).all())
+            if not self._pivot(factor=float(factor[0]) if same else 1.0):
+                self._approach(balanced(s.alpha * factor, u, s.y))
+                self.last = "solve"
+
+        self.surely(change, before, u)
 
     def follow_bounds(self, u: Tensor, watch: Callable[[Event], None]) -> None:  # (n,)
         """Change C along the path and report its events. ConvergenceError, and nothing changed, if it cannot be followed."""

@@ -46,6 +46,7 @@ class Margin:
     def __init__(self, samples: Samples):
         self.samples, self.device, self.host = samples, samples.device, samples.host
         self.near = Near(samples)
+        self.drifted = False  # whether R has been found to be wrong, and with it perhaps what was computed from it
         self._empty(8)
 
     def _empty(self, slots: int, b: float = 0.0) -> None:
@@ -163,7 +164,7 @@ class Margin:
             return out
         self.residual = loops.sensitivities(self.hR, self.hA, k, h, out, np.empty(k))
         if self.residual > DRIFT:
-            self.refresh()
+            self.refresh(drifted=True)
             loops.sensitivities(self.hR, self.hA, k, h, out, np.empty(k))
         return out
 
@@ -173,7 +174,7 @@ class Margin:
         out, residual = svm_path.sensitivities(self.Rk, self.Ak, h)
         self.residual = float(residual.abs().amax()) / max(float(h.abs().amax()), 1e-300)
         if self.residual > DRIFT:
-            self.refresh()
+            self.refresh(drifted=True)
             out, _ = svm_path.sensitivities(self.Rk, self.Ak, h)
         return out
 
@@ -245,7 +246,7 @@ class Margin:
     def leave(self, i: int, beta: Any = None) -> tuple[float, Any]:  # (top,) -> (), (top,)
         """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha, and beta as it is after that, if it is given."""
         if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
-            self.refresh()  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            self.refresh(drifted=True)  # 1 / R_kk is a squared distance: only rounding makes it anything else
             if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign
                 raise ConvergenceError("the margin vectors have become dependent")
         if not self.mild(self.slot[i]):
@@ -280,8 +281,9 @@ class Margin:
 
     # -- made anew -----------------------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
+    def refresh(self, drifted: bool = False) -> None:
         """R from A anew."""
+        self.drifted = self.drifted or drifted
         used = torch.cat([torch.zeros(1, dtype=torch.int64, device=self.device), self.members()])
         if len(used) > 1:
             try:

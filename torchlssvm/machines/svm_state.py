@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, svm_path
@@ -17,6 +18,7 @@ from torchlssvm.machines.svm_walk import Walker
 
 ENDLESS = float("inf")
 RESYNC_EVERY = 2000  # events between recomputations of every g
+WRONG = 1e-8  # of a slack, in units of g: it is not on its side
 
 
 class State:
@@ -29,6 +31,7 @@ class State:
         self.synced = 0  # the count of events when g was last recomputed
         self.checked = -1  # the count of events at the end of the last operation
         self.slowly = 0  # how often the guaranteed way was taken
+        self.leaving: set[int] = set()  # positions that are about to be deleted
         self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
 
     @property
@@ -48,17 +51,25 @@ class State:
             return  # nothing has moved
         self.checked = self.walker.events
         inside = (NEAR * m.hupper[k] < m.ha[k] < (1.0 - NEAR) * m.hupper[k] for k in m.slot.values())
-        if self.walker.perturbed:
-            self.walker.perturbed, thoroughly = False, True
+        late = self.walker.events - self.synced > RESYNC_EVERY
+        thoroughly = thoroughly or late or self.walker.perturbed or m.drifted
+        self.walker.perturbed = m.drifted = False
         if not any(inside):
             self._centre_b()
         else:
-            thoroughly = thoroughly or self.walker.events - self.synced > RESYNC_EVERY
             if thoroughly:
                 self.resync()
             if thoroughly or not self.walker.corrected:
                 self.correct()
         self.walker.corrected = False
+        if thoroughly and self._is_wrong():
+            self.one_by_one()
+            self.finish()
+
+    def _is_wrong(self) -> bool:
+        """Whether a sample is on the wrong side, by more than rounding: R had drifted further than refinement could mend."""
+        s = self.samples
+        return s.n > 0 and float(s.hslack.min()) < -WRONG * max(1.0, float(s.halpha.max()) * s.scale)
 
     def _centre_b(self) -> None:
         """No coefficient is strictly inside its box: S is empty, and b the middle of the interval it is free in."""
@@ -77,7 +88,9 @@ class State:
         low, high = (float(v) for v in svm_path.b_interval(s.g, s.y, s.sign))
         ends = [v for v in (low, high) if abs(v) < ENDLESS]
         shift = sum(ends) / len(ends) if ends else 0.0
-        s.slack.add_(s.sign * s.y, alpha=shift).clamp_(min=0.0)
+        s.slack.add_(s.sign * s.y, alpha=shift)
+        if not self._is_wrong():
+            s.slack.clamp_(min=0.0)
         m.ha[0] += shift
 
     def correct(self) -> None:
@@ -119,8 +132,28 @@ class State:
         m.fit_capacity()
         m.build(inside, s.alpha[inside], old["b"], forced=True)
 
-    def one_by_one(self, without: Set[int] = frozenset()) -> None:
-        """The guaranteed way: from nothing, one sample after the other; ``without``: positions that are to be removed."""
+    def surely(self, change: Callable[[], None], before: dict[str, Any], u: Tensor | None = None) -> None:  # (n,)
+        """A change, or where rounding makes it fail the guaranteed way, or everything as before and ConvergenceError.
+
+        u: the bounds after the change.
+        """
+        slowly = self.slowly
+        try:
+            try:
+                change()
+                self.finish(self.slowly != slowly)
+            except ConvergenceError:
+                if u is not None:
+                    self.samples.u.copy_(u)
+                self.one_by_one()
+                self.finish(True)
+        except ConvergenceError:
+            self.leaving = set()
+            self.restore(before)
+            raise
+
+    def one_by_one(self) -> None:
+        """The guaranteed way: from nothing, one sample after the other, without those that are leaving."""
         s, m = self.samples, self.margin
         n = s.n
         self.slowly += 1
@@ -130,7 +163,7 @@ class State:
         m.ha[0] = 0.0
         m.clear()
         for i in range(n):
-            if i in without:
+            if i in self.leaving:
                 continue
             self.walker.settle()
             g = float(s.q(i) @ s.alpha) + float(s.hy[i]) * self.b - 1.0
@@ -138,7 +171,7 @@ class State:
             if g < 0:
                 self.walker.walk(Drive.single(s, i, float(s.hu[i])))
         self.last = "path"
-        self._assure([i for i in range(n) if i not in without])
+        self._assure([i for i in range(n) if i not in self.leaving])
 
     def _assure(self, kept: list[int]) -> None:
         """There is no other way left: what has come out is a solution, to rounding, or an error."""

@@ -28,7 +28,7 @@ class Walker(Stepper):
 
     def __init__(self, samples: Samples, margin: Margin, watch: Callable[[Event], None] | None = None):
         self.samples, self.margin, self.watch = samples, margin, watch
-        self.events = self.age = 0
+        self.events, self.age = 0, REFINE
         self.corrected = False  # whether the last walk has ended with a correction
 
     def walk(self, drive: Drive, everything: bool = False) -> None:
@@ -64,7 +64,7 @@ class Walker(Stepper):
             self.sight = Nearest(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
         self.beta: Any = None  # carried over from the last event, where it can be
-        self.idle = 0
+        self.idle, self.age = 0, REFINE  # R is looked at before it is used
         self.corrected = False
         if drive.hrise is not None:
             m.hrise[:] = m.gather(drive.hrise, 0.0)
