@@ -13,6 +13,7 @@ OPTIONAL = {
     "sklearn",
     "matplotlib",
     "scipy",
+    "numba",
     "pandas",
     "timm",
     "cryptography",

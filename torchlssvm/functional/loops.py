@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,9 +39,9 @@ def compiled(signature: str) -> Callable[[F], F]:
     def compile_it(function: F) -> F:
         options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "nogil": True}
         try:
-            out: F = numba.njit(signature, cache=True, **options)(function)
+            out: Any = numba.njit(signature, cache=True, **options)(function)
         except RuntimeError:  # no folder to keep it in
             out = numba.njit(signature, **options)(function)
-        return out
+        return cast(F, out)
 
     return compile_it

@@ -48,7 +48,7 @@ def kernel(P: Any, i: int, j: int, gamma: float) -> float:
     inner = 0.0
     for d in range(J):
         inner += x[d] * z[d]
-    return math.exp(gamma * min(0.0, 2.0 * inner - x[J] - z[J]))
+    return float(math.exp(gamma * min(0.0, 2.0 * inner - x[J] - z[J])))
 
 
 @compiled("void(float64[:, ::1], int64, float64, float64[::1], int64[::1], float64[::1])")
@@ -95,7 +95,7 @@ def newcomer(
             QS[k, i] = column[k]
         for r in range(high):
             rows[r, i] = y[i] * y[held[r]] * kernel(P, i, held[r], gamma)
-    return g
+    return float(g)
 
 
 @compiled("void(float64[:, ::1], int64, float64[::1], float64, float64[::1])")
@@ -175,10 +175,7 @@ def advance(
         return END, -1, step
     if u <= t:
         return MARGIN, column, step
-    if len(rise):
-        up = abs(upper[slot] + step * rise[slot] - a[slot]) <= abs(a[slot])
-    else:
-        up = beta[slot] > 0
+    up = abs(upper[slot] + step * rise[slot] - a[slot]) <= abs(a[slot]) if len(rise) else beta[slot] > 0
     return (ERROR if up else RESERVE), slot, step
 
 
@@ -258,7 +255,9 @@ def shrink(R: Any, A: Any, top: int, slot: int, beta: Any) -> None:
         R[slot, k] = R[k, slot] = A[slot, k] = A[k, slot] = 0.0
 
 
-@compiled("float64(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], float64[::1])")
+@compiled(
+    "float64(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], float64[::1])"
+)
 def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any, out: Any) -> float:
     """What is left of (2) and (3) at the margin vectors, A a + [sum_E y alpha; Q_SE alpha_E - 1]; returns the largest."""
     error = np.nonzero((sign != 0) & (alpha > 0))[0]

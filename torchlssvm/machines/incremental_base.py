@@ -281,10 +281,8 @@ class SVMBase(nn.Module):
         rows = (x if kernel is None else kernel.prepare(x)).to(torch.float64)
         if checks.not_finite(rows):
             checks.raise_not_finite("x", x if x.is_floating_point() else rows)
-        w = checks.weights(weight, x)
-        if w is None:
-            w = 1.0
-        elif w.numel() and not bool((torch.isfinite(w) & (w > 0)).all()):
+        w: Any = 1.0 if weight is None else checks.weights(weight, x)
+        if weight is not None and w.numel() and not bool((torch.isfinite(w) & (w > 0)).all()):
             raise ValueError("weight must be finite and > 0: it multiplies C")
         if kernel is None and len(x):
             rows = self._in_positions(rows, held)

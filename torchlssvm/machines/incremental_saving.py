@@ -57,7 +57,7 @@ class Saving(SVMBase):
         inside = to("margin")
         m.ha[0] = b
         if not m.build(inside, s.alpha[inside], b) and len(inside):
-            engine.restore({"n": s.n, "vectors": s.snapshot(), "slots": [], "b": b})
+            engine.restore({"n": s.n, "vectors": s.snapshot(s.n), "slots": [], "b": b})
             engine.resolve()
         elif len(inside):
             k = m.top

@@ -240,6 +240,7 @@ class Engine(State):
         s.slack.copy_(torch.where(side == 0, ENDLESS, slack))
         zero = torch.zeros_like(alpha)
         self.walker.walk(Drive(s, zero, zero.clone(), tilt=g - tilted, force=zero.clone()), everything=True)
+        m.drifted = True  # a long way, from a rough start: where it ends is looked at
 
     def resolve(self) -> None:
         """Everything anew with the samples held: pivoting from the sets, walking from alpha, or one sample at a time."""

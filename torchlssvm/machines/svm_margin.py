@@ -244,7 +244,7 @@ class Margin:
         return 0 < float(self.hRk[slot, slot]) * float(self.hAk[slot, slot]) < MILD
 
     def leave(self, i: int, beta: Any = None) -> tuple[float, Any]:  # (top,) -> (), (top,)
-        """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha, and beta as it is after that, if it is given."""
+        """Margin vector i leaves: R shrinks by (14), or ends. Returns its alpha, and what becomes of beta, if it is given."""
         if len(self.slot) > 1 and not float(self.hRk[self.slot[i], self.slot[i]]) > 0:
             self.refresh(drifted=True)  # 1 / R_kk is a squared distance: only rounding makes it anything else
             if not abs(float(self.hRk[self.slot[i], self.slot[i]])) > 0:  # (14) divides by it, whatever its sign

@@ -262,7 +262,9 @@ class Samples:
     def compute(self, i: int, at: Any = None) -> Tensor:  # (k,) on the host -> (n,) or (k,)
         """Q_i:, not from the cache; ``at``: with the samples in these positions only."""
         if not self.lifted:
-            return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[0].contiguous()
+            return self.block(torch.tensor([i], device=self.device), None if at is None else as_tensor(at))[
+                0
+            ].contiguous()
         assert isinstance(self.kernel, RBF)
         lift = self.hlift
         if (loops := self.loops) is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
-from torchlssvm.machines.svm_margin import DEPENDENT, MILD, STEADY, Margin
+from torchlssvm.machines.svm_margin import DEPENDENT, NEAR, STEADY, Margin
 from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 from torchlssvm.machines.svm_sight import All, Nearest
 from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY, Stepper
@@ -297,7 +297,7 @@ class Walker(Stepper):
             raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
 
     def newton(self) -> Any:  # -> (top,)
-        """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if it is much."""
+        """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if that is no help."""
         s, m = self.samples, self.margin
         if (loops := m.loops) is not None:
             r = np.empty(m.top)
@@ -311,8 +311,11 @@ class Walker(Stepper):
         if largest > MUCH and largest > MUCH * float(s.halpha.max()) * s.scale:
             return None
         delta = m.sensitivities(r, self._refined())
-        m.ha += m.host(delta)
-        m.ha[:] = m.ha.clip(m.hlower, m.hupper)
+        a = m.ha + m.host(delta)
+        within = a.clip(m.hlower, m.hupper)
+        if not bool((a == within).all()) and float(abs(a - within).max()) > NEAR * float(s.hu.max()):
+            return None  # margin vectors that are dependent: R is of no use
+        m.ha[:] = within
         self.settle()
         return delta
 
