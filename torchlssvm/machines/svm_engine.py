@@ -155,38 +155,36 @@ class Engine(State):
     def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None, factor: float = 1.0) -> bool:
         """Pivot from these sets, or the present ones; samples to be removed are held at 0. factor: what u was multiplied by.
 
-        False, and nothing changed, if it fails.
+        False if it fails, and nothing has changed; from other sets than the present ones, the margin set is then empty.
         """
         s, m = self.samples, self.margin
-        known = outer = None
-        if side is None:
+        old, fixed, known = self.snapshot(), None, None
+        bound = torch.where(s.alpha > 0.5 * s.u, -1.0, torch.ones_like(s.u))
+        anew = side is not None  # neither R nor the rows of Q in the margin set need be right
+        if side is not None:
+            m.clear()
+        else:
             side = s.sign.clone()
             # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
             side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
-            positions = [i for i in m.slot if i < s.n]
-            slots = [m.slot[i] for i in positions]
-            known = (positions, m.QS[slots, : s.n])
             # g + 1 is Q alpha + y b: without the margin vectors' share, that of the coefficients at their bounds is left
             rest = s.g + 1.0 - torch.mv(m.QSn, m.a[: m.top])
-            outer = (torch.where(s.sign == 0, 0.0, s.alpha) * factor, rest * factor)
+            known = (torch.where(s.sign == 0, 0.0, s.alpha) * factor, rest * factor)
         u = s.u.clone()
         if len(remove):
             at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
             side[at] = -1.0
             s.u[at] = 0.0
-        pivoting = Pivoting(s, known)
-        found = pivoting.solve(side, outer)
+            fixed = torch.zeros_like(side, dtype=torch.bool)
+            fixed[at] = True
+        m.near.forget()
+        found = Pivoting(s, m).solve(side, bound, fixed, known)
         s.u.copy_(u)
         if found is None:
+            if not anew:
+                self.restore(old, appended=True)
             return False
-        alpha, g, b, side = found
-        if len(remove):  # a duplicate of a margin vector has g = 0, too; it goes all the same
-            alpha[at], side[at] = 0.0, -1.0
-        inside = (side == 0).nonzero()[:, 0]
-        old = self.snapshot()
-        if len(inside) < 2 or not m.build(inside, alpha[inside], b, pivoting.rows[pivoting.find(inside)]):
-            self.restore(old, appended=True)
-            return False
+        alpha, g, side = found
         s.alpha.copy_(alpha)
         s.sign.copy_(side)
         s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
@@ -213,6 +211,7 @@ class Engine(State):
         """From any alpha in the box with y^T alpha = 0: near the optimum two at a time, then pivoting, or else a walk."""
         s = self.samples
         alpha, b = nearly(s, alpha)
+        s.alpha.copy_(alpha)
         if not self._pivot((), (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)):
             self.rebuild(alpha, b)
 
