@@ -13,6 +13,7 @@ kernel in d dimensions. They are left out.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,17 +47,19 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:  # (k, k
     L, info = torch.linalg.cholesky_ex(Gamma)
     if not int(info) and bool((L.diagonal().square() > floor).all()):
         return torch.arange(k, device=Gamma.device), L
-    L, kept = torch.zeros_like(Gamma), []
+    L, kept, least = torch.zeros_like(Gamma), [], floor.tolist()
     for start in range(0, k, PANEL):
         stop, r = min(k, start + PANEL), len(kept)
-        P = Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T
+        P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).cpu().numpy()  # a column is a small matter
+        columns = np.zeros((stop - start, k - start))
         for j in range(stop - start):
             pivot = float(P[j, j])
-            if pivot > float(floor[start + j]):
-                column = P[j:, j] / pivot**0.5
-                L[start + j :, len(kept)] = column
-                P[j:, j + 1 :].addr_(column, column[1 : stop - start - j], alpha=-1.0)
+            if pivot > least[start + j]:
+                column = columns[len(kept) - r, j:]
+                np.divide(P[j:, j], pivot**0.5, out=column)
+                P[j:, j + 1 :] -= column[:, None] * column[1 : stop - start - j]
                 kept.append(start + j)
+        L[start:, r : len(kept)] = torch.from_numpy(columns[: len(kept) - r].T).to(L.device)
     at = torch.tensor(kept, dtype=torch.int64, device=Gamma.device)
     return at, L[at, : len(kept)]
 
@@ -66,22 +69,19 @@ def grow_(R: Tensor, V: Tensor, L: Tensor, slots: Tensor) -> Tensor:  # (m, m), 
     G = torch.cholesky_inverse(L)
     VG = torch.mm(V, G)
     R.addmm_(VG, V.T)
-    R[:, slots] = VG
-    R[slots] = VG.T
-    R[slots[:, None], slots] = G
-    return R
+    R.index_copy_(1, slots, VG)
+    VG.index_copy_(0, slots, G)
+    return R.index_copy_(0, slots, VG.T)
 
 
 def shrink_(R: Tensor, slots: Tensor) -> bool:  # (m, m), (l,)
     """(14) in place, for l margin vectors at once, whose slots are free again. False if rounding forbids it."""
-    columns = R[:, slots]
-    L, info = torch.linalg.cholesky_ex(columns[slots])
+    columns = R.index_select(1, slots)
+    L, info = torch.linalg.cholesky_ex(columns.index_select(0, slots))
     if int(info):
         return False
     W = torch.linalg.solve_triangular(L, columns.T, upper=False)  # (l, m)
-    R.addmm_(W.T, W, alpha=-1.0)
-    R[:, slots] = 0.0
-    R[slots] = 0.0
+    R.addmm_(W.T, W, alpha=-1.0).index_fill_(1, slots, 0.0).index_fill_(0, slots, 0.0)
     return True
 
 

@@ -159,35 +159,31 @@ class Engine(State):
         """
         s, m = self.samples, self.margin
         old, fixed, known = self.snapshot(), None, None
-        bound = torch.where(s.alpha > 0.5 * s.u, -1.0, torch.ones_like(s.u))
-        anew = side is not None  # neither R nor the rows of Q in the margin set need be right
-        if side is not None:
-            m.clear()
-        else:
-            side = s.sign.clone()
+        bound = 1.0 - 2.0 * (s.halpha > 0.5 * s.hu)
+        if side is None:
+            start = s.hsign * 1.0
             # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
-            side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
+            start[(s.halpha <= 0) & (s.hsign < 0) & (s.hslack < 1.0)] = 0.0
             # g + 1 is Q alpha + y b: without the margin vectors' share, that of the coefficients at their bounds is left
             rest = s.g + 1.0 - torch.mv(m.QSn, m.a[: m.top])
-            known = (torch.where(s.sign == 0, 0.0, s.alpha) * factor, rest * factor)
-        u = s.u.clone()
+            known = (s.halpha * (s.hsign != 0) * factor, s.host(rest * factor))
+        else:
+            start = s.host(side)
+            m.clear()  # neither R nor the rows of Q there need be right
+        u = s.hu * 1.0
         if len(remove):
-            at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
-            side[at] = -1.0
-            s.u[at] = 0.0
-            fixed = torch.zeros_like(side, dtype=torch.bool)
-            fixed[at] = True
+            start[remove], s.hu[remove] = -1.0, 0.0
+            fixed = s.hu == 0
         m.near.forget()
-        found = Pivoting(s, m).solve(side, bound, fixed, known)
-        s.u.copy_(u)
+        found = Pivoting(s, m).solve(start, bound, fixed, known)
+        s.hu[:] = u
         if found is None:
-            if not anew:
+            if side is None:
                 self.restore(old, appended=True)
             return False
-        alpha, g, side = found
-        s.alpha.copy_(alpha)
-        s.sign.copy_(side)
-        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        s.halpha[:], g, s.hsign[:] = found
+        s.hslack[:] = g * s.hsign
+        s.hslack[s.hsign == 0] = ENDLESS
         self.walker.events += 1
         return True
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchlssvm.functional import svm_path
 from torchlssvm.functional.svm_smo import minimize
-from torchlssvm.machines.svm_exchange import SPAN, anew, exchange
-from torchlssvm.machines.svm_margin import DRIFT, ENDLESS, Margin
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_exchange import SPAN, STALE, anew, exchange, slots_of
+from torchlssvm.machines.svm_margin import DRIFT, Margin
+from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 
 CLOSE = 1e-3  # the violation of (2) that the guess may have, where C is 1 or more
 STEPS = 20  # for each sample, to come there
@@ -27,14 +27,15 @@ class Pivoting:
 
     def __init__(self, samples: Samples, margin: Margin):
         self.samples, self.margin = samples, margin
+        self.seen: dict[int, Any] = {}  # rows of Q on the host, of samples that have left the margin set
 
     def solve(
         self,
-        side: Tensor,  # (n,) +1 R, -1 E, 0 S
-        bound: Tensor,  # (n,) +1 or -1: where a sample of S goes if it lies in the span of the others
-        fixed: Tensor | None = None,  # (n,) true for samples that stay where they are
-        known: tuple[Tensor, Tensor] | None = None,  # (n,), (n,) coefficients, zero in S, and Q times them
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        side: Any,  # (n,) +1 R, -1 E, 0 S; this and all below on the host
+        bound: Any,  # (n,) +1 or -1: where a sample of S goes if it lies in the span of the others
+        fixed: Any = None,  # (n,) true for samples that stay where they are
+        known: tuple[Any, Any] | None = None,  # (n,), (n,) coefficients, zero in S, and Q times them
+    ) -> tuple[Any, Any, Any] | None:
         """alpha, g and the sets at the optimum, which the margin set then holds, or None if pivoting does not get there.
 
         With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
@@ -43,9 +44,11 @@ class Pivoting:
         its own can make it so (a copy with the other label): then it goes to the other bound.
         """
         s, m = self.samples, self.margin
-        side = side.clone()
+        side = side * 1.0
         # the coefficients at their bounds, and what they make of g
-        held, outer = (torch.zeros_like(s.u), torch.zeros_like(s.u)) if known is None else known
+        held, outer = (s.hu * 0.0, s.hu * 0.0) if known is None else known
+        self.inside = side != side
+        self.inside[list(m.slot)] = True
         fewest, patience = s.n + 1, PATIENCE
         for _ in range(ROUNDS):
             outer, held = self._exchange(side, bound, held, outer)
@@ -54,17 +57,16 @@ class Pivoting:
             x = self._inner(held, outer)
             if x is None:
                 return None
-            g = torch.addmv(outer, m.QSn, x) - 1.0
-            used = m.members()
-            inside, inner = m.at[used], x[used]
-            alpha = held.index_copy(0, inside, inner)
-            size = TOLERANCE * (1.0 + float(alpha.abs().amax()) * s.scale)
-            wrong = g * side < -size  # never in S
+            g = s.host(torch.addmv(as_tensor(outer), m.QSn, as_tensor(x))) - 1.0
+            used = places(m.hused)[1:]  # without b's slot
+            inside, inner = m.hat[used], x[used]
+            alpha = held * 1.0
+            alpha[inside] = inner
+            wrong = g * side < -TOLERANCE * (1.0 + float(abs(alpha).max()) * s.scale)  # never in S
             if fixed is not None:
                 wrong &= ~fixed
-            new = torch.where(wrong, torch.where(self.spanned, -side, 0.0), side)
-            u = s.u[inside]
-            new[inside] = (inner <= 0).to(side.dtype) - (inner >= u).to(side.dtype)
+            new = side - side * wrong - side * (wrong & self.spanned)
+            new[inside] = (inner <= 0) * 1.0 - (inner >= s.hu[inside]) * 1.0
             moved = int((new != side).sum())
             if not moved:
                 return self._found(x, alpha, g, side)
@@ -73,76 +75,73 @@ class Pivoting:
             if not patience:
                 return None
             side = new
-            bound = torch.where(side == 0, bound, side)
+            bound = side + bound * (side == 0)
         return None
 
-    def _exchange(self, side: Tensor, bound: Tensor, held: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+    def _exchange(self, side: Any, bound: Any, held: Any, outer: Any) -> tuple[Any, Any]:
         """Bring the margin set to side == 0. What cannot enter it stays at its bound (``side`` is changed), as ``spanned``.
 
         Returns what the coefficients at their bounds make of g, and those coefficients.
         """
         s, m = self.samples, self.margin
-        want = (side == 0).nonzero()[:, 0].tolist()
-        wanted = set(want)
-        out, into = [i for i in m.slot if i not in wanted], [i for i in want if i not in m.slot]
-        left = m.QS[[m.slot[i] for i in out], : s.n]
-        rows = self._rows(into)
+        want = side == 0
+        leaving, entering = places(self.inside & ~want), places(want & ~self.inside)
+        out, into = leaving.tolist(), entering.tolist()
+        left, rows = m.hQS[s.host(slots_of(m, out)), : s.n], self._rows(into)
+        self.seen.update(zip(out, left, strict=True))
         rejected = exchange(m, out, into, rows) if out or into else []
-        self.spanned = torch.zeros_like(side, dtype=torch.bool)
+        self.spanned = side != side
         if rejected:
+            self.seen.update(zip(into, rows, strict=True))
             self.spanned[rejected] = True
             side[rejected] = bound[rejected]
-        new = torch.where(side < 0, s.u, 0.0)
+        self.inside = side == 0
+        new = s.hu * (side < 0)
         change = new - held
-        for at, block in ((out, left), (into, rows)):
-            if at:
-                outer = torch.addmv(outer, block.T, change[at])
+        for at, block in ((leaving, left), (entering, rows)):
+            if len(at):
+                outer = outer + s.host(torch.mv(as_tensor(block).T, as_tensor(change[at])))
                 change[at] = 0.0
-        if bool((change != 0).any()):
-            outer = outer + s.product(change)
+        if bool(change.any()):
+            outer = outer + s.host(s.product(as_tensor(change)))
         return outer, new
 
-    def _rows(self, positions: list[int]) -> Tensor:  # -> (k, n)
-        """Rows of Q, from the cache as far as they are there."""
+    def _rows(self, positions: list[int]) -> Any:  # -> (k, n)
+        """Rows of Q, those seen before and those in the cache from there."""
         s = self.samples
-        rows = s.y.new_empty(len(positions), s.n)
-        new = []
-        for k, i in enumerate(positions):
-            row = s.rows.get(i, s.n)
-            if row is None:
-                new.append(k)
-            else:
-                rows[k] = row
-        if new:
-            at = torch.tensor([positions[k] for k in new], device=s.device)
+        new = [i for i in positions if i not in self.seen and i not in s.rows]
+        found = self.seen
+        if new or not positions:
+            block = s.host(s.block(torch.tensor(new, dtype=torch.int64, device=s.device)))
             if len(new) == len(positions):
-                return s.block(at)
-            rows[new] = s.block(at)
+                return block
+            found = found | dict(zip(new, block, strict=True))
+        rows = s.host(torch.empty(len(positions), s.n, dtype=torch.float64, device=s.device))
+        for k, i in enumerate(positions):
+            rows[k] = found[i] if i in found else s.rows.hrows[s.rows.row_of[i], : s.n]
         return rows
 
-    def _inner(self, held: Tensor, outer: Tensor) -> Tensor | None:  # -> (top,)
+    def _inner(self, held: Any, outer: Any) -> Any:  # -> (top,), or None
         """[b; alpha_S] in slots, with refinement; R is made anew if it has drifted."""
         s, m = self.samples, self.margin
         for attempt in range(2):
-            right = (1.0 - outer)[m.at[: m.top]] * m.used[: m.top]
-            right[0] = -(s.y @ held)
-            x, residual = svm_path.sensitivities(m.Rk, m.Ak, -right)
-            m.residual = float(residual.abs().amax()) / max(float(right.abs().amax()), 1e-300)
-            if m.residual <= DRIFT:
-                return x
-            if attempt or anew(m, []):
+            right = m.gather(1.0 - outer, -float((s.hy * held).sum()))
+            x, residual = svm_path.sensitivities(m.Rk, m.Ak, as_tensor(-right))
+            m.residual = float(abs(s.host(residual)).max()) / max(float(abs(right).max()), 1e-300)
+            if m.residual <= (DRIFT if attempt else STALE):
+                return s.host(x)
+            if attempt or anew(m):
                 return None
         return None
 
-    def _found(self, x: Tensor, alpha: Tensor, g: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _found(self, x: Any, alpha: Any, g: Any, side: Any) -> tuple[Any, Any, Any] | None:
         s, m = self.samples, self.margin
         # 1 / R_jj is the gamma of margin vector j with respect to the others (14): none may lie in their span.
-        own, used = m.Rk.diagonal(), m.used[: m.top] > 0
-        used[0] = False
-        if not bool((own * m.Ak.diagonal() < 1.0 / SPAN)[used].all()):
+        used = places(m.hused)[1:]
+        if not bool((m.hRk.diagonal() * m.hAk.diagonal() < 1.0 / SPAN)[used].all()):
             return None
-        m.a[: m.top] = x
-        m.upper[: m.top] = torch.where(used, s.u[m.at[: m.top]], ENDLESS)
+        m.ha[:] = x
+        m.hupper[used] = s.hu[m.hat[used]]
         return alpha, g, side
 
 
