@@ -18,6 +18,8 @@ STEPS = 20  # for each sample, to come there
 ROWS = 2**27  # bytes of kernel rows kept meanwhile
 ROUNDS = 25  # pivoting ends after so many,
 PATIENCE = 6  # or so many in which no fewer samples move than before
+ASTRAY = 50  # or when that many more move than twice the fewest before,
+FLIPS = 10  # or when more than these, and one for eight margin vectors, lie in the span of the others and are wrong there
 MOST = 3000  # margin vectors, beyond which it is not tried
 TOLERANCE = 1e-11
 
@@ -67,9 +69,11 @@ class Pivoting:
                 wrong &= ~fixed
             new = side - side * wrong - side * (wrong & self.spanned)
             new[inside] = (inner <= 0) * 1.0 - (inner >= s.hu[inside]) * 1.0
-            moved = int((new != side).sum())
+            moved, flips = int((new != side).sum()), int((wrong & self.spanned).sum())
             if not moved:
                 return self._found(x, alpha, g, side)
+            if moved > 2 * fewest + ASTRAY or flips > FLIPS + len(m) // 8:
+                return None
             patience = PATIENCE if moved < fewest else patience - 1
             fewest = min(fewest, moved)
             if not patience:
