@@ -47,10 +47,13 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:  # (k, k
     L, info = torch.linalg.cholesky_ex(Gamma)
     if not int(info) and bool((L.diagonal().square() > floor).all()):
         return torch.arange(k, device=Gamma.device), L
-    L, kept, least = torch.zeros_like(Gamma), [], floor.tolist()
+    kept: list[int] = []
+    L, least = torch.zeros_like(Gamma), floor.tolist()
     for start in range(0, k, PANEL):
         stop, r = min(k, start + PANEL), len(kept)
-        P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).cpu().numpy()  # a column is a small matter
+        P = (
+            (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).cpu().numpy()
+        )  # a column is a small matter
         columns = np.zeros((stop - start, k - start))
         for j in range(stop - start):
             pivot = float(P[j, j])

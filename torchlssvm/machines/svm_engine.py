@@ -206,6 +206,7 @@ class Engine(State):
     def _approach(self, alpha: Tensor) -> None:  # (n,)
         """From any alpha in the box with y^T alpha = 0: near the optimum two at a time, then pivoting, or else a walk."""
         s = self.samples
+        s.forget_rows()  # samples may have been appended whose columns are not in the cache
         alpha, b = nearly(s, alpha)
         s.alpha.copy_(alpha)
         if not self._pivot((), (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)):

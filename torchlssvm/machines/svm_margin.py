@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
-from torchlssvm.functional import checks, svm_path
+from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_near import Near
 from torchlssvm.machines.svm_samples import Samples
 
@@ -51,8 +50,6 @@ class Margin:
 
     def _allocate(self, slots: int) -> None:
         def new(*shape: int, value: float = 0.0) -> Tensor:
-            if self.device.type == "cpu" and not value and not checks.is_fake(self.samples.y):
-                return torch.from_numpy(np.zeros(shape))  # memory that is not written to costs nothing
             return torch.full(shape, value, dtype=torch.float64, device=self.device)
 
         k, old = self.slots, self.__dict__.copy()

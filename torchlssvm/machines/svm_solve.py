@@ -19,7 +19,9 @@ ROWS = 2**27  # bytes of kernel rows kept meanwhile
 ROUNDS = 25  # pivoting ends after so many,
 PATIENCE = 6  # or so many in which no fewer samples move than before
 ASTRAY = 50  # or when that many more move than twice the fewest before,
-FLIPS = 10  # or when more than these, and one for eight margin vectors, lie in the span of the others and are wrong there
+FLIPS = (
+    10  # or when more than these, and one for eight margin vectors, lie in the span of the others and are wrong there
+)
 MOST = 3000  # margin vectors, beyond which it is not tried
 TOLERANCE = 1e-11
 
