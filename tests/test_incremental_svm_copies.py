@@ -106,10 +106,12 @@ def test_a_pivot_that_fails_on_the_way_changes_nothing(monkeypatch):
     monkeypatch.setattr(svm_engine.Pivoting, "_found", lambda *args: None)
     assert not engine._pivot(list(range(30)))
     np.testing.assert_array_equal(engine.snapshot()["vectors"], before)
-    assert svm.b == b and sorted(m.slot) == members
+    assert svm.b == b
+    assert sorted(m.slot) == members
     order = [m.slot[i] for i in members]
     torch.testing.assert_close(m.R[order][:, order], R, rtol=1e-8, atol=1e-8)
-    assert svm.kkt_violation() <= 1e-12 and s.n == 330
+    assert svm.kkt_violation() <= 1e-12
+    assert s.n == 330
 
 
 def test_rows_in_the_cache_follow_a_batch_that_is_solved_anew():
@@ -143,19 +145,20 @@ def problem(n, seed=0):
 
 
 def test_independent_is_what_one_at_a_time_finds():
-    Q, y, x = problem(150)
+    Q, _y, x = problem(150)
     seen, first = set(), []
     for i, row in enumerate(x.tolist()):  # a copy is what has been seen before
         if tuple(row) not in seen:
             first.append(i)
         seen.add(tuple(row))
     kept, L = svm_block.independent(Q, torch.full((150,), 1e-11, dtype=torch.float64))
-    assert kept.tolist() == first and len(first) < 150
+    assert kept.tolist() == first
+    assert len(first) < 150
     torch.testing.assert_close(L @ L.T, Q[kept][:, kept], rtol=0, atol=1e-12)
 
 
 def test_blocks_of_R_are_those_of_the_inverse():
-    Q, y, x = problem(90, seed=4)
+    Q, y, _x = problem(90, seed=4)
     kept, R = svm_block.inverse(Q, y, 1e-11)
     Q, y = Q[kept][:, kept], y[kept]
     torch.testing.assert_close(R, torch.linalg.inv(jacobian(Q, y)), rtol=1e-8, atol=1e-8)

@@ -6,9 +6,9 @@ With columns H = [y_c; Q_Sc] for k samples c that are to enter, and V = -R H,
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of what is left of the k samples outside the span of S, so it is positive semidefinite, and its Cholesky
-factor shows which of them lie in the span of S and of those before: copies of margin vectors, or all beyond d + 1 of a linear
-kernel in d dimensions. They are left out.
+Gamma is the Gram matrix of what is left of the k samples outside the span of S, so it is positive semidefinite, and its
+Cholesky factor shows which of them lie in the span of S and of those before: copies of margin vectors, or all beyond d + 1 of a
+linear kernel in d dimensions. They are left out.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchlssvm.functional import svm_path
 from torchlssvm.functional.svm_smo import minimize
-from torchlssvm.machines.svm_exchange import SPAN, STALE, anew, exchange, slots_of
+from torchlssvm.machines.svm_exchange import SPAN, STALE, anew, exchange, indices, slots_of
 from torchlssvm.machines.svm_margin import DRIFT, Margin
 from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 
@@ -118,7 +118,7 @@ class Pivoting:
         new = [i for i in positions if i not in self.seen and i not in s.rows]
         found = self.seen
         if new or not positions:
-            block = s.host(s.block(torch.tensor(new, dtype=torch.int64, device=s.device)))
+            block = s.host(s.block(indices(self.margin, new)))
             if len(new) == len(positions):
                 return block
             found = found | dict(zip(new, block, strict=True))
