@@ -154,43 +154,37 @@ class Engine(State):
     def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None, factor: float = 1.0) -> bool:
         """Pivot from these sets, or the present ones; samples to be removed are held at 0. factor: what u was multiplied by.
 
-        False, and nothing changed, if it fails.
+        False if it fails, and nothing has changed; from other sets than the present ones, the margin set is then empty.
         """
         s, m = self.samples, self.margin
-        known = outer = None
+        old, fixed, known = self.snapshot(), None, None
+        bound = 1.0 - 2.0 * (s.halpha > 0.5 * s.hu)
         if side is None:
-            side = s.sign.clone()
+            start = s.hsign * 1.0
             # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
-            side[(s.alpha <= 0) & (s.sign < 0) & (s.slack < 1.0)] = 0.0
-            positions = [i for i in m.slot if i < s.n]
-            slots = [m.slot[i] for i in positions]
-            known = (positions, m.QS[slots, : s.n])
+            start[(s.halpha <= 0) & (s.hsign < 0) & (s.hslack < 1.0)] = 0.0
             # g + 1 is Q alpha + y b: without the margin vectors' share, that of the coefficients at their bounds is left
             rest = s.g + 1.0 - torch.mv(m.QSn, m.a[: m.top])
-            outer = (torch.where(s.sign == 0, 0.0, s.alpha) * factor, rest * factor)
-        u = s.u.clone()
+            known = (s.halpha * (s.hsign != 0) * factor, s.host(rest * factor))
+        else:
+            start = s.host(side)
+            m.clear()  # neither R nor the rows of Q there need be right
+        u = s.hu * 1.0
         if len(remove):
-            at = torch.as_tensor(remove, dtype=torch.int64, device=s.device)
-            side[at] = -1.0
-            s.u[at] = 0.0
-        pivoting = Pivoting(s, known)
-        found = pivoting.solve(side, outer)
-        s.u.copy_(u)
+            start[remove], s.hu[remove] = -1.0, 0.0
+            fixed = s.hu == 0
+        m.near.forget()
+        found = Pivoting(s, m).solve(start, bound, fixed, known)
+        s.hu[:] = u
         if found is None:
+            if side is None:
+                self.restore(old, appended=True)
             return False
-        alpha, g, b, side = found
-        if len(remove):  # a duplicate of a margin vector has g = 0, too; it goes all the same
-            alpha[at], side[at] = 0.0, -1.0
-        inside = (side == 0).nonzero()[:, 0]
-        old = self.snapshot()
-        if len(inside) < 2 or not m.build(inside, alpha[inside], b, pivoting.rows[pivoting.find(inside)]):
-            self.restore(old, appended=True)
-            return False
-        s.alpha.copy_(alpha)
-        s.sign.copy_(side)
-        s.slack.copy_(torch.where(side == 0, ENDLESS, g * side))
+        s.halpha[:], g, s.hsign[:] = found
+        s.hslack[:] = g * s.hsign
+        s.hslack[s.hsign == 0] = ENDLESS
         if len(remove):
-            s.sign[at], s.slack[at] = 0.0, ENDLESS
+            s.hsign[remove], s.hslack[remove] = 0.0, ENDLESS
         self.walker.events += 1
         return True
 
@@ -213,7 +207,9 @@ class Engine(State):
     def _approach(self, alpha: Tensor) -> None:  # (n,)
         """From any alpha in the box with y^T alpha = 0: near the optimum two at a time, then pivoting, or else a walk."""
         s = self.samples
+        s.forget_rows()  # samples may have been appended whose columns are not in the cache
         alpha, b = nearly(s, alpha)
+        s.alpha.copy_(alpha)
         if not self._pivot((), (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)):
             self.rebuild(alpha, b)
 

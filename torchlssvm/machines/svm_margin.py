@@ -324,7 +324,7 @@ class Margin:
         forced: they are taken all the same, with an R that is not trusted.
         """
         s, slots = len(positions), self.slots
-        while slots <= s:
+        while slots <= s + s // 4:  # it may grow
             slots *= 2
         self._empty(slots, b)
         self.QS[0, : self.samples.n] = self.samples.y

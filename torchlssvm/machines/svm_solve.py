@@ -7,116 +7,148 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.functional import svm_path
 from torchlssvm.functional.svm_smo import minimize
-from torchlssvm.machines.svm_samples import Samples
+from torchlssvm.machines.svm_exchange import SPAN, STALE, anew, exchange, indices, slots_of
+from torchlssvm.machines.svm_margin import DRIFT, Margin
+from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 
 CLOSE = 1e-3  # the violation of (2) that the guess may have, where C is 1 or more
 STEPS = 20  # for each sample, to come there
 ROWS = 2**27  # bytes of kernel rows kept meanwhile
-ROUNDS = 25  # pivoting ends after so many, or when it stops making progress
+ROUNDS = 25  # pivoting ends after so many,
+PATIENCE = 6  # or so many in which no fewer samples move than before
+ASTRAY = 50  # or when that many more move than twice the fewest before,
+FLIPS = (
+    10  # or when more than these, and one for eight margin vectors, lie in the span of the others and are wrong there
+)
+MOST = 3000  # margin vectors, beyond which it is not tried
 TOLERANCE = 1e-11
 
 
 class Pivoting:
-    """Rows of Q for every sample that has been in S, in a buffer that doubles; the sets come and go."""
+    """Block pivoting on the margin set itself: R follows the sets from round to round."""
 
-    def __init__(self, samples: Samples, known: tuple[list[int], Tensor] | None = None):
-        self.samples = samples
-        self.row_of: dict[int, int] = {}
-        self.rows = torch.empty(0, samples.n, dtype=torch.float64, device=samples.device)
-        if known is not None:  # positions, and their rows
-            self.row_of = {i: k for k, i in enumerate(known[0])}
-            self.rows = known[1]
-
-    def find(self, positions: Tensor) -> Tensor:  # (s,) -> (s,)
-        """Where in ``rows`` the rows of Q of these samples are; those not seen before are computed, in one block."""
-        places = positions.tolist()
-        new = [i for i in places if i not in self.row_of]
-        if new:
-            block = self.samples.block(torch.tensor(new, device=self.samples.device))
-            used = len(self.row_of)
-            if used + len(new) > len(self.rows):
-                rows = self.rows.new_empty(max(2 * used, used + len(new)), self.samples.n)
-                rows[:used] = self.rows[:used]
-                self.rows = rows
-            self.rows[used : used + len(new)] = block
-            self.row_of |= {i: used + k for k, i in enumerate(new)}
-        return torch.tensor([self.row_of[i] for i in places], dtype=torch.int64, device=self.samples.device)
-
-    def combine(self, at: Tensor, values: Tensor) -> Tensor:  # (s,), (s,) -> (n,)
-        """The sum of these rows times these values. No row is copied."""
-        used = len(self.row_of)
-        return torch.mv(self.rows[:used].T, values.new_zeros(used).index_copy_(0, at, values))
-
-    def product(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
-        """Q v, from rows at hand as far as they are."""
-        used = v.nonzero()[:, 0]
-        places = used.tolist()
-        known = [k for k, i in enumerate(places) if i in self.row_of]
-        out = torch.zeros_like(v)
-        if known:
-            out = self.combine(self.find(used[known]), v[used[known]])
-            v = v.index_fill(0, used[known], 0.0)
-        return out + self.samples.product(v) if len(known) < len(places) else out
+    def __init__(self, samples: Samples, margin: Margin):
+        self.samples, self.margin = samples, margin
+        self.seen: dict[int, Any] = {}  # rows of Q on the host, of samples that have left the margin set
 
     def solve(
         self,
-        side: Tensor,  # (n,) +1 R, -1 E, 0 S
-        known: tuple[Tensor, Tensor] | None = None,  # (n,), (n,) coefficients, zero in S, and Q times them
-    ) -> tuple[Tensor, Tensor, float, Tensor] | None:
-        """alpha, g, b and the sets at the optimum, or None if pivoting does not get there.
+        side: Any,  # (n,) +1 R, -1 E, 0 S; this and all below on the host
+        bound: Any,  # (n,) +1 or -1: where a sample of S goes if it lies in the span of the others
+        fixed: Any = None,  # (n,) true for samples that stay where they are
+        known: tuple[Any, Any] | None = None,  # (n,), (n,) coefficients, zero in S, and Q times them
+    ) -> tuple[Any, Any, Any] | None:
+        """alpha, g and the sets at the optimum, which the margin set then holds, or None if pivoting does not get there.
 
         With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
         goes to the bound it passed; a sample with g on the wrong side goes to S; until nothing moves (primal-dual active set).
+        A sample in the span of S stays at its bound. Either its g is 0 with theirs, as that of a copy, or no coefficient of
+        its own can make it so (a copy with the other label): then it goes to the other bound.
         """
-        s = self.samples
-        side = side.clone()
+        s, m = self.samples, self.margin
+        side = side * 1.0
         # the coefficients at their bounds, and what they make of g
-        held, outer = (torch.zeros_like(s.u), torch.zeros_like(s.u)) if known is None else known
-        best, patience = s.n + 1, 6
+        held, outer = (s.hu * 0.0, s.hu * 0.0) if known is None else known
+        self.inside = side != side
+        self.inside[list(m.slot)] = True
+        fewest, patience = s.n + 1, PATIENCE
         for _ in range(ROUNDS):
-            inside = (side == 0).nonzero()[:, 0]
-            if not len(inside) or len(inside) > 3000:
+            outer, held = self._exchange(side, bound, held, outer)
+            if not 1 < len(m) <= MOST:
                 return None
-            at = self.find(inside)
-            bound = torch.where(side < 0, s.u, 0.0)
-            outer = outer + self.product(bound - held)
-            held = bound
-            k = len(inside) + 1
-            A = s.u.new_zeros(k, k)
-            A[0, 1:] = A[1:, 0] = s.y[inside]
-            A[1:, 1:] = self.rows[at[:, None], inside]
-            right = torch.cat([-(s.y @ bound)[None], 1.0 - outer[inside]])
-            solution = _refined_solve(A, right)
-            if solution is None:
+            x = self._inner(held, outer)
+            if x is None:
                 return None
-            b, inner = float(solution[0]), solution[1:]
-            alpha = bound.index_copy(0, inside, inner)
-            g = outer + self.combine(at, inner) + s.y * b - 1.0
-            g[inside] = 0.0
-            size = TOLERANCE * (1.0 + float(alpha.abs().amax()) * s.scale)
-            new = side.clone()
-            new[(side > 0) & (g < -size)] = 0.0
-            new[(side < 0) & (g > size)] = 0.0
-            new[inside] = (inner <= 0).to(side.dtype) - (inner >= s.u[inside]).to(side.dtype)
-            moved = int((new != side).sum())
+            g = s.host(torch.addmv(as_tensor(outer), m.QSn, as_tensor(x))) - 1.0
+            used = places(m.hused)[1:]  # without b's slot
+            inside, inner = m.hat[used], x[used]
+            alpha = held * 1.0
+            alpha[inside] = inner
+            wrong = g * side < -TOLERANCE * (1.0 + float(abs(alpha).max()) * s.scale)  # never in S
+            if fixed is not None:
+                wrong &= ~fixed
+            new = side - side * wrong - side * (wrong & self.spanned)
+            new[inside] = (inner <= 0) * 1.0 - (inner >= s.hu[inside]) * 1.0
+            moved, flips = int((new != side).sum()), int((wrong & self.spanned).sum())
             if not moved:
-                return alpha, g, b, side
-            patience = 6 if moved < best else patience - 1
-            best = min(best, moved)
+                return self._found(x, alpha, g, side)
+            if moved > 2 * fewest + ASTRAY or flips > FLIPS + len(m) // 8:
+                return None
+            patience = PATIENCE if moved < fewest else patience - 1
+            fewest = min(fewest, moved)
             if not patience:
                 return None
             side = new
+            bound = side + bound * (side == 0)
         return None
 
+    def _exchange(self, side: Any, bound: Any, held: Any, outer: Any) -> tuple[Any, Any]:
+        """Bring the margin set to side == 0. What cannot enter it stays at its bound (``side`` is changed), as ``spanned``.
 
-def _refined_solve(A: Tensor, right: Tensor) -> Tensor | None:
-    LU, pivots, info = torch.linalg.lu_factor_ex(A)
-    if int(info):
+        Returns what the coefficients at their bounds make of g, and those coefficients.
+        """
+        s, m = self.samples, self.margin
+        want = side == 0
+        leaving, entering = places(self.inside & ~want), places(want & ~self.inside)
+        out, into = leaving.tolist(), entering.tolist()
+        left, rows = m.hQS[s.host(slots_of(m, out)), : s.n], self._rows(into)
+        self.seen.update(zip(out, left, strict=True))
+        rejected = exchange(m, out, into, rows) if out or into else []
+        self.spanned = side != side
+        if rejected:
+            self.seen.update(zip(into, rows, strict=True))
+            self.spanned[rejected] = True
+            side[rejected] = bound[rejected]
+        self.inside = side == 0
+        new = s.hu * (side < 0)
+        change = new - held
+        for at, block in ((leaving, left), (entering, rows)):
+            if len(at):
+                outer = outer + s.host(torch.mv(as_tensor(block).T, as_tensor(change[at])))
+                change[at] = 0.0
+        if bool(change.any()):
+            outer = outer + s.host(s.product(as_tensor(change)))
+        return outer, new
+
+    def _rows(self, positions: list[int]) -> Any:  # -> (k, n)
+        """Rows of Q, those seen before and those in the cache from there."""
+        s = self.samples
+        new = [i for i in positions if i not in self.seen and i not in s.rows]
+        found = self.seen
+        if new or not positions:
+            block = s.host(s.block(indices(self.margin, new)))
+            if len(new) == len(positions):
+                return block
+            found = found | dict(zip(new, block, strict=True))
+        rows = s.host(torch.empty(len(positions), s.n, dtype=torch.float64, device=s.device))
+        for k, i in enumerate(positions):
+            rows[k] = found[i] if i in found else s.rows.hrows[s.rows.row_of[i], : s.n]
+        return rows
+
+    def _inner(self, held: Any, outer: Any) -> Any:  # -> (top,), or None
+        """[b; alpha_S] in slots, with refinement; R is made anew if it has drifted."""
+        s, m = self.samples, self.margin
+        for attempt in range(2):
+            right = m.gather(1.0 - outer, -float((s.hy * held).sum()))
+            x, residual = svm_path.sensitivities(m.Rk, m.Ak, as_tensor(-right))
+            m.residual = float(abs(s.host(residual)).max()) / max(float(abs(right).max()), 1e-300)
+            if m.residual <= (DRIFT if attempt else STALE):
+                return s.host(x)
+            if attempt or anew(m):
+                return None
         return None
-    x = torch.linalg.lu_solve(LU, pivots, right[:, None])
-    x = x + torch.linalg.lu_solve(LU, pivots, right[:, None] - A @ x)
-    return x[:, 0] if bool(torch.isfinite(x).all()) else None
+
+    def _found(self, x: Any, alpha: Any, g: Any, side: Any) -> tuple[Any, Any, Any] | None:
+        s, m = self.samples, self.margin
+        # 1 / R_jj is the gamma of margin vector j with respect to the others (14): none may lie in their span.
+        used = places(m.hused)[1:]
+        if not bool((m.hRk.diagonal() * m.hAk.diagonal() < 1.0 / SPAN)[used].all()):
+            return None
+        m.ha[:] = x
+        m.hupper[used] = s.hu[m.hat[used]]
+        return alpha, g, side
 
 
 def nearly(samples: Samples, alpha: Tensor) -> tuple[Tensor, float]:
