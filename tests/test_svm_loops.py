@@ -138,7 +138,7 @@ def test_a_step(seed, rising, most):
 
 def test_a_tie_or_a_rate_of_rounding_is_left_to_others():
     case = Case(0)
-    args = dict(beta=np.zeros(TOP), force=np.ones(COLUMNS), slack=np.ones(COLUMNS), sign=np.ones(COLUMNS))
+    args = {"beta": np.zeros(TOP), "force": np.ones(COLUMNS), "slack": np.ones(COLUMNS), "sign": np.ones(COLUMNS)}
     bounds = np.full(TOP, -np.inf), np.full(TOP, np.inf), np.empty(0)
     for where, value in (("slack", 1e-14), ("force", -1e-17)):
         given = {name: values.copy() for name, values in args.items()}
@@ -214,7 +214,7 @@ def test_the_answer_is_the_same_without(kernel, monkeypatch):
     answers = []
     for name in ("svm_loops", "no module of this name"):
         real = loops.load
-        for module in ("svm_margin", "svm_samples"):
+        for module in ("svm_slots", "svm_samples"):
             load = (lambda _: None) if name != "svm_loops" else real
             monkeypatch.setattr(f"torchlssvm.machines.{module}.load", load)
         svm = IncrementalSVM(kernel, C=3.0).fit(x[:450], y[:450])

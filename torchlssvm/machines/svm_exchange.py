@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import svm_block
-from torchlssvm.machines.svm_margin import DEPENDENT, ENDLESS, Margin
+from torchlssvm.machines.svm_margin import DEPENDENT, Margin
+from torchlssvm.machines.svm_slots import ENDLESS
 
 LEAVE, ENTER = 1, 2
 """What updating R takes for each margin vector that leaves, and that enters, where R anew takes s, their number then."""

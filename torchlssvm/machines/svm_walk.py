@@ -297,7 +297,7 @@ class Walker(Stepper):
             raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
 
     def newton(self) -> Any:  # -> (top,)
-        """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if that is no help."""
+        """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if it is no help."""
         s, m = self.samples, self.margin
         if (loops := m.loops) is not None:
             r = np.empty(m.top)
