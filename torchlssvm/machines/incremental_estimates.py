@@ -17,7 +17,7 @@ from torchlssvm.machines.svm_lockstep import Lockstep
 from torchlssvm.machines.threads import single_thread
 
 ENDLESS = float("inf")
-AT_ONCE = 256  # paths in lockstep
+AT_ONCE = 1024  # paths that share a tableau
 
 
 class LeaveOneOut(NamedTuple):
