@@ -52,23 +52,33 @@ def outer(M_KO: Tensor, M_PK: Tensor, X: Tensor) -> Tensor:  # (K, O), (m, K), (
     return torch.addmm(M_KO, M_PK.T, X, alpha=-1.0)
 
 
-def pivoted(u: Tensor, j: Tensor, pivot: Pivot) -> tuple[Tensor, Tensor]:  # (B, N), (B,) -> (B, N), (B,)
-    """Columns j after a pivot, and the size of what it has added to u_j[j]."""
+def pivot_(u: Tensor, pivot: Pivot) -> Tensor:  # (B, N) -> (B,)
+    """Other columns u_j after a pivot, in place; returns the shares u_j[k] / p that they have taken of w.
+
+    Example:
+        >>> u = torch.tensor([[3.0, 2.0]])
+        >>> share = pivot_(u, Pivot(torch.tensor([1]), torch.tensor([0.25]), torch.tensor([[1.0, 1.0]])))
+        >>> u, share
+        (tensor([[ 2.5000, -0.5000]]), tensor([0.5000]))
+    """
     key = pivot.k[:, None]
-    own = pivot.k == j
-    value = u.gather(1, key)[:, 0]
-    share = torch.where(own, -pivot.inverse, value * pivot.inverse)
-    u = u.masked_fill(own[:, None], 0.0).scatter_(1, key, torch.where(pivot.inverse == 0, value, 0.0)[:, None])
-    return u.addcmul_(share[:, None], pivot.w, value=-1.0), (share * pivot.w.gather(1, j[:, None])[:, 0]).abs_()
+    value = u.gather(1, key)
+    share = value * pivot.inverse[:, None]
+    u.scatter_(1, key, value.masked_fill_(pivot.inverse[:, None] != 0, 0.0))
+    u.addcmul_(share, pivot.w, value=-1.0)
+    return share[:, 0]
 
 
-def column(u: Tensor, j: Tensor, size: Tensor, pivots: list[Pivot]) -> tuple[Tensor, Tensor]:  # (B, N), (B,), (B,)
-    """Columns j (B, N) after all these pivots, from u before; and the terms of u_j[j], added up by size, from those before."""
-    for pivot in pivots:
-        size = torch.where(pivot.k == j, 0.0, size)
-        u, more = pivoted(u, j, pivot)
-        size = size + more
-    return u, size
+def column_(u: Tensor, j: Tensor, size: Tensor, pivots: list[Pivot]) -> None:  # (B, N), (B,), (B,)
+    """Columns u_j after all these pivots, in place, and the terms of u_j[j], added up by size."""
+    own = torch.stack([pivot.k for pivot in pivots]) == j  # (events, B)
+    for pivot, mine, some in zip(pivots, own, own.any(1).tolist(), strict=True):
+        share = pivot_(u, pivot)
+        size += (share * pivot.w.gather(1, j[:, None])[:, 0]).abs_()
+        if some:
+            rows = mine.nonzero()[:, 0]
+            u[rows] = pivot.w[rows] * pivot.inverse[rows, None]
+            size[rows] = pivot.inverse[rows].abs()
 
 
 def first_event(

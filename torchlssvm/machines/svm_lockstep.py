@@ -149,13 +149,14 @@ class Together:
         """Every path has an event: k enters S, by (13), or leaves, by (14)."""
         t, key = self.tableau, k[:, None]
         t.need(k)
-        w, size = svm_tableau.column(t.T[t.row[k]], k, t.size[t.row[k]], self.pivots)
+        w, size = t.T[t.row[k]], t.size[t.row[k]]
+        svm_tableau.column_(w, k, size, self.pivots)
         pivot, rate = w.gather(1, key)[:, 0], self.rate.gather(1, key)[:, 0]
         leaves = self.inside.gather(1, key)[:, 0]
         # b, k and one more at least
         good = torch.where(leaves, (pivot > 0) & (self.inside.sum(1) > 2), pivot > SOUND * size)
         self.pivots.append(Pivot(k, 1.0 / pivot, w.scatter_(1, key, 1.0)))
-        self.rate, _ = svm_tableau.pivoted(self.rate, self.c, self.pivots[-1])
+        svm_tableau.pivot_(self.rate, self.pivots[-1])
         # What rises comes to u and leaves to E; or its g rises to 0 from below, and it comes from E with alpha = u
         up, u = rate > 0, t.start[4][k]
         alpha = torch.where(up, u, 0.0)

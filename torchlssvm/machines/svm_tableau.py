@@ -59,7 +59,8 @@ class Tableau:
         s, m, N, rows = self.samples, self.m, self.N, self.rows
         Z = self.QS[:, new]
         X = svm_tableau.inner(self.R, Z)
-        T = self.R.new_empty(self.T.shape[0], N + len(new))
+        wide = N + len(new)
+        T = self.R.new_empty(wide if wide <= EAGER else len(self.T), wide)
         T[:rows, :N] = self.T[:rows]
         T[:m, N:] = X
         if rows > m:
@@ -84,7 +85,7 @@ class Tableau:
             return
         m, rows, more = self.m, self.rows, self.rows + len(k)
         if more > len(self.T):
-            T = self.R.new_empty(more if self.N <= EAGER else min(self.N, 2 * more), self.N)
+            T = self.R.new_empty(min(self.N, 2 * more), self.N)
             T[:rows] = self.T[:rows]
             self.T = T
         X, Z = self.X[:, k - m], self.Z[:, k - m]
