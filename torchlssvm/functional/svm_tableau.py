@@ -87,21 +87,22 @@ def first_event(
     lower: Tensor,  # (B, N)
     upper: Tensor,  # (B, N)
     inside: Tensor,  # (B, N) bool: in P
-    noise: Tensor,  # (B,)
+    d: Tensor,  # (B,)
+    noise: float,
 ) -> tuple[Tensor, Tensor]:
     """The largest step (B,) that keeps x within its bounds, infinite if none leaves them, and what comes to a bound first (B,).
 
     x is a inside P and g outside. Rates that are rounding have no events: up to 2^-52 of the largest inside; outside up to
-    ``noise``, as for a duplicate, or any sample in the span of S.
+    ``noise`` for each unit of the coefficients that move, as for a duplicate, or any sample in the span of S.
 
     Example:
         >>> one = torch.ones(1, 2)
-        >>> first_event(torch.tensor([[1.0, -2.0]]), 0 * one, -one, one, one > 0, torch.zeros(1))
+        >>> first_event(torch.tensor([[1.0, -2.0]]), 0 * one, -one, one, one > 0, one[:, 0], 1e-16)
         (tensor([0.5000]), tensor([1]))
     """
-    size = rate.abs()
-    largest = torch.where(inside, size, 0.0).amax(1, keepdim=True)
-    floor = torch.where(inside, EPS * largest, noise[:, None])
-    room = torch.where(rate > 0, upper - x, x - lower).clamp_(min=0.0)
-    t, k = room.div_(size).masked_fill_(size <= floor, ENDLESS).min(1)
-    return t, k
+    size = torch.where(inside, rate, 0.0).abs_()
+    within, without = EPS * size.amax(1), noise * (size.sum(1) + d.abs())
+    floor = torch.where(inside, within[:, None], without[:, None])
+    t = torch.where(rate > 0, upper, lower).sub_(x).div_(rate).clamp_(min=0.0)
+    first, k = t.masked_fill_(torch.abs(rate, out=size) <= floor, ENDLESS).min(1)
+    return first, k

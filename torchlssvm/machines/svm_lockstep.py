@@ -21,6 +21,7 @@ from torchlssvm.machines.svm_tableau import Tableau
 
 MOST = 64  # events of a path before it is left to the sequential walk
 AT_ONCE = 256  # paths in lockstep
+EAGER = 1500  # samples looked at up to which a path that lacks a column costs more than all columns in one product
 AGAIN = 4  # times that more samples are looked at
 TIE = 1e-12  # steps below this are simultaneous events: left to the sequential walk
 SOUND = 1e3 * DEPENDENT
@@ -31,13 +32,13 @@ class Lockstep:
 
     def __init__(self, samples: Samples, margin: Margin, c: Tensor, stop_below: float):
         self.samples, self.stop_below = samples, stop_below
-        self.tableau = Tableau(samples, margin)
+        compiled = isinstance(samples.host(samples.alpha), np.ndarray)
+        self.loops: Any = loops.load("svm_tableau_loops") if compiled else None
+        self.tableau = Tableau(samples, margin, EAGER if self.loops else 0)
         self.c = self.tableau.index[c]
         self.g, self.alpha = samples.g[c], samples.alpha[c]  # (B,)
         self.result = torch.full_like(self.g, torch.nan)
         self.noise = 16 * EPS * samples.scale  # of g, for each unit of the coefficients that move
-        compiled = isinstance(samples.host(self.g), np.ndarray)
-        self.loops: Any = loops.load("svm_tableau_loops") if compiled else None
 
     def run(self) -> Tensor:
         """g_c when c is gone (B,), below ``stop_below`` where the path ended early; nan where it has to be walked alone."""
@@ -124,8 +125,8 @@ class Together:
             self._step(moved)
 
     def _step(self, moved: Tensor) -> None:
-        size = torch.where(self.inside, self.rate, 0.0).abs().sum(1) + self.d.abs()
-        first, k = svm_tableau.first_event(self.rate, self.x, self.lower, self.upper, self.inside, self.noise * size)
+        bounds = self.lower, self.upper
+        first, k = svm_tableau.first_event(self.rate, self.x, *bounds, self.inside, self.d, self.noise)
         left = 1.0 - self.p
         step = torch.minimum(first, left)
         doubtful = first < TIE

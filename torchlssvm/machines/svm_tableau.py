@@ -16,13 +16,13 @@ from torchlssvm.machines.svm_samples import Samples
 ENDLESS = float("inf")
 SHARE = 4  # the nearest quarter of the reserve vectors is looked at
 LEAST = 64  # and not fewer than so many
-EAGER = 1500  # columns up to which all are computed at once, in one product; beyond that, when they are asked for
 
 
 class Tableau:
     """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others looked at."""
 
-    def __init__(self, samples: Samples, margin: Margin):
+    def __init__(self, samples: Samples, margin: Margin, eager: int):
+        self.eager = eager  # as long as no more are looked at, every column is there
         self.samples, self.device = samples, samples.device
         slots = margin.members()
         used = torch.cat([slots.new_zeros(1), slots])
@@ -60,7 +60,7 @@ class Tableau:
         Z = self.QS[:, new]
         X = svm_tableau.inner(self.R, Z)
         wide = N + len(new)
-        T = self.R.new_empty(wide if wide <= EAGER else len(self.T), wide)
+        T = self.R.new_empty(wide if wide <= self.eager else len(self.T), wide)
         T[:rows, :N] = self.T[:rows]
         T[:m, N:] = X
         if rows > m:
@@ -75,7 +75,7 @@ class Tableau:
         alpha = torch.where(error, u, 0.0)
         self.start = torch.cat([self.start, torch.stack([g, lower.to(g), upper.to(g), alpha, u])], 1)
         self.far = (self.index < 0).nonzero()[:, 0]
-        if self.N <= EAGER:
+        if self.N <= self.eager:
             self.need(torch.arange(m, self.N, device=self.device))
 
     def need(self, k: Tensor) -> None:
