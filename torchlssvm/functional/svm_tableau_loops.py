@@ -91,8 +91,8 @@ def first_event(
 
 
 @compiled(
-    "Tuple((int64, float64))(float64[:, ::1], int64[::1], float64[::1], int64, float64[:, ::1], int64, float64, float64, float64, "
-    "float64, float64, float64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], int64[::1], float64[::1])"
+    "int64(float64[:, ::1], int64[::1], float64[::1], int64, float64[:, ::1], int64, float64, float64, float64, float64, "
+    "float64, float64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], int64[::1], float64[::1], float64[::1])"
 )
 def walk(
     T: Any,  # (rows, N)
@@ -113,19 +113,20 @@ def walk(
     share: Any,  # (events,) room
     keys: Any,  # (events,) room
     moved: Any,  # (N,) out: how far each coefficient has moved
-) -> tuple[int, float]:
-    """The path of c leaving: DONE, LEFT or the column it lacks; and g of c at its end."""
+    beta: Any,  # (N,) out: u_c[P] at the end
+) -> int:
+    """The path of c leaving: DONE, LEFT or the column it lacks."""
     N = T.shape[1]
     x, lower, upper, inside, rate = state[0], state[1], state[2], state[3], state[4]
     for i in range(N):
-        x[i], lower[i], upper[i], moved[i] = start[0, i], start[1, i], start[2, i], 0.0
+        x[i], lower[i], upper[i], moved[i], beta[i] = start[0, i], start[1, i], start[2, i], 0.0, 0.0
         inside[i] = 1.0 if i < m else 0.0
     p, d, count, events = 0.0, -alpha, m, 0
     lower[c], upper[c] = -ENDLESS, ENDLESS
     base, scale = T[row[c]], d
     if c < m:  # it leaves P, by (14), before it is driven
         if not base[c] > 0.0:
-            return LEFT, g
+            return LEFT
         keys[0], pivots[0], scale = c, base[c], d / base[c]
         W[0] = base
         W[0, c] = 1.0
@@ -135,7 +136,7 @@ def walk(
     while True:
         t, k = first_event(rate, x, lower, upper, inside, noise, d, 1.0 - p)
         if k >= 0 and t < tie:
-            return LEFT, g
+            return LEFT
         g += t * rate[c]
         p += t
         for i in range(N):
@@ -143,7 +144,7 @@ def walk(
         if k < 0 or g < stop_below:
             break
         if events == len(keys):
-            return LEFT, g
+            return LEFT
         last = -1
         for e in range(events):
             if keys[e] == k:
@@ -155,17 +156,17 @@ def walk(
         elif row[k] >= 0:
             terms = size[row[k]] + column(T[row[k]], 1.0, 0, k, keys, pivots, W, events, share, w)
         else:
-            return k, g
+            return k
         pivot, up, u = w[k], rate[k] > 0.0, start[4, k]
         if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
             if not (pivot > 0.0 and count > 2):  # b, k and one more at least
-                return LEFT, g
+                return LEFT
             moved[k] = (u if up else 0.0) - start[3, k]
             x[k], lower[k], upper[k], inside[k] = 0.0, (-ENDLESS if up else 0.0), (0.0 if up else ENDLESS), 0.0
             count -= 1
         else:  # it enters S, by (13): from E, with alpha = u, if its g has risen to 0
             if not pivot > sound * terms:
-                return LEFT, g
+                return LEFT
             x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
             count += 1
         keys[events], pivots[events], w[k] = k, pivot, 1.0
@@ -176,14 +177,14 @@ def walk(
         events += 1
     for i in range(N):
         if inside[i] > 0.0:
-            moved[i] = x[i] - start[3, i]
+            moved[i], beta[i] = x[i] - start[3, i], rate[i] / d
     moved[c] = d * p
-    return DONE, g
+    return DONE
 
 
 @compiled(
-    "void(float64[:, ::1], int64[::1], float64[::1], int64, float64[:, ::1], int64[::1], int64[::1], float64[::1], float64, "
-    "float64, float64, float64, int64, float64[::1], float64[:, ::1], int64[::1])"
+    "void(float64[:, ::1], int64[::1], float64[::1], int64, float64[:, ::1], int64[::1], int64[::1], float64[::1], "
+    "float64[::1], float64, float64, float64, float64, int64, float64[:, ::1], float64[:, ::1], int64[::1])"
 )
 def walk_all(
     T: Any,  # (rows, N), and as in walk
@@ -194,21 +195,20 @@ def walk_all(
     paths: Any,  # (k,) those to be walked
     c: Any,  # (B,)
     alpha: Any,  # (B,)
+    g: Any,  # (B,)
     stop_below: float,
     noise: float,
     sound: float,
     tie: float,
     most: int,  # events of a path
-    g: Any,  # (B,) of c: at the start, then at the end
     moved: Any,  # (B, N) out
+    beta: Any,  # (B, N) out
     answer: Any,  # (B,) out: DONE, LEFT or the column that a path lacks
 ) -> None:
-    """The paths of c leaving, one after the other; g stays as it is where the answer is not DONE."""
+    """The paths of c leaving, one after the other."""
     N = T.shape[1]
-    state, W, pivots, share, keys = np.empty((5, N)), np.empty((most, N)), np.empty(most), np.empty(most), np.empty(most, np.int64)
+    state, W, pivots, share = np.empty((5, N)), np.empty((most, N)), np.empty(most), np.empty(most)
+    room = state, W, pivots, share, np.empty(most, np.int64)
     for b in paths:
-        answer[b], end = walk(
-            T, row, size, m, start, c[b], alpha[b], g[b], stop_below, noise, sound, tie, state, W, pivots, share, keys, moved[b]
-        )
-        if answer[b] == DONE:
-            g[b] = end
+        what = c[b], alpha[b], g[b], stop_below, noise, sound, tie
+        answer[b] = walk(T, row, size, m, start, *what, *room, moved[b], beta[b])

@@ -21,6 +21,7 @@ from torchlssvm.machines.svm_tableau import Tableau
 
 MOST = 64  # events of a path before it is left to the sequential walk
 AT_ONCE = 256  # paths in lockstep
+ROOM = 2**22  # numbers in an array (paths, samples looked at)
 EAGER = 1500  # samples looked at up to which a path that lacks a column costs more than all columns in one product
 AGAIN = 4  # times that more samples are looked at
 TIE = 1e-12  # steps below this are simultaneous events: left to the sequential walk
@@ -44,42 +45,47 @@ class Lockstep:
         """g_c when c is gone (B,), below ``stop_below`` where the path ended early; nan where it has to be walked alone."""
         paths = torch.arange(len(self.c), device=self.c.device)
         for _ in range(AGAIN):
-            moved = self._compiled(paths) if self.loops else self._together(paths)
-            wrong, found = self.tableau.wrong(moved)
-            paths = paths[wrong]
-            self.result[paths] = torch.nan
-            if not len(paths):
+            found = [self._walk(part) for part in paths.split(max(16, ROOM // self.tableau.N))]
+            paths = paths[self.result[paths].isnan()]
+            more = torch.unique(torch.cat(found))
+            if not len(more):
                 break
-            self.tableau.see(found)
+            self.tableau.see(more)
         return self.result
 
-    def _compiled(self, paths: Tensor) -> Tensor:  # (k,) -> (k, N)
-        """Walk these paths; returns how far every coefficient has moved. A path that lacks a column starts again with it."""
+    def _walk(self, paths: Tensor) -> Tensor:  # (k,) -> (l,)
+        """The results of these paths; returns the positions of samples they should have looked at."""
         t = self.tableau
         t.need(self.c[paths])
-        moved = self.g.new_zeros(len(paths), t.N)
-        ahead = torch.arange(len(paths))
-        lacks = torch.empty_like(paths)
-        c, g, alpha = self.c[paths], self.g[paths], self.alpha[paths]
+        moved, beta = (self.g.new_zeros(len(paths), t.N) for _ in range(2))
+        done = (self._compiled if self.loops else self._together)(paths, moved, beta)
+        paths, moved, beta = paths[done], moved[done], beta[done]
+        c = self.c[paths]
+        out, found = t.ends(c, moved, beta)
+        early = moved.gather(1, c[:, None])[:, 0] > (TIE - 1.0) * self.alpha[paths]
+        self.result[paths] = torch.where(early & (out >= self.stop_below), torch.nan, out)
+        return found
+
+    def _compiled(self, paths: Tensor, moved: Tensor, beta: Tensor) -> Tensor:  # (k,), (k, N), (k, N) -> (k,)
+        """Walk these paths, and tell how far every coefficient has moved, and beta_c at the end; returns those that have ended.
+
+        A path that lacks a column starts again when it is there.
+        """
+        t, ahead, lacks = self.tableau, torch.arange(len(paths)), torch.empty_like(paths)
+        what = (self.c[paths].numpy(), self.alpha[paths].numpy(), self.g[paths].numpy())
+        limits = (self.stop_below, self.noise, SOUND, TIE, MOST)
         while len(ahead):
             shared = (t.T.numpy(), t.row.numpy(), t.size.numpy(), t.m, t.start.numpy())
-            what = (ahead.numpy(), c.numpy(), alpha.numpy(), self.stop_below, self.noise, SOUND, TIE, MOST)
-            self.loops.walk_all(*shared, *what, g.numpy(), moved.numpy(), lacks.numpy())
+            self.loops.walk_all(*shared, ahead.numpy(), *what, *limits, moved.numpy(), beta.numpy(), lacks.numpy())
             ahead = (lacks >= 0).nonzero()[:, 0]
             t.need(lacks[ahead])
-        done = lacks == self.loops.DONE
-        self.result[paths] = torch.where(done, g, torch.nan)
-        return moved
+        ended: Tensor = lacks == self.loops.DONE
+        return ended
 
-    def _together(self, paths: Tensor) -> Tensor:  # (k,) -> (k, N)
+    def _together(self, paths: Tensor, moved: Tensor, beta: Tensor) -> Tensor:  # (k,), (k, N), (k, N) -> (k,)
         """The same, in lockstep."""
-        self.tableau.need(self.c[paths])
-        moved = self.g.new_zeros(len(paths), self.tableau.N)
-        for part, into in zip(paths.split(AT_ONCE), moved.split(AT_ONCE), strict=True):
-            walk = Together(self, part)
-            walk.run(into)
-            self.result[part] = walk.result
-        return moved
+        parts = (v.split(max(16, min(AT_ONCE, ROOM // (4 * self.tableau.N)))) for v in (paths, moved, beta))
+        return torch.cat([Together(self, *part).run() for part in zip(*parts, strict=True)])
 
 
 STATE = ("path", "c", "d", "g", "p", "x", "lower", "upper", "inside", "rate")
@@ -89,13 +95,14 @@ STATE = ("path", "c", "d", "g", "p", "x", "lower", "upper", "inside", "rate")
 class Together:
     """Paths in lockstep; a path that ends, or is left to the sequential walk, loses its row."""
 
-    def __init__(self, all_paths: Lockstep, paths: Tensor):
+    def __init__(self, all_paths: Lockstep, paths: Tensor, moved: Tensor, beta: Tensor):
+        self.moved, self.beta = moved, beta  # (B, N), of each path
         self.tableau = t = all_paths.tableau
         self.noise, self.stop_below = all_paths.noise, all_paths.stop_below
         B, m = len(paths), t.m
         self.path = torch.arange(B, device=t.device)
         self.c, self.d, self.g = all_paths.c[paths], -all_paths.alpha[paths], all_paths.g[paths]
-        self.result = torch.full_like(self.g, torch.nan)
+        self.done = torch.zeros(B, dtype=torch.bool, device=t.device)
         self.p = torch.zeros_like(self.g)
         self.x, self.lower, self.upper = (v.expand(B, -1).clone() for v in t.start[:3])
         self.inside = (torch.arange(t.N, device=t.device) < m).expand(B, -1).clone()
@@ -118,13 +125,13 @@ class Together:
                 setattr(self, name, getattr(self, name).index_select(0, index))
             self.pivots = [Pivot(*(v.index_select(0, index) for v in pivot)) for pivot in self.pivots]
 
-    def run(self, moved: Tensor) -> None:  # (B, N)
-        """To the end of every path; ``moved`` becomes how far every coefficient has moved."""
-        self.alpha = self.tableau.start[3].expand_as(moved).clone()  # (B, N), of each path: where it is not inside
+    def run(self) -> Tensor:  # -> (B,)
+        """To the end of every path; returns those that came to it."""
         while len(self.path) and len(self.pivots) <= MOST:
-            self._step(moved)
+            self._step()
+        return self.done
 
-    def _step(self, moved: Tensor) -> None:
+    def _step(self) -> None:
         bounds = self.lower, self.upper
         first, k = svm_tableau.first_event(self.rate, self.x, *bounds, self.inside, self.d, self.noise)
         left = 1.0 - self.p
@@ -136,10 +143,11 @@ class Together:
         over = ~doubtful & ((self.g < self.stop_below) | (first >= left))
         rows = over.nonzero()[:, 0]
         if len(rows):
-            path = self.path[rows]
-            self.result[path] = self.g[rows]
-            moved[path] = torch.where(self.inside[rows], self.x[rows], self.alpha[path]) - self.tableau.start[3]
-            moved[path, self.c[rows]] = (self.d * self.p)[rows]
+            path, inside = self.path[rows], self.inside[rows]
+            self.done[path] = True
+            self.moved[path] = torch.where(inside, self.x[rows] - self.tableau.start[3], self.moved[path])
+            self.moved[path, self.c[rows]] = (self.d * self.p)[rows]
+            self.beta[path] = torch.where(inside, self.rate[rows] / self.d[rows, None], 0.0)
         go = ~(doubtful | over)
         k = k[go]
         self._keep(go)
@@ -161,7 +169,7 @@ class Together:
         # What rises comes to u and leaves to E; or its g rises to 0 from below, and it comes from E with alpha = u
         up, u = rate > 0, t.start[4][k]
         alpha = torch.where(up, u, 0.0)
-        self.alpha[self.path, k] = alpha
+        self.moved[self.path, k] = alpha - t.start[3][k]  # as long as it is not inside
         self.x.scatter_(1, key, torch.where(leaves, 0.0, alpha)[:, None])
         self.lower.scatter_(1, key, torch.where(leaves & up, -ENDLESS, torch.zeros_like(u))[:, None])
         self.upper.scatter_(1, key, torch.where(leaves, torch.where(up, torch.zeros_like(u), ENDLESS), u)[:, None])

@@ -1,7 +1,7 @@
 """The tableau that paths start from, as far as they look at it; the derivation is in :mod:`torchlssvm.functional.svm_tableau`.
 
-Paths look at the support vectors and the nearest reserve vectors only. Where a path ends, the others are checked: if none is on
-the wrong side, (2) and (3) hold for all samples, and that makes it the solution, whatever happened on the way.
+Paths look at the support vectors and the nearest reserve vectors only. Where a path ends, everything is checked: if (2) and (3)
+hold for all samples, that makes it the solution, whatever happened on the way, or by rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from torchlssvm.machines.svm_samples import Samples
 ENDLESS = float("inf")
 SHARE = 4  # the nearest quarter of the reserve vectors is looked at
 LEAST = 64  # and not fewer than so many
+LOOSE, SURE = 1e-6, 1e-10
+"""A path is left to the sequential walk if it ends with margin vectors whose g is beyond the one, or with others looked at whose
+g is on the wrong side by more than the other."""
+PART = 4096  # samples checked at a time
 
 
 class Tableau:
@@ -60,7 +64,7 @@ class Tableau:
         Z = self.QS[:, new]
         X = svm_tableau.inner(self.R, Z)
         wide = N + len(new)
-        T = self.R.new_empty(wide if wide <= self.eager else len(self.T), wide)
+        T = self.R.new_empty(wide if self.eager >= wide else len(self.T), wide)
         T[:rows, :N] = self.T[:rows]
         T[:m, N:] = X
         if rows > m:
@@ -75,7 +79,7 @@ class Tableau:
         alpha = torch.where(error, u, 0.0)
         self.start = torch.cat([self.start, torch.stack([g, lower.to(g), upper.to(g), alpha, u])], 1)
         self.far = (self.index < 0).nonzero()[:, 0]
-        if self.N <= self.eager:
+        if self.eager >= self.N:
             self.need(torch.arange(m, self.N, device=self.device))
 
     def need(self, k: Tensor) -> None:
@@ -97,16 +101,33 @@ class Tableau:
         self.row[k] = torch.arange(rows, more, device=self.device)
         self.rows = more
 
-    def wrong(self, moved: Tensor) -> tuple[Tensor, Tensor]:  # (B, N) -> (B,), (k,)
-        """Paths that end with samples on the wrong side that they have not looked at; and the positions of those."""
+    def ends(self, c: Tensor, moved: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:  # (B,), (B, N) twice -> (B,), (k,)
+        """g_c where paths end, and positions not looked at that have come to the wrong side there.
+
+        Both from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be what has become of
+        (3) and g_S, which should be 0: moving a by -R r mends that, and changes g_c by beta_c^T r. nan: r is not small, or a
+        sample is on the wrong side.
+        """
         s, m = self.samples, self.m
-        paths = torch.zeros(len(moved), dtype=torch.bool, device=self.device)
         others = m + moved[:, m:].any(0).nonzero()[:, 0]
-        found = []
-        for part in self.far.split(4096):
-            g = torch.addmm(s.slack[part], moved[:, :m], self.QS[:, part])
-            g.addmm_(moved[:, others], s.block(self.seen[others - 1], part))
-            bad = g < -1e-13 * s.scale
-            paths |= bad.any(1)
-            found.append(part[bad.any(0)])
-        return paths, torch.cat(found) if found else self.far
+        g = torch.empty_like(moved)
+        g[:, 0] = moved[:, 1:] @ s.y[self.seen]
+        wrong, found = torch.zeros_like(c, dtype=torch.bool), [self.far[:0]]
+        for first in range(0, s.n, PART):
+            at = torch.arange(first, min(s.n, first + PART), device=self.device)
+            part = torch.addmm(s.g[at], moved[:, :m], self.QS[:, first : first + PART])
+            part.addmm_(moved[:, others], s.block(self.seen[others - 1], at))
+            index = self.index[at]
+            g[:, index[index > 0]] = part[:, index > 0]
+            bad = (part < -1e-13 * s.scale) & (index < 0)
+            wrong |= bad.any(1)
+            found.append(at[bad.any(0)])
+        out = g.gather(1, c[:, None])[:, 0]
+        outside = beta == 0
+        r = g.masked_fill(outside, 0.0)
+        out += (beta * r).sum(1)
+        r[:, 0] /= moved[:, 1:].abs().amax(1)
+        wrong |= r.abs_().amax(1) > LOOSE
+        error = moved + self.start[3] > 0.5 * self.start[4]
+        off = (torch.where(error, g, -g) > SURE).logical_and_(outside).scatter_(1, c[:, None], False)
+        return out.masked_fill_(wrong | off[:, 1:].any(1), torch.nan), torch.cat(found)
