@@ -17,8 +17,8 @@ ENDLESS = float("inf")
 SHARE = 4  # the nearest quarter of the reserve vectors is looked at
 LEAST = 64  # and not fewer than so many
 LOOSE, SURE = 1e-6, 1e-10
-"""A path is left to the sequential walk if it ends with margin vectors whose g is beyond the one, or with others looked at whose
-g is on the wrong side by more than the other."""
+"""A path is left to the sequential walk if it ends with margin vectors whose g is beyond the one, or with others that it has
+looked at whose g is on the wrong side by more than the other."""
 PART = 4096  # samples checked at a time
 
 
@@ -61,7 +61,7 @@ class Tableau:
     def see(self, new: Tensor) -> None:  # (k,) positions, of far
         """Look at more samples: new entries of every column."""
         s, m, N, rows = self.samples, self.m, self.N, self.rows
-        Z = self.QS[:, new]
+        Z = self.QS.gather(1, new.expand(m, -1))
         X = svm_tableau.inner(self.R, Z)
         wide = N + len(new)
         T = self.R.new_empty(wide if self.eager >= wide else len(self.T), wide)
@@ -109,16 +109,23 @@ class Tableau:
         sample is on the wrong side.
         """
         s, m = self.samples, self.m
-        others = m + moved[:, m:].any(0).nonzero()[:, 0]
+        rows = (c >= m).nonzero()[:, 0]  # paths of error vectors: what leaves has a row of Q for itself
+        own, alone = self.seen[c[rows] - 1], moved[rows, c[rows], None]
+        rest = moved[:, m:].clone()
+        rest[rows, c[rows] - m] = 0.0
+        used = rest.any(0).nonzero()[:, 0]
+        rest, others = rest[:, used], self.seen[used + m - 1]
         g = torch.empty_like(moved)
         g[:, 0] = moved[:, 1:] @ s.y[self.seen]
         wrong, found = torch.zeros_like(c, dtype=torch.bool), [self.far[:0]]
         for first in range(0, s.n, PART):
             at = torch.arange(first, min(s.n, first + PART), device=self.device)
             part = torch.addmm(s.g[at], moved[:, :m], self.QS[:, first : first + PART])
-            part.addmm_(moved[:, others], s.block(self.seen[others - 1], at))
+            part.addmm_(rest, s.block(others, at))
+            part.index_add_(0, rows, s.block(own, at).mul_(alone))
             index = self.index[at]
-            g[:, index[index > 0]] = part[:, index > 0]
+            near = (index > 0).nonzero()[:, 0]
+            g.scatter_(1, index[near].expand(len(g), -1), part.gather(1, near.expand(len(g), -1)))
             bad = (part < -1e-13 * s.scale) & (index < 0)
             wrong |= bad.any(1)
             found.append(at[bad.any(0)])
