@@ -8,8 +8,17 @@ from sklearn.datasets import load_digits
 from tests.svm_truth import exact, rbf
 from tests.test_incremental_svm import blobs
 from torchlssvm import IncrementalSVM
-from torchlssvm.functional import svm_path
+from torchlssvm.functional import loops, svm_path
 from torchlssvm.kernels import RBF, Linear
+
+
+@pytest.fixture(params=["compiled", "tensors"])
+def way(request, monkeypatch):
+    """Both ways of walking many paths at once."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(loops, "load", lambda name: None)
 
 
 def brute_force(x, y, gamma, C):
@@ -24,6 +33,7 @@ def brute_force(x, y, gamma, C):
     return torch.tensor(out, dtype=torch.float64)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("C", [0.5, 10.0])
 def test_leave_one_out_is_retraining_without_each(C):
     x, y = blobs(60, d=4)
@@ -44,6 +54,7 @@ def test_leave_one_out_is_retraining_without_each(C):
     assert svm.kkt_violation() < 1e-12
 
 
+@pytest.mark.usefixtures("way")
 def test_leave_one_out_on_digits():
     x, y = load_digits(return_X_y=True)
     x, y = torch.from_numpy(x[:400] / 16), torch.from_numpy(y[:400] % 2)
@@ -57,6 +68,7 @@ def test_leave_one_out_on_digits():
         assert float(found.margin[c]) == pytest.approx(g, abs=1e-9)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["duplicates", "linear", "tiny C", "grid"])
 def test_leave_one_out_where_paths_are_degenerate(kind):
     x, y = blobs(30)

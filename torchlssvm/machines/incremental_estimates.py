@@ -17,7 +17,6 @@ from torchlssvm.machines.svm_lockstep import Lockstep
 from torchlssvm.machines.threads import single_thread
 
 ENDLESS = float("inf")
-AT_ONCE = 256  # paths in lockstep
 
 
 class LeaveOneOut(NamedTuple):
@@ -65,8 +64,7 @@ class Estimates(SVMBase):
         self._engine.walker.settle()
         with single_thread(self.device.type == "cpu" and s.n * m.top < 1_000_000):
             if batched and len(m) > 2:
-                parts = [Lockstep(s, m, part, stop_below).run() for part in support.split(AT_ONCE)]
-                out = torch.cat(parts) if parts else out
+                out = Lockstep(s, m, support, stop_below).run()
         with self._threads():
             for k in torch.isnan(out).nonzero()[:, 0].tolist():
                 out[k] = self._walk_out(int(support[k]), stop_below)
