@@ -16,6 +16,8 @@ from torchlssvm.machines.svm_samples import places
 from torchlssvm.machines.svm_solve import Pivoting, balanced, nearly
 from torchlssvm.machines.svm_state import ENDLESS, State
 
+WALKED = 32
+"""So many new samples on the wrong side are pivoted, a quarter of it where steps are not compiled; fewer walk."""
 FEW = 200
 """With fewer samples a whole row of the kernel costs as much as a part of it."""
 
@@ -55,9 +57,10 @@ class Engine(State):
         """The planner. Few samples walk; many are pivoted, and walk if pivoting fails."""
         s = self.samples
         held = new.start - len(remove)
-        many = len(new) > max(32, 2 * held)
+        many = len(new) > max(WALKED, 2 * held)
         if many and not remove and method == "auto":
             self.last = "solve"
+            s.forget_rows()  # nobody fills in their columns for the new samples
             if not self._solve_all():
                 self.one_by_one()
             return
@@ -66,11 +69,12 @@ class Engine(State):
         moving = [i for i in new if s.hsign[i] < 0]
         support = [i for i in remove if float(s.halpha[i]) > 0]
         count = len(moving) + len(support)
-        if method == "pivot" or (method == "auto" and (len(moving) >= 32 or len(support) > s.n // 4)):
+        most = WALKED if self.margin.loops is not None else WALKED // 4
+        if method == "pivot" or (method == "auto" and (len(moving) >= most or len(support) > s.n // 4)):
             if self._pivot(remove):
                 self.last = "pivot"
                 return
-            if method == "auto" and not remove:
+            if method == "auto" and not remove and len(moving) >= WALKED:
                 self._approach(s.alpha.clone())
                 self.last = "solve"
                 return
@@ -207,7 +211,6 @@ class Engine(State):
     def _approach(self, alpha: Tensor) -> None:  # (n,)
         """From any alpha in the box with y^T alpha = 0: near the optimum two at a time, then pivoting, or else a walk."""
         s = self.samples
-        s.forget_rows()  # samples may have been appended whose columns are not in the cache
         alpha, b = nearly(s, alpha)
         s.alpha.copy_(alpha)
         if not self._pivot((), (alpha <= 0).to(alpha.dtype) - (alpha >= s.u).to(alpha.dtype)):
