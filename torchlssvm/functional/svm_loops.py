@@ -40,6 +40,21 @@ def rates(Q: Any, top: int, count: int, beta: Any, force: Any, gamma: Any) -> No
         k += 1
 
 
+@compiled("float64(float64[:, ::1], float64[::1], float64[:, ::1], int64, int64)")
+def lift(x: Any, centre: Any, P: Any, start: int, stop: int) -> float:
+    """Rows P_i = [z, |z|^2, 1] with z = x_i - centre; returns the largest |z|^2."""
+    J, largest = x.shape[1], 0.0
+    for i in range(start, stop):
+        total = 0.0
+        for d in range(J):
+            z = x[i, d] - centre[d]
+            P[i, d] = z
+            total += z * z
+        P[i, J], P[i, J + 1] = total, 1.0
+        largest = max(largest, total)
+    return largest
+
+
 @compiled("float64(float64[:, ::1], int64, int64, float64)")
 def kernel(P: Any, i: int, j: int, gamma: float) -> float:
     """K_ij = exp(-gamma |x_i - x_j|^2), P = [x, |x|^2, 1]."""

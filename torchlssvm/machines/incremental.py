@@ -92,8 +92,8 @@ class IncrementalSVM(Estimates, Saving):
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
-            batch = self._check(*add)
-            new = list(range(self._next_id, self._next_id + len(batch.y)))
+            batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            new = list(range(self._next_id, self._next_id + len(batch.x)))
         if new or gone:
             self._change(batch, new, gone, method)
             self._next_id += len(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from torchlssvm.machines.threads import single_thread
 class Batch(NamedTuple):
     """Checked samples."""
 
-    x: Tensor  # (B, J) prepared rows, or (B, n + B)
-    y: Tensor  # (B,) -1, +1
+    x: Any  # (B, J) prepared rows, or (B, n + B): a tensor, or an array on the host
+    y: Any  # (B,) -1, +1, or one for all
     weight: Any  # (B,), or 1.0 for all
     u: Any  # (B,), or one for all
 
@@ -265,6 +266,20 @@ class SVMBase(nn.Module):
             label = min(wrong) if min(wrong) < 0 else max(wrong)
             raise ValueError(f"labels must be 0 or 1, got {label}; OneVsRest and OneVsOne take more classes")
         return as_tensor(self._engine.samples.host(y) * 2.0 - 1.0).to(torch.float64)
+
+    def _one(self, x: Any, y: Any) -> Batch | None:
+        """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
+        s = self._engine.samples
+        if type(x) is not Tensor or type(y) is not Tensor or s.loops is None or not s.lifted:
+            return None
+        if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
+            return None
+        if x.shape != (1, s.hx.shape[1]) or y.shape != (1,) or x.layout is not torch.strided or y.device.type != "cpu":
+            return None
+        row, label = x.detach().numpy(), int(y)
+        if label not in (0, 1) or not math.isfinite(float(row.sum())):
+            return None
+        return Batch(row, 2.0 * label - 1.0, 1.0, self._C[label])
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
         s, kernel = self._engine.samples, self.kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.functional import svm_block
 from torchlssvm.machines.svm_margin import DEPENDENT, Margin
-from torchlssvm.machines.svm_slots import ENDLESS
+from torchlssvm.machines.svm_slots import ENDLESS, room
 
 LEAVE, ENTER = 1, 2
 """What updating R takes for each margin vector that leaves, and that enters, where R anew takes s, their number then."""
@@ -114,11 +114,8 @@ def occupy(m: Margin, positions: list[int], rows: Any) -> None:  # (k, n) on the
             m.position.append(i)
         m.position[slot], m.slot[i] = i, slot
         slots.append(slot)
-    size = m.slots
-    while size < m.top + spare:
-        size *= 2
-    if size > m.slots:
-        m._allocate(size)
+    if m.top + spare > m.slots:
+        m._allocate(room(m.top + spare))
     m._set_top()
     at, where = m.host(indices(m, positions)), m.host(indices(m, slots))
     m.hat[where], m.hused[where], m.ha[where] = at, 1.0, 0.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_samples import as_tensor
-from torchlssvm.machines.svm_slots import ENDLESS, Slots
+from torchlssvm.machines.svm_slots import ENDLESS, Slots, room
 
 DEPENDENT = 1e-12
 """gamma below this share of the terms it is the difference of: a sample in the span of the margin vectors."""
@@ -90,7 +90,7 @@ class Margin(Slots):
         if slot == self.top:
             self.position.append(i)
             if slot == self.slots:
-                self._allocate(2 * self.slots)
+                self._allocate(room(3 * self.slots // 2))
             self._set_top()
             if beta is not None:
                 beta, self.border = _longer(beta), _longer(self.border)
@@ -189,10 +189,8 @@ class Margin(Slots):
 
         forced: they are taken all the same, with an R that is not trusted.
         """
-        s, slots = len(positions), self.slots
-        while slots <= s + s // 4:  # it may grow
-            slots *= 2
-        self._empty(slots, b)
+        s = len(positions)
+        self._empty(room(s), b)
         self.QS[0, : self.samples.n] = self.samples.y
         if not s:
             return True

@@ -238,14 +238,17 @@ class Samples:
         whole = self.hx
         if self._centre is None or start == 0:
             self._centre = whole[start:stop].mean(0)
-        x, lift = whole[start:stop] - self._centre, self.hlift[start:stop]
-        squares = (x * x).sum(1)
-        lift[:, :-2] = x
-        lift[:, -2] = squares
-        lift[:, -1] = 1.0
-        if not self.wide and not checks.is_fake(self.x):
+        if (loops := self.loops) is not None:
+            largest = loops.lift(whole, self._centre, self.hlift, start, stop)
+        else:
+            x, lift = whole[start:stop] - self._centre, self.hlift[start:stop]
+            squares = (x * x).sum(1)
+            lift[:, :-2] = x
+            lift[:, -2] = squares
+            lift[:, -1] = 1.0
+            largest = 0.0 if checks.is_fake(self.x) else float(squares.max())
+        if not self.wide:
             assert isinstance(self.kernel, RBF)
-            largest = float(squares[0] if len(squares) == 1 else squares.max())
             self.wide = largest * self.kernel.gamma > WIDE
             if self.wide:
                 self.forget_rows()

@@ -13,6 +13,14 @@ from torchlssvm.machines.svm_near import Near
 from torchlssvm.machines.svm_samples import Samples
 
 ENDLESS = float("inf")
+PAD = 8
+"""Numbers by which a row is longer than a power of two: rows a power of two apart share the same few lines of a cache."""
+
+
+def room(count: int) -> int:
+    """Slots for so many margin vectors and b, with some to spare: an odd multiple of PAD."""
+    return PAD * (2 * ((count + count // 4 + PAD) // (2 * PAD)) + 1)
+
 
 
 class Slots:
@@ -45,7 +53,7 @@ class Slots:
         k, old = self.slots, self.__dict__.copy()
         self.slots = slots
         self.R, self.A = new(slots, slots), new(slots, slots)
-        self.QS = new(slots, self.samples.capacity)
+        self.QS = new(slots, self.samples.capacity + PAD)
         self.a, self.rise, self.used = new(slots), new(slots), new(slots)
         self.lower, self.upper = new(slots, value=-ENDLESS), new(slots, value=ENDLESS)
         self.at = torch.zeros(slots, dtype=torch.int64, device=self.device)
@@ -96,7 +104,7 @@ class Slots:
     def fit_capacity(self) -> None:
         """Follow the sample buffers when they have grown."""
         if self.QS.shape[1] < self.samples.capacity:
-            QS = torch.zeros(self.slots, self.samples.capacity, dtype=torch.float64, device=self.device)
+            QS = torch.zeros(self.slots, self.samples.capacity + PAD, dtype=torch.float64, device=self.device)
             QS[:, : self.QS.shape[1]] = self.QS
             self.QS, self.hQS = QS, self.host(QS)
 
