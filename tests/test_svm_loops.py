@@ -65,6 +65,11 @@ def test_sensitivities(seed):
     assert beta[case.free] == 0
     svm_loops.times(case.R, TOP, h, -1.0, rest)
     np.testing.assert_allclose(rest, beta, rtol=1e-9, atol=1e-9)
+    row = case.Q[case.outside].copy()
+    inner = svm_loops.span(case.R, TOP, case.at, case.used, row, case.y[case.outside], h, rest)
+    np.testing.assert_array_equal(h[1:], (row[case.at] * case.used)[1:])
+    np.testing.assert_allclose(rest, -case.R[:TOP, :TOP] @ h, rtol=1e-9, atol=1e-9)
+    assert inner == pytest.approx(h @ rest, rel=1e-9, abs=1e-9)
 
 
 @given(seeds, st.booleans())
@@ -167,6 +172,18 @@ def test_what_is_left_of_the_conditions(seed):
     truth[0] = case.y @ alpha
     np.testing.assert_allclose(out, truth, rtol=0, atol=1e-12)
     assert largest == abs(out).max()
+    lower, upper = np.where(case.used > 0, -5.0, -np.inf), np.where(case.used > 0, 5.0, np.inf)
+    lower[0], upper[0], delta, before = -np.inf, np.inf, np.empty(TOP), (a.copy(), alpha.copy())
+    state = (a, lower, upper, case.used, case.at, alpha, sign)
+    for much, near in ((0.0, 1.0), (1e3, -1.0)):  # too much is left; no box is wide enough
+        assert not svm_loops.newton(case.QS, case.A, case.R, TOP, *state, much, 1.0, near, delta)
+        assert np.array_equal(a, before[0])
+        assert np.array_equal(alpha, before[1])
+    assert svm_loops.newton(case.QS, case.A, case.R, TOP, *state, 1e3, 1.0, 1e9, delta)
+    np.testing.assert_allclose(delta, -case.R[:TOP, :TOP] @ truth, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(a[1:], np.clip(before[0] + delta, -5.0, 5.0)[1:])
+    np.testing.assert_array_equal(alpha[case.at[case.inside]], a[case.inside])
+    a[:], alpha[:] = before
     moved = case.vector() * case.used
     slack = np.empty(COLUMNS)
     svm_loops.slacks(case.QS, TOP, moved, g, sign, slack)

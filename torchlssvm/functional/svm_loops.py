@@ -194,6 +194,21 @@ def advance(
     return (ERROR if up else RESERVE), slot, step
 
 
+@compiled(
+    "float64(float64[:, ::1], int64, int64[::1], float64[::1], float64[::1], float64, float64[::1], float64[::1])"
+)
+def span(R: Any, top: int, at: Any, used: Any, row: Any, first: float, h: Any, beta: Any) -> float:
+    """h = [y_i; Q_Si] from the row of Q, beta = -R h (10); returns h^T beta, which with Q_ii is gamma_i (12)."""
+    for k in range(top):
+        h[k] = row[at[k]] * used[k]
+    h[0] = first
+    times(R, top, h, -1.0, beta)
+    inner = 0.0
+    for k in range(top):
+        inner += h[k] * beta[k]
+    return inner
+
+
 @compiled("float64(float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1])")
 def sensitivities(R: Any, A: Any, top: int, h: Any, beta: Any, residual: Any) -> float:
     """beta = -R h (10), refined once; returns the largest h + A beta before that, as a share of the largest h."""
@@ -285,6 +300,48 @@ def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any
         out[k] = (out[k] + inner) * used[k]
         largest = max(largest, abs(out[k]))
     return largest
+
+
+@compiled(
+    "boolean(float64[:, ::1], float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], "
+    "int64[::1], float64[::1], float64[::1], float64, float64, float64, float64[::1])"
+)
+def newton(
+    QS: Any,  # (slots, n)
+    A: Any,  # (slots, slots)
+    R: Any,  # (slots, slots)
+    top: int,
+    a: Any,  # (top,)
+    lower: Any,  # (top,)
+    upper: Any,  # (top,)
+    used: Any,  # (top,)
+    at: Any,  # (top,)
+    alpha: Any,  # (n,)
+    sign: Any,  # (n,)
+    much: float,
+    scale: float,
+    near: float,
+    delta: Any,  # (top,) out
+) -> bool:
+    """a -= R r with what is left of (2) and (3), r; and alpha of the margin vectors. False, and nothing, if r is much.
+
+    Much: more than ``much`` in units of g, which are 1 or the largest alpha times ``scale``. Nor if a would leave its box by
+    more than ``near`` of it.
+    """
+    r = np.empty(top)
+    largest = residual(QS, A, top, a, used, alpha, sign, r)
+    if largest > much * max(1.0, scale * alpha.max()):
+        return False
+    times(R, top, r, -1.0, delta)
+    for k in range(top):
+        z = a[k] + delta[k]
+        if max(lower[k] - z, z - upper[k]) > near * upper[k]:
+            return False
+    for k in range(top):
+        a[k] = min(max(a[k] + delta[k], lower[k]), upper[k])
+        if k and used[k] != 0:
+            alpha[at[k]] = a[k]
+    return True
 
 
 @compiled(

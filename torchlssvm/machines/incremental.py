@@ -93,11 +93,12 @@ class IncrementalSVM(Estimates, Saving):
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
             batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
-            new = list(range(self._next_id, self._next_id + len(batch.x)))
+            new = list(range(self._engine.next_id, self._engine.next_id + len(batch.x)))
         if new or gone:
             self._change(batch, new, gone, method)
-            self._next_id += len(new)
-        return torch.from_numpy(np.array(new, dtype=np.int64)).to(self.device)  # a third of what torch.tensor takes
+            self._engine.next_id += len(new)
+        ids = torch.from_numpy(np.array(new, dtype=np.int64))  # a third of what torch.tensor takes
+        return ids if self.device.type == "cpu" else ids.to(self.device)
 
     @exactly
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
@@ -129,7 +130,7 @@ class IncrementalSVM(Estimates, Saving):
         self.reset()
         if len(batch.y):
             self._change(batch, list(range(len(batch.y))), [], "auto")
-            self._next_id = len(batch.y)
+            self._engine.next_id = len(batch.x)
         return self
 
     @exactly

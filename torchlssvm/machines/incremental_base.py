@@ -71,7 +71,6 @@ class SVMBase(nn.Module):
     def _start(self, device: torch.device) -> None:
         self.device = device
         self._engine = Engine(self.kernel, device, self._cache_bytes)
-        self._next_id = 0
         self._dropped: set[int] = set()
         self.inexact = False
         self.trajectory: list[Step] = []
@@ -277,7 +276,7 @@ class SVMBase(nn.Module):
         if x.shape != (1, s.hx.shape[1]) or y.shape != (1,) or x.layout is not torch.strided or y.device.type != "cpu":
             return None
         row, label = x.detach().numpy(), int(y)
-        if label not in (0, 1) or not math.isfinite(float(row.sum())):
+        if label not in (0, 1) or not math.isfinite(row[0] @ row[0]):
             return None
         return Batch(row, 2.0 * label - 1.0, 1.0, self._C[label])
 

@@ -30,7 +30,7 @@ class Saving(SVMBase):
         state["dropped"] = self._id_tensor(sorted(self._dropped))
         numbers = [
             self.b,
-            self._next_id,
+            self._engine.next_id,
             self.inexact,
             s.precomputed,
             self._engine.walker.events,
@@ -65,7 +65,7 @@ class Saving(SVMBase):
         m.ha[0] = b
         low, high = state["C"].tolist()
         self._C = (low, high)
-        self._next_id, self.inexact = int(next_id), bool(inexact)
+        engine.next_id, self.inexact = int(next_id), bool(inexact)
         self._dropped = set(state["dropped"].tolist())
         engine.walker.events = int(events)
 
@@ -96,18 +96,19 @@ class Saving(SVMBase):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_engine"] = self._state() if self.n else None
-        state["_support"] = None
+        state["_support"], state["_next_id"] = None, self._engine.next_id
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        saved = state.pop("_engine")
-        kept = {name: state[name] for name in ("_next_id", "_dropped", "inexact", "trajectory")}
+        saved, next_id = state.pop("_engine"), state.pop("_next_id")
+        kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if saved is None:
             self._start(self.device)
         else:
             self._take_state(saved, self.device)
         self.__dict__.update(kept)
+        self._engine.next_id = next_id
 
     def _apply(self, fn: Any, recurse: bool = True) -> SVMBase:
         """Devices move, the precision stays."""

@@ -96,12 +96,13 @@ class Engine(State):
     def _arrive(self, new: range) -> None:
         """Samples have been appended, with alpha = 0: their g, and their rows of Q where those are kept."""
         s = self.samples
-        Q = s.compute(new.start)[None] if len(new) == 1 else s.block(torch.arange(new.start, new.stop, device=s.device))
-        hQ = s.host(Q)
+        if len(new) == 1:
+            hQ = s.host(s.compute(new.start))[None]
+        else:
+            hQ = s.host(s.block(torch.arange(new.start, new.stop, device=s.device)))
         self.margin.appended(new, hQ)
         s.rows.extend(new.start, new.stop, hQ)
-        product = (hQ * s.halpha).sum(1) if len(new) < 4 else s.host(torch.mv(Q, s.alpha))
-        g = product + s.hy[new.start :] * self.b - 1.0
+        g = hQ @ s.halpha + (s.hy[new.start :] * self.b - 1.0)
         s.hslack[new.start :] = abs(g)
         s.hsign[new.start :] = 1.0
         for i, value in zip(new, g.tolist(), strict=True):

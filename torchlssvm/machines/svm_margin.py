@@ -66,13 +66,18 @@ class Margin(Slots):
 
     def span(self, i: int, hrow: Any, dependent: float = DEPENDENT) -> tuple[Any, float, bool]:  # (n,) -> (top,)
         """beta for a unit of alpha_i, gamma_i (12), and whether i lies in the span of the margin vectors."""
-        self.border = h = self.gather(hrow, float(self.samples.hy[i]))
-        q = float(hrow[i])
-        if self.residual < STEADY:
-            beta = self.sensitivities(h, refined=False)
-            gamma = q + float(h @ self.host(beta))
-            if gamma > 1e-3 * q:  # far from the span: no need to look more closely
-                return beta, gamma, False
+        y, q, beta = float(self.samples.hy[i]), float(hrow[i]), None
+        if self.residual < STEADY and (loops := self.loops) is not None:
+            h, beta = np.empty(self.top), np.empty(self.top)
+            gamma = q + loops.span(self.hR, self.top, self.hat, self.hused, hrow, y, h, beta)
+        else:
+            h = self.gather(hrow, y)
+            if self.residual < STEADY:
+                beta = self.sensitivities(h, refined=False)
+                gamma = q + float(h @ self.host(beta))
+        self.border = h
+        if beta is not None and gamma > 1e-3 * q:  # far from the span: no need to look more closely
+            return beta, gamma, False
         beta = self.sensitivities(h)
         terms = h * self.host(beta)
         gamma = q + float(terms.sum())

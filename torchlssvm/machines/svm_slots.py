@@ -22,7 +22,6 @@ def room(count: int) -> int:
     return PAD * (2 * ((count + count // 4 + PAD) // (2 * PAD)) + 1)
 
 
-
 class Slots:
     """Slots 1.. for margin vectors, slot 0 for b; buffers double, a free slot is a row and a column of zeros.
 

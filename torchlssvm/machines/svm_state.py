@@ -31,6 +31,7 @@ class State:
         self.synced = 0  # the count of events when g was last recomputed
         self.checked = -1  # the count of events at the end of the last operation
         self.slowly = 0  # how often the guaranteed way was taken
+        self.next_id = 0
         self.leaving: set[int] = set()  # positions that are about to be deleted
         self.last = "none"  # how the last change was made: "path", "joint", "pivot", "solve"
 

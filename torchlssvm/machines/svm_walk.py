@@ -292,14 +292,20 @@ class Walker(Stepper):
             self.margin.rise.zero_()
         if not self.corrected:
             self.settle()
-        off = abs(float((s.hy * s.halpha).sum()))
-        if off > 1e-8 * max(1.0, float(s.hu.max())):  # never an answer that breaks (3)
+        off = abs(float(s.hy @ s.halpha))
+        if off > 1e-8 and off > 1e-8 * float(s.hu.max()):  # never an answer that breaks (3)
             raise ConvergenceError(f"rounding has broken sum y alpha = 0, by {off:.1e}")
 
     def newton(self) -> Any:  # -> (top,)
         """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if it is no help."""
         s, m = self.samples, self.margin
-        if (loops := m.loops) is not None:
+        refined = self._refined()
+        if (loops := m.loops) is not None and not refined:
+            delta, box = np.empty(m.top), (m.ha, m.hlower, m.hupper, m.hused, m.hat)
+            limits = (MUCH, s.scale, NEAR)
+            done = loops.newton(m.hQS, m.hA, m.hR, m.top, *box, s.halpha, s.hsign, *limits, delta)
+            return delta if done else None
+        if loops is not None:
             r = np.empty(m.top)
             largest = loops.residual(m.hQS, m.hA, m.top, m.ha, m.hused, s.halpha, s.hsign, r)
         else:
@@ -310,10 +316,10 @@ class Walker(Stepper):
             largest = float(abs(r).max())
         if largest > MUCH and largest > MUCH * float(s.halpha.max()) * s.scale:
             return None
-        delta = m.sensitivities(r, self._refined())
+        delta = m.sensitivities(r, refined)
         a = m.ha + m.host(delta)
         within = a.clip(m.hlower, m.hupper)
-        if not bool((a == within).all()) and float(abs(a - within).max()) > NEAR * float(s.hu.max()):
+        if bool((abs(a - within) > NEAR * m.hupper).any()):
             return None  # margin vectors that are dependent: R is of no use
         m.ha[:] = within
         self.settle()
