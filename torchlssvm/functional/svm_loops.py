@@ -302,6 +302,14 @@ def residual(QS: Any, A: Any, top: int, a: Any, used: Any, alpha: Any, sign: Any
     return largest
 
 
+@compiled("void(float64[:, ::1], int64, int64[::1], float64[:, ::1])")
+def columns(QS: Any, top: int, at: Any, out: Any) -> None:
+    """The columns of QS in these positions."""
+    for k in range(top):
+        for c in range(len(at)):
+            out[k, c] = QS[k, at[c]]
+
+
 @compiled(
     "boolean(float64[:, ::1], float64[:, ::1], float64[:, ::1], int64, float64[::1], float64[::1], float64[::1], float64[::1], "
     "int64[::1], float64[::1], float64[::1], float64, float64, float64, float64[::1])"

@@ -44,7 +44,10 @@ class Near:
         self.place[self._positions[:k]] = np.arange(k)
         self._Q = torch.zeros(len(QS), room, dtype=torch.float64)
         self._hQ = self._Q.numpy()
-        self._hQ[:top, :k] = QS.numpy()[:top, self._positions[:k]]
+        if (loops := s.loops) is not None:
+            loops.columns(QS.numpy(), top, self._positions[:k], self._hQ)
+        else:
+            self._hQ[:top, :k] = QS.numpy()[:top, self._positions[:k]]
         self.count = self.chosen = k
 
     @property
@@ -99,14 +102,14 @@ class Near:
         self._positions[c], self.place[i] = i, c
         self.count += 1
 
-    def moved(self, last: int, i: int) -> None:
+    def moved(self, last: int, i: int, top: int) -> None:
         """Position ``last`` becomes position i; what was in i is gone."""
         if not self.count:
             return
         c, end = int(self.place[i]), self.count - 1
         if c >= 0:
             if c != end:
-                self._hQ[:, c] = self._hQ[:, end]
+                self._hQ[:top, c] = self._hQ[:top, end]
                 self._positions[c] = self._positions[end]
                 self.place[self._positions[c]] = c
             self.place[i] = -1

@@ -81,7 +81,7 @@ class Samples:
 
     def zeros(self) -> Any:  # -> (n,)
         """On the host."""
-        return self.host(self._new(self.n))
+        return np.zeros(self.n) if isinstance(self._whole, np.ndarray) else self._new(self.n)
 
     def _set_vectors(self, whole: Tensor) -> None:  # (6, capacity)
         self.vectors = dict(zip(VECTORS, whole, strict=True))

@@ -118,10 +118,10 @@ class Slots:
     def moved(self, moves: list[tuple[int, int]]) -> None:
         """Follow the samples that filled gaps, after a deletion."""
         for last, i in moves:
-            self.near.moved(last, i)
+            self.near.moved(last, i, self.top)
             if last == i:
                 continue
-            self.hQS[:, i] = self.hQS[:, last]
+            self.hQS[: self.top, i] = self.hQS[: self.top, last]
             if (slot := self.slot.pop(last, None)) is not None:
                 self.slot[i] = slot
                 self.position[slot] = i
