@@ -22,6 +22,7 @@ REORDER = {"reassoc", "contract", "arcp", "nsz"}
 @cache
 def load(name: str) -> ModuleType | None:
     """The module of compiled loops of this name in ``torchlssvm.functional``; None where numba is missing or does not work."""
+    log.info("loading %s; the first time on a machine it is compiled, which takes some seconds", name)
     try:
         return importlib.import_module(f"torchlssvm.functional.{name}")
     except ModuleNotFoundError as error:

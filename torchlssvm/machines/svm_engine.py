@@ -44,7 +44,9 @@ class Engine(State):
         if checks.is_fake(s.x):
             self._dry_run(new)
         elif len(new) == 1 and not remove and self._is_reserve(new.start):
-            self.finish()
+            if not len(self.margin):
+                self.finish()  # b is free, and may have to move
+            return
         else:
             self.leaving = set(remove)
             self.surely(lambda: self._choose(new, remove, method), self.snapshot(new.start))
