@@ -15,7 +15,7 @@ from torchlssvm.functional import loops, svm_path
 from torchlssvm.kernels import RBF, Linear
 
 pytest.importorskip("numba")
-from torchlssvm.functional import svm_loops
+from torchlssvm.functional import svm_kernel_loops, svm_loops
 
 SLOTS, COLUMNS, TOP = 11, 20, 9
 
@@ -204,14 +204,14 @@ def test_kernel_rows(seed):
     i, at = case.outside, np.array([3, 1, 4, 1], dtype=np.int64)
     for chosen in (at, np.empty(0, dtype=np.int64)):
         out = np.empty(len(chosen) or COLUMNS)
-        svm_loops.gaussian(lift, i, 0.3, case.y, chosen, out)
+        svm_kernel_loops.gaussian(lift, i, 0.3, case.y, chosen, out)
         np.testing.assert_allclose(out, case.Q[i][chosen] if len(chosen) else case.Q[i], rtol=1e-12)
     sign, alpha = np.ones(COLUMNS), np.zeros(COLUMNS)
     sign[[0, 5]], alpha[[0, 5]] = -1.0, 0.5
     a = case.vector() * case.used
     rows, held = np.zeros((3, COLUMNS)), np.array([7, 2, 0], dtype=np.int64)
     case.QS[:, i] = np.nan
-    g = svm_loops.newcomer(lift, i, 0.3, case.y, sign, alpha, case.at, case.used, a, case.QS, held, rows, 2)
+    g = svm_kernel_loops.newcomer(lift, i, 0.3, case.y, sign, alpha, case.at, case.used, a, case.QS, held, rows, 2)
     inner = case.Q[i][case.at] * case.used
     inner[0] = case.y[i]
     assert g == pytest.approx(inner @ a + case.Q[i] @ alpha - 1.0, abs=1e-12)
@@ -231,7 +231,7 @@ def test_the_answer_is_the_same_without(kernel, monkeypatch):
     answers = []
     for name in ("svm_loops", "no module of this name"):
         real = loops.load
-        for module in ("svm_slots", "svm_samples"):
+        for module in ("svm_slots", "svm_samples", "svm_near", "svm_run"):
             load = (lambda _: None) if name != "svm_loops" else real
             monkeypatch.setattr(f"torchlssvm.machines.{module}.load", load)
         svm = IncrementalSVM(kernel, C=3.0).fit(x[:450], y[:450])

@@ -118,7 +118,7 @@ class Engine(State):
         if s.precomputed or s.n < FEW:
             return False
         k, high = m.top, s.rows.high
-        if (loops := m.loops) is not None and s.lifted:
+        if (loops := s.loops) is not None and s.lifted:
             vectors = (s.hy, s.hsign, s.halpha, m.hat, m.hused, m.ha)
             g = loops.newcomer(s.hlift, i, s.kernel.gamma, *vectors, m.hQS, s.rows.hheld, s.rows.hrows, high)  # type: ignore
         else:

@@ -137,11 +137,8 @@ def vacate(m: Margin, positions: list[int], slots: Any) -> None:  # slots on the
     m.hat[slots] = 0
     m.hused[slots], m.ha[slots], m.hrise[slots] = 0.0, 0.0, 0.0
     m.hlower[slots], m.hupper[slots] = -ENDLESS, ENDLESS
-    while m.top > 1 and m.position[-1] < 0:
-        m.position.pop()
-    m.free = [slot for slot in m.free if slot < m.top]
     heapq.heapify(m.free)
-    m._set_top()
+    m.trim()
 
 
 def slots_of(m: Margin, positions: list[int]) -> Tensor:  # -> (k,)

@@ -160,14 +160,9 @@ class Margin(Slots):
         self.position[slot] = -1
         self.hat[slot], self.hused[slot], self.ha[slot], self.hrise[slot] = 0, 0.0, 0.0, 0.0
         self.hlower[slot], self.hupper[slot] = -ENDLESS, ENDLESS
+        heapq.heappush(self.free, slot)
         if slot == self.top - 1:
-            while self.top > 1 and self.position[-1] < 0:
-                self.position.pop()
-            self.free = [s for s in self.free if s < self.top]
-            heapq.heapify(self.free)
-            self._set_top()
-        else:
-            heapq.heappush(self.free, slot)
+            self.trim()
         return alpha, None if beta is None else beta[: self.top]
 
     # -- made anew -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchlssvm.functional.loops import load
 from torchlssvm.machines.svm_samples import Samples
 
 SHARE = 6  # the nearest part of the reserve vectors that is looked at, and
@@ -44,7 +45,7 @@ class Near:
         self.place[self._positions[:k]] = np.arange(k)
         self._Q = torch.zeros(len(QS), room, dtype=torch.float64)
         self._hQ = self._Q.numpy()
-        if (loops := s.loops) is not None:
+        if (loops := load("svm_loops")) is not None:
             loops.columns(QS.numpy(), top, self._positions[:k], self._hQ)
         else:
             self._hQ[:top, :k] = QS.numpy()[:top, self._positions[:k]]

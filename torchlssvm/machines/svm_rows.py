@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class RowCache:
         self.row_of: dict[int, int] = {}  # position -> row, least recently used first
         self.free = list(range(room))[::-1]
         self.high = 0  # rows that have ever been used
+        self.place = np.full(capacity, -1, dtype=np.int64)  # the row of each position, or -1
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -41,11 +43,27 @@ class RowCache:
             return
         row = self.row_of.pop(i, None)
         if row is None:
-            row = self.free.pop() if self.free else self.row_of.pop(next(iter(self.row_of)))
-        self.row_of[i] = row
+            row = self.free.pop() if self.free else self._drop(next(iter(self.row_of)))
+        self._note(i, row)
         self.hheld[row] = i
-        self.high = max(self.high, row + 1)
         self.hrows[row, :n] = values
+
+    def _note(self, i: int, row: int) -> None:
+        self.row_of[i] = self.place[i] = row
+        self.high = max(self.high, row + 1)
+
+    def _drop(self, i: int) -> int:
+        self.place[i] = -1
+        return self.row_of.pop(i)
+
+    def spare(self, count: int) -> Any:  # -> (k,)
+        """Rows that are free, the next ones first, at most so many."""
+        return np.array(self.free[: -count - 1 : -1], dtype=np.int64)
+
+    def filled(self, i: int, row: int) -> None:
+        """The next free row has been filled with Q_i:."""
+        self.free.pop()
+        self._note(i, row)
 
     def extend(
         self, start: int, stop: int, Q: Any
@@ -56,12 +74,14 @@ class RowCache:
 
     def move(self, last: int, i: int) -> None:
         """Position ``last`` becomes position i; what was in i is gone."""
-        if (row := self.row_of.pop(i, None)) is not None:
+        if i in self.row_of:
+            row = self._drop(i)
             self.free.append(row)
             self.hheld[row] = 0
         if last != i:
-            if (row := self.row_of.pop(last, None)) is not None:
-                self.row_of[i] = row
+            if last in self.row_of:
+                row = self._drop(last)
+                self._note(i, row)
                 self.hheld[row] = i
             if self.high:
                 self.hrows[: self.high, i] = self.hrows[: self.high, last]

@@ -94,8 +94,8 @@ class Samples:
 
     @property
     def loops(self) -> Any:
-        """The compiled steps, where the memory is the host's and they are installed."""
-        return load("svm_loops") if isinstance(self._whole, np.ndarray) else None
+        """Compiled rows of Q, where the memory is the host's and they are installed."""
+        return load("svm_kernel_loops") if isinstance(self._whole, np.ndarray) else None
 
     def _set_x(self, x: Tensor, lift: Tensor) -> None:  # (capacity, J), (capacity, J + 2)
         """Prepared rows, or the Gram matrix itself; and for RBF the rows of :meth:`_lifted`."""

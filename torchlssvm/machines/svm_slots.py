@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Slots:
 
     def _set_host(self) -> None:
         vectors = (self.a, self.rise, self.used, self.lower, self.upper, self.at)
-        self._whole = [self.host(t) for t in vectors]
+        self.whole = [self.host(t) for t in vectors]
         self.hR, self.hA, self.hQS = self.host(self.R), self.host(self.A), self.host(self.QS)
         self._set_top()
 
@@ -81,7 +82,16 @@ class Slots:
         k = self.top
         self.Rk, self.Ak = self.R[:k, :k], self.A[:k, :k]
         self.hRk, self.hAk = self.hR[:k, :k], self.hA[:k, :k]
-        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (whole[:k] for whole in self._whole)
+        self.ha, self.hrise, self.hused, self.hlower, self.hupper, self.hat = (whole[:k] for whole in self.whole)
+
+    def trim(self) -> None:
+        """No free slots at the end."""
+        if self.position[-1] < 0 < self.top - 1:
+            while self.top > 1 and self.position[-1] < 0:
+                self.position.pop()
+            self.free = [s for s in self.free if s < self.top]
+            heapq.heapify(self.free)
+        self._set_top()
 
     @property
     def loops(self) -> Any:

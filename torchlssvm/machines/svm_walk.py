@@ -13,17 +13,16 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_margin import DEPENDENT, NEAR, STEADY, Margin
+from torchlssvm.machines.svm_run import REFINE, Runner
 from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 from torchlssvm.machines.svm_sight import All, Nearest
-from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY, Stepper
+from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY
 
-REFINE = 6
-"""While R is steady, beta is carried from event to event and refined every so many."""
 MUCH = 1e-6
 """More than this, in units of g, is left of (2) and (3) only where what a walk believed was not so."""
 
 
-class Walker(Stepper):
+class Walker(Runner):
     """Walks samples and margin vectors along a drive."""
 
     def __init__(self, samples: Samples, margin: Margin, watch: Callable[[Event], None] | None = None):
@@ -63,7 +62,7 @@ class Walker(Stepper):
         else:
             self.sight = Nearest(s, m, drive)
         self.budget = self.events + 1500 + 40 * s.n
-        self.beta: Any = None  # carried over from the last event, where it can be
+        self.beta = None
         self.idle, self.age = 0, REFINE  # R is looked at before it is used
         self.corrected = False
         if drive.hrise is not None:
@@ -89,12 +88,18 @@ class Walker(Stepper):
             )
         if not len(m) and abs(drive.balance) > 1e-14 * drive.size:
             return self._shift_b(watching)
-        beta = self._sensitivities()
-        t, to, i, gamma = self.advance(beta)
+        if (loops := self.runs) is not None:
+            found = self.run(loops)
+            if found is None:
+                return 0.0
+            t, to, i, gamma, beta = found
+        else:
+            beta = self.sensitivities()
+            t, to, i, gamma = self.advance(beta)
+            self.p += t
         if drive.hrise is not None:
             s.hu += t * drive.hrise
             m.hupper += t * m.hrise
-        self.p += t
         if to == "margin":
             self._enter(self.sight.position(i), float(gamma[i]), m.host(beta))
             i = self.sight.position(i)
@@ -103,21 +108,6 @@ class Walker(Stepper):
             self._leave(i, to, m.host(beta))
         self._note(to, i, t)
         return t * float(gamma[watching])
-
-    def _sensitivities(self) -> Any:  # -> (top,), a tensor or an array
-        m, drive = self.margin, self.drive
-        if not len(m):
-            return torch.zeros_like(m.a[: m.top]) if m.loops is None else np.zeros(m.top)
-        refined = self._refined()
-        if self.beta is None or refined:
-            return m.sensitivities(m.gather(drive.hforce, drive.balance), refined)
-        return self.beta if m.loops is not None else as_tensor(self.beta)
-
-    def _refined(self) -> bool:
-        """Whether it is time to refine what R gives, and to measure R by that."""
-        refined = self.age >= REFINE or not self.margin.residual < STEADY
-        self.age = 0 if refined else self.age + 1
-        return refined
 
     def _note(self, to: str, i: int, t: float) -> None:
         self.events += 1
@@ -299,7 +289,7 @@ class Walker(Stepper):
     def newton(self) -> Any:  # -> (top,)
         """A Newton step a -= R r, r what is left of (2) and (3) at the margin vectors; None, and no step, if it is no help."""
         s, m = self.samples, self.margin
-        refined = self._refined()
+        refined = self.refined()
         if (loops := m.loops) is not None and not refined:
             delta, box = np.empty(m.top), (m.ha, m.hlower, m.hupper, m.hused, m.hat)
             limits = (MUCH, s.scale, NEAR)
