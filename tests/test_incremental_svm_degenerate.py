@@ -334,3 +334,24 @@ def test_single_updates_keep_twelve_digits(C):
         assert svm.kkt_violation() < 1e-12
         svm.remove([i - 150])
         assert svm.kkt_violation() < 1e-12
+
+
+def test_a_checkpoint_with_dependent_margin_vectors():
+    """Two copies that share a coefficient are a solution, too: it is taken, and one of them leaves the margin set."""
+    x, y = points(30)
+    first = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(x, y)
+    alpha = first.alpha
+    i = int(((alpha > 0.5) & (alpha < 2.5)).nonzero()[0])
+    svm = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(torch.cat([x, x[i : i + 1]]), torch.cat([y, y[i : i + 1]]))
+    state = {name: value.clone() for name, value in svm.state_dict().items()}
+    ids = state["ids"].tolist()
+    both = [ids.index(i), ids.index(30)]
+    state["alpha"][both] = state["alpha"][both].sum() / 2
+    state["sign"][both], state["slack"][both] = 0.0, float("inf")
+    state["margin"] = torch.unique(torch.cat([state["margin"], torch.tensor(both)]))
+    other = IncrementalSVM(RBF(sigma=1.0), C=3.0)
+    other.load_state_dict(state)
+    check(other)
+    torch.testing.assert_close(other(x), svm(x), rtol=0, atol=1e-9)
+    check(other.remove([30]))
+    torch.testing.assert_close(other(x), first(x), rtol=0, atol=1e-9)
