@@ -18,13 +18,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be taken in another order, by several at a time; infinities and nan keep their meaning."""
 
+PATH = ("svm_kernel_loops", "svm_loops", "svm_run_loops")
+"""What a path of the SVM takes: loaded at once, so that it waits at its start and not in the middle."""
+
 
 @cache
 def load(name: str) -> ModuleType | None:
     """The module of compiled loops of this name in ``torchlssvm.functional``; None where numba is missing or does not work."""
     log.info("loading %s; the first time on a machine it is compiled, which takes some seconds", name)
     try:
-        return importlib.import_module(f"torchlssvm.functional.{name}")
+        modules = [importlib.import_module(f"torchlssvm.functional.{part}") for part in PATH if name in PATH]
+        return modules[PATH.index(name)] if modules else importlib.import_module(f"torchlssvm.functional.{name}")
     except ModuleNotFoundError as error:
         if error.name != "numba":
             raise
