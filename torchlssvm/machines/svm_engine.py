@@ -49,8 +49,10 @@ class Engine(State):
             return
         else:
             self.leaving = set(remove)
-            self.surely(lambda: self._choose(new, remove, method), self.snapshot(new.start))
-            self.leaving = set()
+            try:
+                self.surely(lambda: self._choose(new, remove, method), self.snapshot(new.start))
+            finally:
+                self.leaving = set()
         self.margin.moved(s.delete(remove))
         if not s.n:
             self.margin.ha[0] = 0.0

@@ -149,7 +149,6 @@ class State:
                 self.one_by_one()
                 self.finish(True)
         except ConvergenceError:
-            self.leaving = set()
             self.restore(before)
             raise
 

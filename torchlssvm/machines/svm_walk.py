@@ -80,7 +80,7 @@ class Walker(Runner):
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def _step(self, watching: int) -> float:
-        """One event, and the change of the watched g."""
+        """The next event, or several where they run, and the change of the watched g."""
         s, m, drive = self.samples, self.margin, self.drive
         if self.events > self.budget:
             raise ConvergenceError(
