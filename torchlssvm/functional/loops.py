@@ -6,11 +6,13 @@ as operations on tensors, on any device and without further packages, and as a l
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from pathlib import Path
+from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,30 @@ def load(name: str) -> ModuleType | None:
         modules = [importlib.import_module(f"torchlssvm.functional.{part}") for part in PATH if name in PATH]
         return modules[PATH.index(name)] if modules else importlib.import_module(f"torchlssvm.functional.{name}")
     except ModuleNotFoundError as error:
-        if error.name != "numba":
+        if error.name == "numba":
+            return None
+        if (error.name or "").startswith("torchlssvm"):
             raise
-    except ImportError as error:  # numba refuses versions of NumPy that it does not know
+        log.warning("numba cannot be used, small steps will be slower: %s", error)
+    except Exception as error:  # versions that do not go together fail in many ways, and it works without
         log.warning("numba cannot be used, small steps will be slower: %s", error)
     return None
+
+
+@cache
+def _fingerprint() -> str:
+    """Of all compiled sources: a function contains those it calls, from whichever file."""
+    sources = sorted(Path(__file__).parent.glob("*loops.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def _marked(function: F) -> F:
+    """The same function with a closure that holds the fingerprint: numba takes code it has kept only if that is the same."""
+    code = function.__code__.replace(co_freevars=("fingerprint",))
+    cell = (CellType(_fingerprint()),)
+    out = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cell)
+    out.__doc__, out.__module__, out.__qualname__ = function.__doc__, function.__module__, function.__qualname__
+    return cast(F, out)
 
 
 def compiled(signature: str) -> Callable[[F], F]:
@@ -44,8 +65,8 @@ def compiled(signature: str) -> Callable[[F], F]:
     def compile_it(function: F) -> F:
         options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "nogil": True}
         try:
-            out: Any = numba.njit(signature, cache=True, **options)(function)
-        except RuntimeError:  # no folder to keep it in
+            out: Any = numba.njit(signature, cache=True, **options)(_marked(function))
+        except (RuntimeError, OSError):  # no folder to keep it in, or no room
             out = numba.njit(signature, **options)(function)
         return cast(F, out)
 

@@ -86,7 +86,6 @@ class IncrementalSVM(Estimates, Saving):
     def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
         """Add (x, y) or (x, y, weight) and remove ids at once, along one parameter. Returns the new ids."""
         checks.one_of(method, "method", ("auto", "path", "joint", "pivot"))
-        gone = self._positions(remove)
         new: list[int] = []
         batch = None
         if add is not None:
@@ -94,6 +93,7 @@ class IncrementalSVM(Estimates, Saving):
                 raise ValueError("add must be (x, y) or (x, y, weight)")
             batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
             new = list(range(self._engine.next_id, self._engine.next_id + len(batch.x)))
+        gone = self._positions(remove)
         if new or gone:
             self._change(batch, new, gone, method)
             self._engine.next_id += len(new)

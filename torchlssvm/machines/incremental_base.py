@@ -68,6 +68,7 @@ class SVMBase(nn.Module):
     def _kernel(kernel: Any) -> Kernel | None:
         return None if isinstance(kernel, str) and kernel == "precomputed" else as_kernel(kernel)
 
+    @exactly
     def _start(self, device: torch.device) -> None:
         self.device = device
         self._engine = Engine(self.kernel, device, self._cache_bytes)
@@ -177,8 +178,7 @@ class SVMBase(nn.Module):
             raise NotFittedError("no samples are held: add some first")
         s = self._engine.samples
         if self._support is None:
-            used = s.alpha.nonzero()[:, 0] if not checks.is_fake(s.alpha) else torch.arange(self.n, device=self.device)
-            self._support = (used, (s.alpha * s.y)[used])
+            self._support = self._find_support()
         used, coefficients = self._support
         if self.kernel is None:
             x = checks.features(x, self.n, self.device).to(torch.float64)
@@ -190,6 +190,12 @@ class SVMBase(nn.Module):
             K = self.kernel.tiled(self.kernel.prepare(x).to(torch.float64), s.x[used])
         f: Tensor = K @ coefficients + self.b
         return f
+
+    @exactly
+    def _find_support(self) -> tuple[Tensor, Tensor]:
+        s = self._engine.samples
+        used = s.alpha.nonzero()[:, 0] if not checks.is_fake(s.alpha) else torch.arange(self.n, device=self.device)
+        return used, (s.alpha * s.y)[used]
 
     def _bad(self, x: Tensor) -> bool:
         return x.is_complex() or x.ndim != 2 or x.shape[1] != self._engine.samples.x.shape[1]

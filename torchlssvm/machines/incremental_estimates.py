@@ -35,7 +35,7 @@ class Estimates(SVMBase):
     def leave_one_out(self, method: str = "exact", early_exit: bool = False, batched: bool = True) -> LeaveOneOut:
         """Every sample left out in turn.
 
-        method: "exact" (Algorithm 2: every support vector unlearned, in lockstep); "span" (Vapnik and Chapelle's rule, from
+        method: "exact" (Algorithm 2: all support vectors unlearned, from one tableau); "span" (Vapnik and Chapelle's rule, from
         the sensitivities: g_c - alpha_c gamma_c, gamma_c the squared distance to the span of the margin vectors); "linear"
         (the first segment of the exact path, extrapolated: the same number, as no set changes on it).
         early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified: faster; rates are the same,
@@ -77,8 +77,8 @@ class Estimates(SVMBase):
         watch, walker.watch, events = walker.watch, None, walker.events
         before, margin = engine.snapshot(), engine.margin.backup()
         g = float(s.g[c])
-        engine._withdraw(c)
         try:
+            engine._withdraw(c)
             return walker.walk_out(Drive.single(s, c, 0.0), c, g, stop_below)
         finally:
             s.put_back(before["vectors"])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.functional.modes import exactly
 from torchlssvm.machines.incremental_base import SVMBase
 
 SAVED = ("x", "y", "weight", "u", "alpha", "sign", "slack", "ids", "margin", "R", "C", "numbers", "dropped")
@@ -99,6 +100,7 @@ class Saving(SVMBase):
         state["_support"], state["_next_id"] = None, self._engine.next_id
         return state
 
+    @exactly
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved, next_id = state.pop("_engine"), state.pop("_next_id")
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}

@@ -163,11 +163,11 @@ class Engine(State):
     def _pivot(self, remove: Sequence[int] = (), side: Tensor | None = None, factor: float = 1.0) -> bool:
         """Pivot from these sets, or the present ones; samples to be removed are held at 0. factor: what u was multiplied by.
 
-        False if it fails, and nothing has changed; from other sets than the present ones, the margin set is then empty.
+        False if it fails, and nothing has changed; from other sets than the present ones, the margin set is then of no use.
         """
         s, m = self.samples, self.margin
         old, fixed, known = self.snapshot(), None, None
-        bound = 1.0 - 2.0 * (s.halpha > 0.5 * s.hu)
+        bound = s.zeros() + 1.0 - 2.0 * (s.halpha > 0.5 * s.hu)  # a product of truth values and numbers may be float32
         if side is None:
             start = s.hsign * 1.0
             # A candidate with g < 0 starts as a margin vector, unless it is far on the wrong side.
@@ -298,7 +298,7 @@ class Engine(State):
             self.finish(True)
             if self.slowly != done:
                 raise ConvergenceError("rounding has led the path away from the solution")
-        except ConvergenceError:
+        except BaseException:
             self.restore(before)
             raise
 
@@ -321,7 +321,7 @@ class Engine(State):
             s.change_kernel(kernel, x)
             if s.n and not checks.is_fake(s.y):
                 self.resolve()
-        except ConvergenceError:
+        except BaseException:
             s.change_kernel(*old)
             self.restore(before)
             raise

@@ -71,7 +71,7 @@ class Lockstep:
 
         A path that lacks a column starts again when it is there.
         """
-        t, ahead, lacks = self.tableau, torch.arange(len(paths)), torch.empty_like(paths)
+        t, ahead, lacks = self.tableau, torch.arange(len(paths), device=paths.device), torch.empty_like(paths)
         what = (self.c[paths].numpy(), self.alpha[paths].numpy(), self.g[paths].numpy())
         limits = (self.stop_below, self.noise, SOUND, TIE, MOST)
         while len(ahead):

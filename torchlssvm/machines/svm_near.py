@@ -43,7 +43,7 @@ class Near:
         self._positions[:k] = np.argpartition(slack, k - 1)[:k]
         self.place = np.full(s.capacity, -1, dtype=np.int64)  # the column of each position, -1 if it is far
         self.place[self._positions[:k]] = np.arange(k)
-        self._Q = torch.zeros(len(QS), room, dtype=torch.float64)
+        self._Q = torch.zeros(len(QS), room, dtype=torch.float64, device="cpu")
         self._hQ = self._Q.numpy()
         if (loops := load("svm_loops")) is not None:
             loops.columns(QS.numpy(), top, self._positions[:k], self._hQ)
@@ -86,7 +86,7 @@ class Near:
     def slots(self, count: int) -> None:
         """Room for so many slots."""
         if self.count and count > len(self._hQ):
-            Q = torch.zeros(count, self._Q.shape[1], dtype=torch.float64)
+            Q = torch.zeros(count, self._Q.shape[1], dtype=torch.float64, device="cpu")
             Q[: len(self._Q)] = self._Q
             self._Q, self._hQ = Q, Q.numpy()
 

@@ -129,7 +129,7 @@ class Samples:
         self._whole[2:, : snapshot.shape[1]] = snapshot
 
     def append(self, x: Tensor, ids: list[int], **vectors: Tensor) -> range:  # (B, J), or (B, n + B) if precomputed
-        """Take over samples; returns their positions. Columns of cached rows are filled in."""
+        """Take over samples; returns their positions. Cached rows are to be extended, or forgotten, by the caller."""
         old, n = self.n, self.n + len(ids)
         self._reserve(n, x.shape[1])
         if self.precomputed:

@@ -70,7 +70,8 @@ class Pivoting:
             if fixed is not None:
                 wrong &= ~fixed
             new = side - side * wrong - side * (wrong & self.spanned)
-            new[inside] = (inner <= 0) * 1.0 - (inner >= s.hu[inside]) * 1.0
+            one = 0.0 * inner + 1.0  # in its precision
+            new[inside] = (inner <= 0) * one - (inner >= s.hu[inside]) * one
             moved, flips = int((new != side).sum()), int((wrong & self.spanned).sum())
             if not moved:
                 return self._found(x, alpha, g, side)

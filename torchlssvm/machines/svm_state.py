@@ -124,9 +124,10 @@ class State:
         return {"n": n, "vectors": self.samples.snapshot(n), "slots": list(self.margin.slot), "b": self.b}
 
     def restore(self, old: dict[str, Any], appended: bool = False) -> None:
-        """Go back to a snapshot; the samples appended since are dropped."""
+        """Go back to a snapshot; the samples appended since are dropped, unless ``appended``, and with them what was cached."""
         s, m = self.samples, self.margin
         if not appended:
+            s.forget_rows()
             s.truncate(old["n"])
         s.put_back(old["vectors"])
         inside = torch.tensor(old["slots"], dtype=torch.int64, device=s.device)
@@ -148,7 +149,7 @@ class State:
                     self.samples.u.copy_(u)
                 self.one_by_one()
                 self.finish(True)
-        except ConvergenceError:
+        except BaseException:  # an interruption, or a callback's error
             self.restore(before)
             raise
 

@@ -129,7 +129,10 @@ class Stepper:
                 f"{self.idle} events without a step, at p = {self.p:.6g}: rounding makes them a cycle"
             )
         shift = torch.rand(
-            len(self.sight.slack), generator=torch.Generator().manual_seed(self.idle), dtype=torch.float64
+            len(self.sight.slack),
+            generator=torch.Generator("cpu").manual_seed(self.idle),
+            dtype=torch.float64,
+            device="cpu",
         )
         shift = s.host((1.0 + shift.to(s.device)) * 1e-13 * 10 ** (self.idle // PERTURB) * max(1.0, s.scale))
         self.sight.slack += shift
