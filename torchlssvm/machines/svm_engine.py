@@ -43,9 +43,7 @@ class Engine(State):
             self.margin.fit_capacity()
         if checks.is_fake(s.x):
             self._dry_run(new)
-        elif len(new) == 1 and not remove and self._is_reserve(new.start):
-            if not len(self.margin):
-                self.finish()  # b is free, and may have to move
+        elif len(new) == 1 and not remove and len(self.margin) and self._is_reserve(new.start):
             return
         else:
             self.leaving = set(remove)
