@@ -44,8 +44,8 @@ def load(name: str) -> ModuleType | None:
 
 @cache
 def _fingerprint() -> str:
-    """Of all compiled sources: a function contains those it calls, from whichever file."""
-    sources = sorted(Path(__file__).parent.glob("*loops.py"))
+    """Of all sources: a compiled function contains those it calls, and the constants it reads, from whichever file."""
+    sources = [Path(__file__), *sorted(Path(__file__).parent.glob("svm_*.py"))]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from torchlssvm.functional.loops import compiled
+from torchlssvm.functional.svm_path import EPS, TINY
 
 CAREFUL, END, MARGIN, ERROR, RESERVE = -1, 0, 1, 2, 3
 """What ends a step: rates that are 0 to rounding, or simultaneous events; nothing; a sample that comes to the margin; a margin
 vector that comes to its upper bound, or to 0."""
-TINY = 1e-13
 ENDLESS = np.inf
 
 
@@ -81,7 +81,7 @@ def advance(
         largest = 0.0
         for k in range(top):
             largest = max(largest, max(abs(beta[k]), abs(rise[k])))
-        floor = 32 * 2.220446049250313e-16 * largest
+        floor = 32 * EPS * largest
         for k in range(top):
             total += abs(beta[k])
             if beta[k] - rise[k] > floor and max(0.0, upper[k] - a[k]) < t * (beta[k] - rise[k]):
@@ -144,12 +144,10 @@ def sensitivities(R: Any, A: Any, top: int, h: Any, beta: Any, residual: Any) ->
     for k in range(top):
         residual[k] += h[k]
         off, size = max(off, abs(residual[k])), max(size, abs(h[k]))
-    for i in range(top):
-        row = R[i]
-        inner = 0.0
-        for j in range(top):
-            inner += row[j] * residual[j]
-        beta[i] -= inner
+    step = np.empty(top)
+    times(R, top, residual, -1.0, step)
+    for k in range(top):
+        beta[k] += step[k]
     return off / size
 
 

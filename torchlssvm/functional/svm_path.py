@@ -27,6 +27,10 @@ import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
+TINY = 1e-13
+"""A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
+FAR = 1e-3
+"""gamma_i above this share of Q_ii: sample i is far from the span of S, and rounding cannot say otherwise."""
 Array = Any  # a Tensor, or a NumPy array on the same memory
 
 

@@ -25,11 +25,10 @@ from torchlssvm.functional.svm_loops import (
     span,
     times,
 )
+from torchlssvm.functional.svm_path import FAR
 
 STOP, UNSTEADY = 4, 5
 """The log is full; R is not steady. Other codes are those of ``svm_loops``."""
-FAR = 1e-3
-"""gamma_i above this share of Q_ii: far from the span of S."""
 NUMBERS = ("p", "residual", "size", "balance", "noise", "steady", "mild", "kernel")
 COUNTS = ("top", "inside", "age", "refine", "carried", "events", "spare")
 """What the two arrays hold: where the walk is and its limits; slots and margin vectors, the age of beta, whether there is one,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from torchlssvm.functional.loops import compiled
+from torchlssvm.functional.svm_path import EPS
 
 DONE, LEFT = -1, -2
 """A path has ended; a path is left to others. What is not negative is the column that a path needs and does not have."""
-EPS = 2.220446049250313e-16
 ENDLESS = np.inf
 
 

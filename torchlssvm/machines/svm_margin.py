@@ -76,7 +76,7 @@ class Margin(Slots):
                 beta = self.sensitivities(h, refined=False)
                 gamma = q + float(h @ self.host(beta))
         self.border = h
-        if beta is not None and gamma > 1e-3 * q:  # far from the span: no need to look more closely
+        if beta is not None and gamma > svm_path.FAR * q:  # far from the span: no need to look more closely
             return beta, gamma, False
         beta = self.sensitivities(h)
         terms = h * self.host(beta)
@@ -182,7 +182,6 @@ class Margin(Slots):
         positions: Tensor,  # (s,)
         alpha: Tensor,  # (s,)
         b: float,
-        block: Tensor | None = None,  # (s, n) their rows of Q, if they are known
         forced: bool = False,
     ) -> bool:
         """All at once: these margin vectors, R by one inversion. False, and no margin vectors, if they are dependent.
@@ -194,8 +193,7 @@ class Margin(Slots):
         self.QS[0, : self.samples.n] = self.samples.y
         if not s:
             return True
-        if block is None:
-            block = self.samples.block(positions)
+        block = self.samples.block(positions)  # (s, n)
         k = s + 1
         self.position += positions.tolist()
         self.slot = {i: t for t, i in enumerate(self.position) if t}

@@ -313,13 +313,6 @@ class Samples:
             out.addmv_(self.block(part).T, v[part])
         return out
 
-    def between(self, x: Tensor, used: Tensor) -> Tensor:  # (B, J), (k,) -> (B, k)
-        """K(x, x_used) for rows from outside, as they come (differentiable); x is (B, n) if precomputed."""
-        if self.precomputed:
-            return x[:, used]
-        assert self.kernel is not None
-        return self.kernel.tiled(x, self.x[used])
-
     def diagonal(self, start: int = 0) -> Tensor:  # -> (n - start,)
         """K(x_i, x_i) from position ``start`` on."""
         if self.precomputed:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
+from torchlssvm.functional.svm_path import TINY
 from torchlssvm.machines.svm_drive import Drive
 from torchlssvm.machines.svm_margin import NEAR, Margin
 from torchlssvm.machines.svm_samples import Samples, places
 from torchlssvm.machines.svm_sight import All
 
-TINY = 1e-13
-"""A step up to this length is none: the events at its end are simultaneous, and the smallest index goes first."""
 PERTURB = 200
 """Events without a step before ties are broken by a perturbation, which the correction at the end takes back."""
 PERTURBED = 5

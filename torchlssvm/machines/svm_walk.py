@@ -11,12 +11,13 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import svm_path
+from torchlssvm.functional.svm_path import TINY
 from torchlssvm.machines.svm_drive import Drive, Event
 from torchlssvm.machines.svm_margin import DEPENDENT, NEAR, STEADY, Margin
 from torchlssvm.machines.svm_run import REFINE, Runner
 from torchlssvm.machines.svm_samples import Samples, as_tensor, places
 from torchlssvm.machines.svm_sight import All, Nearest
-from torchlssvm.machines.svm_step import ENDLESS, PATIENCE, TINY
+from torchlssvm.machines.svm_step import ENDLESS, PATIENCE
 
 MUCH = 1e-6
 """More than this, in units of g, is left of (2) and (3) only where what a walk believed was not so."""
