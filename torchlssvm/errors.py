@@ -6,6 +6,7 @@ Each error also derives from the built-in one that fits it, so ``except ValueErr
 __all__ = [
     "ConvergenceError",
     "GridError",
+    "InterruptedUpdateError",
     "NotFittedError",
     "NumericalWarning",
     "RemovalError",
@@ -32,10 +33,19 @@ class NotFittedError(TorchLSSVMError, RuntimeError):
 
 
 class RemovalError(TorchLSSVMError, ValueError):
-    """What is to be removed is provably not there; the state is left as it was before the removal.
+    """The samples to be removed or relabelled are not held; the state is left as it was before the call.
 
-    Raised at once when a count or a diagonal entry would fall below zero, or when an id or a subject is unknown; and at
-    the next read when the remaining statistics are not positive definite, with the pending removals rolled back.
+    Raised by the call itself, never by a later read. A head on a grid knows its rows by fingerprint and names the first one
+    that is not held; a store or a kernel machine knows ids and subjects. Where rows are not known (``head.checked`` is False)
+    the error is raised when the remaining sums could not be those of samples.
+    """
+
+
+class InterruptedUpdateError(TorchLSSVMError, RuntimeError):
+    """An update was interrupted while sums were being changed in place, so the state is neither the old nor the new one.
+
+    Every use of the head is refused from then on: load a checkpoint into it (``head.load_state_dict``), or open its store
+    again. After an interrupt that came at any other time the head is as it was.
     """
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchlssvm.distributed.held import check_enough, check_held, least_samples
-from torchlssvm.errors import VerificationError
+from torchlssvm.errors import RemovalError, VerificationError
 from torchlssvm.fingerprint import fingerprint
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
@@ -196,18 +196,19 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     total.canonicalize()
     head._current()  # what is pending and doubtful is not this call's fault
     if total._sums is not None:
-        stats.guard()
-        try:
+        with head._lock, head._changing():
             stats.merge(total)
-            check_held(stats, total._sums.sums, shrunk=True)
-        except Exception:
-            stats.restore()
-            head._restart()
-            raise
-        stats.release()
-        if stats.marked and stats._base is not None:
-            stats._base.shrunk = True
-        head._restart()
+            try:
+                check_held(stats, total._sums.sums, shrunk=True)
+            except RemovalError:
+                stats.merge(total, -1)  # integers: exactly as before
+                stats.canonicalize()
+                head._engine.reset()
+                raise
+            if stats.marked and stats._base is not None:
+                stats._base.shrunk = True
+            head._rows = head._rows.dropped("a delta was merged, and deltas carry no fingerprints of rows")
+            head._engine.reset()
     for delta in deltas:
         for key, n in delta.keys.items():
             head._ledger.keys[key] = head._ledger.keys.get(key, 0) + n
@@ -258,6 +259,5 @@ def discard(target: Any) -> LSSVMHead:
     stats.adopt(stats.agreed())
     ledger = head._ledger
     ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
-    head._unverified = False
     head._restart()
     return head

@@ -134,7 +134,7 @@ class Turn:
             "epoch": ledger.epoch, "agreed": ledger.agreed, "origins": sorted(ledger.origins | new) if some else [],
             "merged": sorted(ledger.deltas | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
             "gross": pending._gross, "agreed_gross": self.agreed._gross, "keys": len(self.removed),
-            "shrunk": delta is not None or self.head._unverified or (stats._base is not None and stats._base.shrunk),
+            "shrunk": delta is not None or (stats._base is not None and stats._base.shrunk),
         }  # fmt: skip
 
     def removed_twice(self, plan: Plan) -> None:
@@ -196,7 +196,6 @@ class Turn:
             self.stats._sums.touched.clear()
         ledger = self.head._ledger
         ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
-        self.head._unverified = False
         self.head._restart()
 
 

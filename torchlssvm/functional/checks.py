@@ -136,6 +136,18 @@ def positive(value: Any, name: str) -> float:
     return float(value)
 
 
+def natural(value: Any, name: str) -> None:
+    """ValueError unless the value is an int >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an int >= 0, got {value!r}")
+
+
+def label(value: Any, K: int) -> None:
+    """ValueError unless the value is the number of a class."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < K:
+        raise ValueError(f"the class must be an int in 0..{K - 1}, got {value!r}")
+
+
 def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
     """An option's value, or ValueError listing what is allowed."""
     if isinstance(value, str) and value in allowed:

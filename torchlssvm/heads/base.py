@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +13,14 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import persistence
 from torchlssvm.heads.compact import Compact
 from torchlssvm.heads.engines import Options, Pairwise, engine_for
 from torchlssvm.heads.ledger import Ledger
-from torchlssvm.heads.solution import NotPositiveDefinite
+from torchlssvm.heads.locking import exclusive, give_lock
+from torchlssvm.heads.membership import Membership
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.integrity import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,9 +43,11 @@ class HeadBase(nn.Module):
         statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
+        membership: bool = True,
         device: torch.device | str | None = None,
     ):
         super().__init__()
+        give_lock(self)
         checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
         device = torch.empty(0, device=device).device
@@ -77,7 +82,14 @@ class HeadBase(nn.Module):
         else:
             self._engine = Compact(in_features, num_classes, self._options, device)
         self._in_features, self._num_classes = in_features, num_classes
-        self._unverified = False
+        self._membership = bool(membership)
+        self._rows = self._no_rows()
+        self._vouched = False
+        self._integrity = Integrity()
+        self._solving = False  # set while caches are computed: what was interrupted is computed again
+        self._published: tuple[Tensor, Tensor] | None = (
+            None  # w and b of the present state, for readers without the lock
+        )
         self._uncertifiable: str | None = None
         self._version = 0
         self._ledger = Ledger()
@@ -136,16 +148,17 @@ class HeadBase(nn.Module):
 
     @rho.setter
     def rho(self, value: float) -> None:
-        value = checks.positive(value, "rho")
-        self._current()  # what is pending was judged with the old value
-        with torch.inference_mode(False), torch.no_grad():
+        self._set_rho(checks.positive(value, "rho"))
+
+    @exclusive
+    def _set_rho(self, value: float) -> None:
+        with self._changing():
             if self.statistics is None:
                 self._engine.set_rho(value)
             else:
                 self._options.rho = value
                 self._engine.reset()
-        self._version += 1
-        self._made.pop("rho", None)
+            self._made.pop("rho", None)
 
     @property
     def class_weight(self) -> str | Tensor | None:
@@ -158,10 +171,9 @@ class HeadBase(nn.Module):
         weight = check_class_weight(value, self.num_classes, self.device)
         if weight is not None and not stats.per_class:
             raise ValueError("class_weight needs sums per class: build the head with per_class=True")
-        self._current()
-        self._options.class_weight = weight
-        self._engine.reset()
-        self._version += 1
+        with self._lock, self._changing():
+            self._options.class_weight = weight
+            self._engine.reset()
 
     @property
     def P(self) -> Tensor:
@@ -179,6 +191,42 @@ class HeadBase(nn.Module):
         return self._current()[1]
 
     @property
+    def checked(self) -> bool:
+        """Whether a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
+        return self.unchecked is None
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why removals are not checked against the rows held; None while they are.
+
+        They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
+        """
+        return self._rows.unchecked
+
+    def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
+        """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves."""
+        with self._lock:
+            self._membership, self._rows = False, self._rows.dropped(reason)
+        return self
+
+    @contextmanager
+    def vouched(self) -> Iterator[None]:
+        """A context in which the caller has the rows and answers for it that what is removed is held: a store does.
+
+        Without fingerprints every removal would be tested by a solve.
+        """
+        with self._lock:
+            before, self._vouched = self._vouched, True
+            try:
+                yield
+            finally:
+                self._vouched = before
+
+    def locked(self) -> threading.RLock:
+        """A context in which no other thread reads or changes the head: several calls as one."""
+        return self._lock
+
+    @property
     def uncertifiable(self) -> str | None:
         """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
         return self._uncertifiable
@@ -194,47 +242,79 @@ class HeadBase(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    @exactly
+    @exclusive
     def _adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved statistics in the place of those held; None empties the head."""
-        if self.statistics is not None:
-            fresh = self.statistics.zero()
-            if state is not None:
-                fresh.load(state)
-            self.statistics.__dict__.update(fresh.__dict__)
-        self._unverified, self._uncertifiable = False, None
-        self._ledger.keys.clear()
-        self._restart()
+        fresh = None if self.statistics is None else self.statistics.zero()
+        if fresh is not None and state is not None:
+            fresh.load(state)
+        self._integrity = Integrity()  # whatever was interrupted before is replaced
+        with self._changing():
+            if self.statistics is not None and fresh is not None:
+                self.statistics.__dict__.update(fresh.__dict__)
+            self._rows = (
+                self._no_rows() if state is None else self._rows.dropped("its statistics were replaced by saved ones")
+            )
+            self._uncertifiable = None
+            self._ledger.keys.clear()
+            self._engine.reset()
 
-    def _roll_back(self, reason: str) -> None:
-        assert self.statistics is not None
-        self.statistics.restore()
-        self._ledger.keys.clear()  # they may be of what was rolled back
-        self._unverified = False
-        self._restart()
-        error = checks.removal_error(reason)
-        error.args = (
-            f"{error.args[0]} (The state is that before the first removal since the weights were last read.)",
-        )
-        raise error from None
+    def _adopt_parts(
+        self, statistics: Statistics | None, engine: Any, rows: Membership, ledger: Ledger, uncertifiable: str | None
+    ) -> None:
+        """Put parts that were built aside in the place of those held: whatever was interrupted before is replaced."""
+        with self._lock:
+            self._integrity = Integrity()
+            with self._integrity:
+                self.statistics, self._engine, self._options = statistics, engine, engine.options
+                self._rows, self._ledger, self._uncertifiable = rows, ledger, uncertifiable
+                self._published, self._whitened, self._solving = None, None, False
+                self._version += 1
+
+    def _no_rows(self) -> Membership:
+        """The rows of an empty head."""
+        if self.statistics is None:
+            return Membership((), "the compact form (statistics=False) keeps only w and P")
+        if not self.statistics.exact:
+            return Membership((), "without a grid (grid=None) a row has no exact form to be recognised by")
+        return Membership() if self._membership else Membership((), "the head was made with membership=False")
+
+    def _check_whole(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        self._integrity.check()
+        if self.statistics is not None:
+            self.statistics.check_whole()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
+        self._check_whole()
+        with self._integrity:
+            self._published, self._solving = None, True
+            yield
+            self._version += 1
+            self._solving = False
 
     def _restart(self) -> Self:
-        self._engine.reset()
-        self._version += 1
+        """Forget what was computed from the statistics, which were changed from outside."""
+        with self._lock, self._changing():
+            self._engine.reset()
         return self
 
-    @exactly
+    @exclusive
     def _current(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """w, b and, if asked for, P: up to date. Verifies pending removals, or rolls them back."""
-        try:
-            P = self._engine.inverse(self._unverified) if inverse else None
-            w, b = self._engine.weights(self._unverified)
-        except NotPositiveDefinite:
-            self._roll_back("without the samples removed the system would not be positive definite")
-            raise
-        if self._unverified and self.statistics is not None:
-            self.statistics.release()
-            self._unverified = False
+        """w, b and, if asked for, P: up to date."""
+        self._check_whole()
+        if self._solving and self.statistics is not None:
+            self._engine.reset()
+        self._published = None
+        with self._integrity if self.statistics is None else nullcontext():  # the compact form has nothing behind it
+            self._solving = True
+            P = self._engine.inverse() if inverse else None
+            w, b = self._engine.weights()
+            self._solving = False
+        source = self._engine if self.statistics is None else self.statistics
+        self._published = None if source.empty else (w, b)
         return w, b, w if P is None else P
 
     def _fitted(self) -> None:
@@ -245,6 +325,7 @@ class HeadBase(nn.Module):
     def _need_statistics(self, what: str) -> Statistics:
         if self.statistics is None:
             raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
+        self._check_whole()
         return self.statistics
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------

@@ -137,6 +137,15 @@ class Compact:
         factor = factor_(B, s.D)
         s.set_base(factor.solve(y.mT @ weighted).mT, beta, mu, n, P=factor.inverse())
 
+    def state(self) -> dict[str, Tensor]:
+        """The weights in the solution's own coordinates."""
+        return {"w": self.solution.w, "beta": self.solution.beta, "mu": self.solution.mu}
+
+    def take_over(self, other: Compact, solution: dict[str, Tensor], P: Tensor) -> None:
+        """The state of another one whose tensors were copied here."""
+        self.counts, self.choices, self.n = other.counts.to(self.device), other.choices, other.n
+        self.solution.set_base(**solution, n=other.solution.n, P=P)
+
     def relabel(self, old: Batch, new: Batch) -> None:
         """Targets change, P does not."""
         if self.empty:
@@ -160,16 +169,16 @@ class Compact:
             s.set_base(w, s.beta, s.mu * math.sqrt(old / rho), s.n, P=(Q * (rho / a_new)) @ Q.mT)
         self.options.rho = rho
 
-    def weights(self, unverified: bool = False) -> tuple[Tensor, Tensor]:
+    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,)."""
-        del unverified  # nothing ever is
+        del doubtful  # each change was tested when it was made
         return real_weights(self.solution, self.options, self.J)
 
     def settle(self) -> None:
         """Fold everything into P."""
         self.solution.inverse()
 
-    def inverse(self, unverified: bool = False) -> Tensor:
+    def inverse(self, doubtful: bool = False) -> Tensor:
         """P (D, D)."""
-        del unverified
+        del doubtful
         return self.solution.inverse()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import workspace
 from torchlssvm.heads import normal
-from torchlssvm.heads.solution import Solution, TooInaccurate
+from torchlssvm.heads.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Batch
 
@@ -148,34 +148,38 @@ class SharedSystem:
             self._work = workspace(self.solution.D, self.stats.device)
         return self._work
 
-    def solve(self, unverified: bool) -> None:
+    def solve(self, doubtful: bool) -> None:
         """Solve from statistics."""
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
         base = normal.solve(
-            self.stats, self.scale, self.options.intercept, weights, removed=unverified, work=self._workspace()
+            self.stats, self.scale, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
         )
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
         self.stamp += 1
 
-    def weights(self, unverified: bool = False) -> tuple[Tensor, Tensor]:
-        """w (J, K) and b (K,), up to date."""
+    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
+        """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
         if self.stats.empty and not self.solution.empty:
             self.reset()
         if self.stale:
-            self.solve(unverified)
+            self.solve(doubtful)
         try:
             self.solution.take_in()
         except TooInaccurate:
-            self.solve(unverified)
+            self.solve(doubtful)
+        except NotPositiveDefinite:  # of rows that are held it is rounding
+            if doubtful:
+                raise
+            self.solve(doubtful)
         return real_weights(self.solution, self.options, self.stats.in_features)
 
-    def inverse(self, unverified: bool = False) -> Tensor:
+    def inverse(self, doubtful: bool = False) -> Tensor:
         """P (D, D), up to date."""
-        self.weights(unverified)
+        self.weights(doubtful)
         if not self.stats.empty and not self.solution.updatable:
-            self.solve(unverified)
+            self.solve(doubtful)
         return self.solution.inverse()
 
     def exact_weights(self) -> Tensor:
@@ -243,7 +247,7 @@ class Pairwise:
             del self._w[pair]
             self._P.pop(pair, None)
 
-    def _solve(self, pair: tuple[int, int], unverified: bool) -> None:
+    def _solve(self, pair: tuple[int, int], doubtful: bool) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
         grid = self.stats.grid
@@ -257,21 +261,21 @@ class Pairwise:
                 two = option[list(pair)] if isinstance(option, Tensor) else normal.class_weights(option, counts)
                 weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
                 weights[list(pair)] = two if two is not None else 1.0
-            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, unverified)
+            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, doubtful)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         w, b = real_weights(solution, self.options, J)
         self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
 
-    def weights(self, unverified: bool = False) -> tuple[Tensor, Tensor]:
+    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, pairs) and b (pairs,)."""
         for pair in self.pairs:
             if pair not in self._w:
-                self._solve(pair, unverified)
+                self._solve(pair, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
-    def inverse(self, unverified: bool = False) -> Tensor:
+    def inverse(self, doubtful: bool = False) -> Tensor:
         """P (pairs, D, D)."""
-        self.weights(unverified)
+        self.weights(doubtful)
         return torch.stack([self._P[p] for p in self.pairs])
 
     def exact_weights(self) -> Tensor:

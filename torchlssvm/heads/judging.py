@@ -6,20 +6,20 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import probability
 from torchlssvm.heads.base import HeadBase
 from torchlssvm.heads.calibration import Calibration
 from torchlssvm.heads.choosing import RhoPath, rho_path
 from torchlssvm.heads.influencing import Measure, influence
 from torchlssvm.heads.leaving import leave_one_out
+from torchlssvm.heads.locking import exclusive
 from torchlssvm.heads.ranking import Influential, check_ranking, names_of, rank
 
 
 class Judging(HeadBase):
     """Read-only questions to :class:`~torchlssvm.LSSVMHead`; nothing here refits."""
 
-    @exactly
+    @exclusive
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
@@ -47,7 +47,7 @@ class Judging(HeadBase):
         """
         return leave_one_out(self, x, y, weight, groups, pairs)
 
-    @exactly
+    @exclusive
     def rho_path(
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared",
@@ -55,7 +55,7 @@ class Judging(HeadBase):
         """Errors for many values of rho from one eigendecomposition, without choosing; arguments as for ``select_rho``."""
         return rho_path(self, rhos, method, x, y, weight, ids, score)
 
-    @exactly
+    @exclusive
     def select_rho(
         self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
         score: str = "squared",
@@ -85,7 +85,7 @@ class Judging(HeadBase):
         self._made["rho"] = (self._version, f"chosen by {method} out of {len(path.rhos)} values")
         return path
 
-    @exactly
+    @exclusive
     def influence(
         self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
         y_new: Any = None, weight: Any = None, groups: Any = None,
@@ -117,7 +117,7 @@ class Judging(HeadBase):
         """
         return influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
 
-    @exactly
+    @exclusive
     def most_influential(
         self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
         ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
@@ -145,7 +145,7 @@ class Judging(HeadBase):
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 
-    @exactly
+    @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Any:
         """Fit probabilities on the leave-one-out scores of samples held: no held-out data is needed. Returns self.
 
@@ -168,7 +168,7 @@ class Judging(HeadBase):
         probability.calibrate(self, x, y, method, weight, groups)
         return self
 
-    @exactly
+    @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Any:
         """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
         probability.calibrate_on(self, scores, y, method)
@@ -191,7 +191,7 @@ class Judging(HeadBase):
         scores: Tensor = self(x)
         return probability.probabilities(self, scores, calibrated)
 
-    @exactly
+    @exclusive
     def leverage(self, x: Any, relative: bool = False) -> Tensor:
         """How far away inputs are: g = 1/n + (x - mu)^T A^-1 (x - mu) (B,), from P. x: (B, J).
 
@@ -199,7 +199,7 @@ class Judging(HeadBase):
         """
         return probability.leverage(self, x, relative)
 
-    @exactly
+    @exclusive
     def uncertainty(self, x: Any) -> Tensor:
         """The standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
         return probability.uncertainty(self, x)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
-from torchlssvm.heads.approximate import remove_approximate
+from torchlssvm.heads.approximate import REASON, remove_approximate
 from torchlssvm.heads.judging import Judging
+from torchlssvm.heads.locking import exclusive
+from torchlssvm.heads.solution import NotPositiveDefinite
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 
@@ -63,7 +67,8 @@ class LSSVMHead(Judging):
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        w, b, _ = self._current()
+        weights = self._published or self._current()[:2]  # one read: another thread may be changing the head
+        w, b = weights
         scores = x.to(torch.float64) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -72,11 +77,12 @@ class LSSVMHead(Judging):
         scores: Tensor = self(x)
         return scores.argmax(1)
 
+    @exclusive
     def digest(self) -> str:
         """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
         return self._need_statistics("a digest").digest()
 
-    @exactly
+    @exclusive
     def drift(self) -> float:
         """The largest relative deviation of the weights in use from those solved from statistics. Costs a solve."""
         self._need_statistics("drift")
@@ -86,30 +92,31 @@ class LSSVMHead(Judging):
         exact = self._engine.exact_weights()
         return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
 
-    @exactly
+    @exclusive
     def refresh(self) -> LSSVMHead:
         """Solve from statistics now: weights are then bit for bit those of a fresh head with the same data."""
         self._need_statistics("refresh")
-        self._engine.reset()
-        self._version += 1
+        now = {name: version == self._version for name, (version, _) in self._made.items()}
+        with self._changing():
+            self._engine.reset()
         for name, (version, text) in self._made.items():  # no sample has changed
-            self._made[name] = (version + (version == self._version - 1), text)
+            self._made[name] = (self._version if now[name] else version, text)
         self._current()
         return self
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    @exactly
+    @exclusive
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds."""
         return self._apply_changes([(self._check(x, y, weight, ids), 1)])
 
-    @exactly
+    @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
         return self._apply_changes([(self._check(x, y, weight, ids), -1)])
 
-    @exactly
+    @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
         """Unlearn samples that are only roughly known, e.g. features computed again on another device.
 
@@ -118,7 +125,7 @@ class LSSVMHead(Judging):
         """
         return remove_approximate(self, x, y, weight, ids)
 
-    @exactly
+    @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids)."""
         changes: list[tuple[Batch, int]] = []
@@ -132,7 +139,7 @@ class LSSVMHead(Judging):
             changes.append((self._check(samples[0], samples[1], weight, ids, like), sign))
         return self._apply_changes(changes)
 
-    @exactly
+    @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
         old = self._check(x, y_old, weight, ids)
@@ -142,24 +149,26 @@ class LSSVMHead(Judging):
         if not len(old):
             return self
         if stats is not None and plain:
-            q = stats.relabel(old, new)
-            self._engine.relabelled(old, new, q)
-            self._note([(old, -1), (new, 1)])
+            rows = self._rows.changed([(old, -1), (new, 1)])
+            with self._changing():
+                q = stats.relabel(old, new, proven=self.checked)
+                self._rows = rows
+                self._engine.relabelled(old, new, q)
+                self._note([(old, -1), (new, 1)])
         elif stats is None and self._options.class_weight is None:
-            self._engine.relabel(old, new)
+            with self._changing():
+                self._engine.relabel(old, new)
         else:
-            return self._apply_changes([(old, -1), (new, 1)])
-        self._version += 1
+            self._apply_changes([(old, -1), (new, 1)])
         return self
 
-    @exactly
+    @exclusive
     def replace(
         self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None
     ) -> LSSVMHead:
         """Exchange samples held for others. ids: for folds."""
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
-    @exactly
     def merge(self, other: LSSVMHead) -> LSSVMHead:
         """Take over everything the other head has learned: same shapes, same grid."""
         return self._merge(other, 1)
@@ -168,30 +177,37 @@ class LSSVMHead(Judging):
         """Merge."""
         return self.merge(other)
 
-    @exactly
     def __isub__(self, other: LSSVMHead) -> LSSVMHead:
         """Remove everything the other head has learned."""
         return self._merge(other, -1)
 
-    @exactly
+    @exclusive
     def add_classes(self, k: int) -> LSSVMHead:
         """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
         stats = self._need_statistics("add_classes")
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
-        self._current()
-        stats.add_classes(k)
-        self._num_classes = stats.num_classes
-        return self._restart()
+        checks.natural(k, "k")
+        with self._changing():
+            stats.add_classes(k)
+            self._num_classes = stats.num_classes
+            self._engine.reset()
+        return self
 
-    @exactly
+    @exclusive
     def forget_class(self, c: int) -> LSSVMHead:
         """Unlearn all samples of one class, without them. The class keeps its number."""
         stats = self._need_statistics("forget_class")
-        self._current()
-        stats.forget_class(c)
-        stats.canonicalize()
-        return self._restart()
+        if not stats.per_class:
+            raise ValueError("forgetting a class needs statistics per class: use per_class=True")
+        checks.label(c, self.num_classes)
+        rows = self._rows.without_class(c)
+        with self._changing():
+            stats.forget_class(c)
+            stats.canonicalize()
+            self._rows = self._no_rows() if stats.empty else rows
+            self._engine.reset()
+        return self
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -209,28 +225,50 @@ class LSSVMHead(Judging):
         return batch
 
     def _apply_changes(self, changes: list[tuple[Batch, int]], rough: bool = False) -> LSSVMHead:
+        """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
             return self
+        self._check_whole()
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if stats is None:
-            self._engine.apply(changes)
-        else:
-            if removes:
-                stats.guard()
-            try:
-                rows = stats.change(changes, held=True, rough=rough or self._uncertifiable is not None)
-            except Exception:
-                if removes and not self._unverified:
-                    stats.release()
-                raise
-            self._unverified |= removes
-            self._engine.changed(changes, rows)
+            with self._changing():
+                self._engine.apply(changes)
+            return self
+        rows = self._rows.dropped(REASON) if rough else self._rows.changed(changes)
+        rough = rough or self._uncertifiable is not None
+        doubtful = removes and not self._vouched and rows.unchecked is not None
+        undo = _Undo(stats, changes) if doubtful else None
+        with self._changing():
+            views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
+            self._engine.changed(changes, views)
+            if undo is not None:
+                self._test_sums(undo, rough)
+            self._rows = rows
             self._note(changes)
             if removes and stats.drained:
-                self._emptied(stats, rough or self._uncertifiable is not None)
-        self._version += 1
+                self._emptied(stats)
         return self
+
+    def _test_sums(self, undo: _Undo, rough: bool) -> None:
+        """RemovalError, with everything put back, if the sums cannot be those of samples."""
+        stats = self._need_statistics("a test of the sums")
+        reason = None
+        if stats.drained and not checks.is_fake(stats.counts):
+            stats.canonicalize()
+            if not stats.empty and not rough:
+                reason = "no sample would be left, but the sums would not be zero"
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)  # the next read says it
+                try:
+                    self._engine.weights(doubtful=True)
+                except NotPositiveDefinite:
+                    reason = "without the samples removed the system would not be positive definite"
+        if reason is not None:
+            undo.run()
+            self._engine.reset()
+            raise checks.removal_error(reason)
 
     def _note(self, changes: list[tuple[Batch, int]]) -> None:
         """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
@@ -239,17 +277,15 @@ class LSSVMHead(Judging):
             for batch, sign in changes:
                 self._ledger.note(batch, sign, self.statistics.grid)
 
-    def _emptied(self, stats: Statistics, rough: bool) -> None:
-        """No sample is left: all sums must be zero, else what was removed was not what was held, or only roughly."""
+    def _emptied(self, stats: Statistics) -> None:
+        """No sample is left: the head is as new, also if the sums are only roughly zero."""
         stats.canonicalize()
-        if stats.empty or checks.is_fake(stats.counts):
-            self._unverified, self._uncertifiable = False, None
-            self._engine.reset()
-        elif rough:
-            self._adopt(None)
-        else:
-            self._roll_back("no sample would be left, but the sums would not be zero")
+        if not stats.empty and not checks.is_fake(stats.counts):
+            stats.__dict__.update(stats.zero().__dict__)
+        self._uncertifiable, self._rows = None, self._no_rows()
+        self._engine.reset()
 
+    @exactly
     def _merge(self, other: LSSVMHead, sign: int) -> LSSVMHead:
         if not isinstance(other, LSSVMHead):
             raise ValueError(f"can only merge with another LSSVMHead, got {type(other).__name__}")
@@ -259,21 +295,43 @@ class LSSVMHead(Judging):
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
-        mine.compatible(theirs)
-        if sign > 0:
-            self._ledger.refuse_twice(other._ledger.merged)
-        doubtful = sign < 0 or other._unverified
-        if doubtful:
-            mine.guard()
-        try:
-            mine.merge(theirs, sign, held=True)
-        except Exception:
-            if doubtful and not self._unverified:
-                mine.release()
-            raise
-        self._ledger.combine(other._ledger, sign)
-        self._unverified |= doubtful
-        self._uncertifiable = self._uncertifiable or other._uncertifiable
-        if sign < 0 and mine.drained:
-            self._emptied(mine, self._uncertifiable is not None)
-        return self._restart()
+        first, second = sorted(
+            (self, other), key=id
+        )  # one order for all threads, so that none waits for another for ever
+        with first._lock, second._lock:
+            other._check_whole()
+            theirs = theirs.copy() if mine is theirs else theirs
+            mine.compatible(theirs)
+            if sign > 0:
+                self._ledger.refuse_twice(other._ledger.merged)
+            rows = self._rows.merged(other._rows, sign)
+            doubtful = sign < 0 and rows.unchecked is not None
+            undo = _Undo(mine, theirs) if doubtful else None
+            with self._changing():
+                mine.merge(theirs, sign, held=True)
+                self._engine.reset()
+                if undo is not None:
+                    self._test_sums(undo, self._uncertifiable is not None)
+                self._rows = rows
+                self._ledger.combine(other._ledger, sign)
+                self._uncertifiable = self._uncertifiable or other._uncertifiable
+                if sign < 0 and mine.drained:
+                    self._emptied(mine)
+        return self
+
+
+class _Undo:
+    """Takes a removal back that turned out to be impossible: exactly, by the opposite change or from a copy."""
+
+    def __init__(self, stats: Statistics, change: list[tuple[Batch, int]] | Statistics):
+        self.stats, self.change = stats, change
+        self.copy = None if stats.exact else stats.copy()
+
+    def run(self) -> None:
+        """Put the sums back."""
+        if self.copy is not None:
+            self.stats.__dict__.update(self.copy.__dict__)
+        elif isinstance(self.change, Statistics):
+            self.stats.merge(self.change)
+        else:
+            self.stats.change([(b, -s) for b, s in self.change])

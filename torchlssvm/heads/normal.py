@@ -96,11 +96,11 @@ def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float) -> None
 
 def solve(
     stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
-    removed: bool = False, work: Tensor | None = None,
+    doubtful: bool = False, work: Tensor | None = None,
 ) -> Base:  # fmt: skip
     """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
 
-    ``removed`` says that removals are unverified: a system that is not positive definite is then their fault. ``work`` is a
+    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it. ``work`` is a
     :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor.
     """
     J, root = stats.in_features, math.sqrt(scale.rho)
@@ -138,7 +138,7 @@ def solve(
     info = checks.to_host(factor.info)
     if info is not None and info[0][0] != 0:
         fill()
-        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, removed)
+        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
 
@@ -204,11 +204,11 @@ def _host(value: Tensor) -> float:
     return 1.0 if host is None else host[0][0]
 
 
-def repaired(work: Tensor, D: int, floor: float, removed: bool) -> Factor:
+def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
     """Where rounding defeats Cholesky: eigenvalues raised to the ridge, and a warning. Else NotPositiveDefinite."""
     top = work.diagonal()[:D].amax()
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    if removed and bool(lowest < -1e-11 * D * top):
+    if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
     warnings.warn(
         f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "

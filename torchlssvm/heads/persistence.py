@@ -14,7 +14,12 @@ from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.heads.calibration import Calibration, choices_to_save
+from torchlssvm.heads.compact import Compact
+from torchlssvm.heads.engines import Options, engine_for
 from torchlssvm.heads.ledger import Ledger, pending
+from torchlssvm.heads.locking import give_lock
+from torchlssvm.heads.membership import Membership
+from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Choices
 
 if TYPE_CHECKING:
@@ -39,7 +44,8 @@ class LiveBuffers(dict[str, Any]):
     def refresh(self, names: Iterable[str]) -> None:
         """Publish the current values."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        with torch.inference_mode(False), torch.no_grad():
+        with self.head._lock, torch.inference_mode(False), torch.no_grad():
+            self.head._check_whole()
             for name in [n for n in names if n in BUFFERS]:
                 old = super().get(name)
                 # In a process group the version says nothing: DistributedDataParallel writes to buffers past it.
@@ -97,7 +103,12 @@ def make_live(head: HeadBase, kept: dict[str, Any] | None = None) -> None:
 
 def pack(meta: dict[str, Any]) -> Tensor:
     """JSON as bytes in a tensor: plain enough for any checkpoint format."""
-    return torch.frombuffer(bytearray(json.dumps(meta, sort_keys=True).encode()), dtype=torch.uint8)
+    return bytes_tensor(json.dumps(meta, sort_keys=True).encode())
+
+
+def bytes_tensor(data: bytes) -> Tensor:
+    """Bytes as a uint8 tensor on the host."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def save(head: HeadBase) -> dict[str, Tensor]:
@@ -124,6 +135,10 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
             known = head.statistics.exact and not checks.is_fake(head.statistics.counts)
             meta["digest"] = head.statistics.digest() if known else None
+            meta["unchecked"] = head.unchecked
+            head._rows = head._rows.hashed()
+            if head.checked:
+                out["membership"] = bytes_tensor(head._rows.to_bytes())
             if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
         else:
@@ -156,6 +171,7 @@ def config(head: HeadBase) -> dict[str, Any]:
         "statistics": stats is not None,
         "per_class": None if stats is None else stats.per_class,
         "folds": 0 if stats is None else stats.folds,
+        "membership": head._membership,
     }
 
 
@@ -173,7 +189,7 @@ def checksum(state: dict[str, Tensor]) -> str | None:
     total = hashlib.sha256()
     for name, value in sorted(state.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        total.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        total.update(value.cpu().contiguous().numpy().tobytes())
     return total.hexdigest()
 
 
@@ -199,6 +215,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "calibration"]
         optional += ["statistics.base_counts", "statistics.base_sums"]
+        optional += ["membership"]
         problems = Problems([k for k in needed if k not in state], [k for k in state if k not in needed + optional], [])
         if problems.missing:
             return problems
@@ -226,51 +243,67 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
             if head.statistics is None and _numbers(head.grid) != meta["grid"]:
                 raise ValueError(f"the grid is {_grid(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
+            made, calibration = _load_made(meta, state, head.device)
+            weight = meta["class_weight"]
+            if isinstance(weight, list):
+                weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
+            options = Options(float(meta["rho"]), head.intercept, weight)
+            statistics, rows, ledger = head.statistics, head._rows, head._ledger
+            engine: Any
             if head.statistics is not None:
-                fresh = head.statistics.zero()
-                fresh.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
-                if fresh.exact and not checks.is_fake(fresh.counts) and fresh.digest() != meta["digest"]:
+                statistics = head.statistics.zero()
+                statistics.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
+                known = not checks.is_fake(statistics.counts)
+                if statistics.exact and known and statistics.digest() != meta["digest"]:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
                 ledger = Ledger.from_json(meta.get("ledger"))
-                if not checks.is_fake(fresh.counts) and pending(fresh):
+                if known and pending(statistics):
                     ledger.origins.add(f"file:{meta['checksum']}")
-                head.statistics.__dict__.update(fresh.__dict__)
-                head._ledger = ledger
-            head._options.rho = float(meta["rho"])
-            weight = meta["class_weight"]
-            head._options.class_weight = (
-                torch.tensor(weight, dtype=torch.float64, device=head.device) if isinstance(weight, list) else weight
-            )
-            head._unverified = False
-            head._uncertifiable = meta.get("uncertifiable")
-            if head.statistics is not None:
-                head._engine.restore(solution, P)
+                rows = _load_rows(head, meta, state, statistics)
+                engine = engine_for(statistics, options, head.multiclass)
+                engine.restore(solution, P)
             else:
-                _load_compact(head, meta, solution, P, state["counts"])
-            head._version += 1
-            _load_made(head, meta, state)
+                engine = Compact(head.in_features, head.num_classes, options, head.device)
+                _load_compact(engine, head.grid, meta, solution, P, state["counts"])
+            head._adopt_parts(statistics, engine, rows, ledger, meta.get("uncertifiable"))
+            head._made = {name: (head._version if current else -1, text) for name, (text, current) in made.items()}
+            head._calibration = calibration
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"LSSVMHead: {error}")
         return problems
 
 
-def _load_made(head: HeadBase, meta: dict[str, Any], state: dict[str, Tensor]) -> None:
-    """What was chosen from data, with the calibration."""
-    made = meta.get("made", {})
-    head._made = {name: (head._version if current else -1, text) for name, (text, current) in made.items()}
-    head._calibration = None
-    if "calibration" in meta:
-        head._calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
+def _load_made(meta: dict[str, Any], state: dict[str, Tensor], device: torch.device) -> tuple[dict[str, Any], Any]:
+    """What was chosen from data, and the calibration."""
+    made = {name: (str(text), bool(current)) for name, (text, current) in meta.get("made", {}).items()}
+    if "calibration" not in meta:
+        return made, None
+    return made, Calibration.restore(meta["calibration"], _moved(state["calibration"], device))
 
 
-def _load_compact(head: HeadBase, meta: dict[str, Any], solution: dict[str, Tensor], P: Tensor, counts: Tensor) -> None:
-    engine = head._engine
-    engine.reset()
+def _load_rows(head: HeadBase, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics) -> Membership:
+    """The fingerprints of the rows held, as far as they were saved and this head wants them."""
+    empty = head._no_rows()
+    if statistics.empty or empty.unchecked is not None:
+        return empty
+    if "membership" in state:
+        return Membership.from_bytes(bytes(state["membership"].tolist()))
+    return empty.dropped(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+
+
+def _load_compact(
+    engine: Compact,
+    grid: FixedPoint | None,
+    meta: dict[str, Any],
+    solution: dict[str, Tensor],
+    P: Tensor,
+    counts: Tensor,
+) -> None:
     if meta["kind"] is not None:
-        engine.choices = Choices(meta["kind"], head.grid, _grid(meta["target"]))
-        engine.counts, engine.n = _moved(counts, head.device), float(meta["n"])
+        engine.choices = Choices(meta["kind"], grid, _grid(meta["target"]))
+        engine.counts, engine.n = _moved(counts, engine.device), float(meta["n"])
         engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
 
 
@@ -295,13 +328,15 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def freeze(head: HeadBase) -> dict[str, Any]:
     """The head's attributes for pickling: pending rows are folded in, caches that can be rebuilt are left out."""
-    with torch.inference_mode(False), torch.no_grad():
+    with head._lock, torch.inference_mode(False), torch.no_grad():
         head._current()
         head._engine.settle()
+        head._rows = head._rows.hashed()
         if head.statistics is not None and not checks.is_fake(head.counts) and pending(head.statistics):
             head._ledger.copied()
         state = head.__dict__.copy()
-        state["_whitened"] = None
+        del state["_lock"]
+        state["_whitened"] = state["_published"] = None
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state
 
@@ -310,29 +345,34 @@ def thaw(head: HeadBase, state: dict[str, Any]) -> None:
     """Undo :func:`freeze`."""
     buffers = state.pop("_buffers")
     head.__dict__.update(state)
+    give_lock(head)
     make_live(head, buffers)
 
 
 def move(head: HeadBase, device: torch.device) -> None:
-    """Everything to another device, by way of what is saved."""
+    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
     if device == head.device:
         return
-    saved = {
-        k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()
-    }  # options are read here
-    ledger = head._ledger
-    weight = head._options.class_weight
-    if isinstance(weight, Tensor):
-        head._options.class_weight = weight.to(device)
-    if head.statistics is not None:
-        empty = head.statistics.zero()
-        empty.device = device
-        empty._reset()
-        head.statistics.__dict__.update(empty.__dict__)
-    else:
-        head._engine.device = device
-    head._engine.reset()
-    make_live(head)
-    if load(head, saved).errors:
-        raise RuntimeError(f"could not move the head to {device}")
-    head._ledger = ledger
+    if device.type == "meta":
+        raise RuntimeError(
+            "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
+        )
+    with head._lock, torch.inference_mode(False), torch.no_grad():
+        solution = head._engine.state()
+        P = head.P.to(device, copy=True)
+        weight = head._options.class_weight
+        options = Options(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
+        statistics, engine = head.statistics, None
+        moved = {k: v.to(device, copy=True) for k, v in solution.items()}
+        if statistics is not None:
+            statistics = statistics.to(device)
+            engine = engine_for(statistics, options, head.multiclass)
+            engine.restore(moved, P)
+        else:
+            engine = Compact(head.in_features, head.num_classes, options, device)
+            engine.take_over(head._engine, moved, P)
+        made = head._made
+        version = head._version
+        head._adopt_parts(statistics, engine, head._rows, head._ledger, head._uncertifiable)
+        head._made = {n: (head._version if v == version else v, text) for n, (v, text) in made.items()}
+        make_live(head)

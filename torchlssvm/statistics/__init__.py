@@ -35,6 +35,7 @@ from torchlssvm.functional import checks, gram
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.integrity import Integrity
 from torchlssvm.statistics.marking import Marking
 
 __all__ = ["FixedPoint", "Statistics"]
@@ -79,6 +80,8 @@ class Statistics(Marking):
     def merge(self, other: Statistics, sign: int = 1, held: bool = False) -> None:
         """self += sign * other; with ``held``, RemovalError if counts or diagonals would fall below zero."""
         self.compatible(other)
+        self.check_whole()
+        other.check_whole()
         if other._sums is None:
             return
         if held and sign < 0 and self._sums is None:
@@ -96,19 +99,20 @@ class Statistics(Marking):
             if counts is not None and min(counts[0]) < -self._slack():
                 raise checks.removal_error(f"a count would fall to {min(counts[0]):g}")
             self._check_diagonal(diag)
-        mine = self._decide(other._choices)
-        for group, theirs in other._sums.sums.items():
-            mine.protect(group)
-            if group in mine.sums:
-                mine.sums[group].add_(theirs, alpha=sign)
-            else:
-                mine.sums[group] = sign * theirs
-            mine.touched.add(group)
-        mine.diag, self._side = diag, side
-        self._gross += other._gross
-        self._n += sign * other._n
-        if self._base is not None:
-            self._base.shrunk |= sign < 0
+        with self.integrity:
+            mine = self._decide(other._choices)
+            for group, theirs in other._sums.sums.items():
+                mine.protect(group)
+                if group in mine.sums:
+                    mine.sums[group].add_(theirs, alpha=sign)
+                else:
+                    mine.sums[group] = sign * theirs
+                mine.touched.add(group)
+            mine.diag, self._side = diag, side
+            self._gross += other._gross
+            self._n += sign * other._n
+            if self._base is not None:
+                self._base.shrunk |= sign < 0
 
     def copy(self) -> Statistics:
         """An independent copy."""
@@ -119,7 +123,7 @@ class Statistics(Marking):
         out = object.__new__(Statistics)
         for name in ("in_features", "num_classes", "per_class", "folds", "exact", "device", "_wanted"):
             setattr(out, name, getattr(self, name))
-        out._base = None
+        out._base, out.integrity = None, Integrity()
         out._reset()
         return out
 
@@ -163,15 +167,17 @@ class Statistics(Marking):
     @exactly
     def canonicalize(self) -> None:
         """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
+        self.check_whole()
         if self._sums is None:
             return
         self._sums.settle()
         if checks.is_fake(self._side) or not self.drained or not self._small(self._side):
             return
-        for group in [g for g, v in self._sums.sums.items() if self._small(v)]:
-            del self._sums.sums[group]
-        if not self._sums.sums:
-            self._reset()
+        left = {g: v for g, v in self._sums.sums.items() if not self._small(v)}
+        self._sums.sums = left
+        if not left:
+            with self.integrity:
+                self._reset()
 
     def _small(self, sums: Tensor) -> bool:
         """Whether sums are zero: exactly on a grid, else up to rounding of what went through them."""
@@ -207,9 +213,9 @@ class Statistics(Marking):
         self.canonicalize()
         outer = hashlib.sha256(self.header())
         if self._sums is not None:
-            for group in self._sums.touched:
-                self._hashes.pop(group, None)
-            self._sums.touched.clear()
+            touched = set(self._sums.touched)
+            self._hashes = {g: h for g, h in self._hashes.items() if g not in touched}
+            self._sums.touched -= touched
             for group in range(self._sums.groups):
                 if group not in self._hashes:
                     inner = hashlib.sha256(gram.lower_bytes(self._sums.total(group), self.in_features, self._sums.R))
@@ -289,7 +295,7 @@ class Statistics(Marking):
         out = self.zero()
         out.device = target
         out._reset()
-        out.load({k: v.to(target) for k, v in self.state().items()})
+        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state().items()})
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,7 +307,7 @@ class Statistics(Marking):
         """Undo :meth:`__getstate__`."""
         saved = state.pop("state")
         self.__dict__.update(state)
-        self._base = None
+        self._base, self.integrity = None, Integrity()
         self._reset()
         self.load(saved)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.before import Before, Chunk, Guard
+from torchlssvm.statistics.before import Before, Chunk
+from torchlssvm.statistics.integrity import Integrity
 from torchlssvm.statistics.rows import CHUNK, Rows, runs
 
 SMALL = 256
@@ -56,8 +57,8 @@ class Accumulator:
         self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
-        self._guard: Guard | None = None
         self._base = base
+        self.integrity = Integrity()
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -174,15 +175,6 @@ class Accumulator:
         if not length:
             return
         bound, self._tail_bound = self._tail_bound, 0.0
-        guard = self._guard
-        if guard is not None and guard.tail is None:
-            # rows of the tail that were there before the guard are part of what it protects
-            n = guard.length
-            guard.tail, guard.scale, guard.codes = (
-                self._room()[:n].clone(),
-                self._scale[:n].clone(),
-                self._codes[:n].clone(),
-            )
         rows = self._room()[:length]
         if self.groups == 1:
             self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
@@ -229,8 +221,9 @@ class Accumulator:
     @exactly
     def settle(self) -> None:
         """Bring every row into the canonical sums."""
-        self.flush()
-        self.fold()
+        with self.integrity:
+            self.flush()
+            self.fold()
 
     def total(self, group: int) -> Tensor:
         """The canonical packed sums of a group (zeros if it has none)."""
@@ -253,12 +246,7 @@ class Accumulator:
         self.diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
         self.touched.update(range(self.groups))
 
-    # -- going back ----------------------------------------------------------------------------------------------------
-
-    def guard(self) -> None:
-        """Remember this state until :meth:`release`; a group is copied when its sums are about to change."""
-        if self._guard is None:
-            self._guard = Guard(self._length, self._uniform, self._tail_bound, self.diag.clone(), {})
+    # -- the state at a mark ---------------------------------------------------------------------------------------------
 
     def keep(self, base: dict[int, Before] | None) -> None:
         """From now on keep in ``base`` what each group was before it first changed. Rows that wait go in first."""
@@ -266,64 +254,19 @@ class Accumulator:
             self.settle()
         self._base = base
 
-    @property
-    def guarded(self) -> bool:
-        """Whether there is a state to go back to."""
-        return self._guard is not None
-
-    def _kept(self, group: int) -> list[Before]:
-        """What guard and base keep of a group."""
-        both = (None if self._guard is None else self._guard.sums, self._base)
-        return [d.setdefault(group, Before(self.J)) for d in both if d is not None]
-
     def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:
-        """Rows are about to be summed: keep them, or a copy of the sums, for guard and base."""
-        kept = [b for b in self._kept(group) if not b.copied]
-        if self.exact and kept and all(b.takes(rows.shape[0]) for b in kept):
-            chunk = Chunk(rows.to(torch.int32), None if mult is None else mult.clone(), alpha)
-            for b in kept:
-                b.append(chunk)
-        elif kept:
+        """Rows are about to be summed: keep them, or a copy of the sums, for the base."""
+        if self._base is None:
+            return
+        before = self._base.setdefault(group, Before(self.J))
+        if self.exact and before.takes(rows.shape[0]):
+            before.append(Chunk(rows.to(torch.int32), None if mult is None else mult.clone(), alpha))
+        else:
             self.protect(group)
 
     def protect(self, group: int) -> None:
-        """Copy what guard and base stand for: the sums of a group are about to change."""
-        kept = [b for b in self._kept(group) if not b.copied]
-        if kept:
+        """Copy what the base stands for: the sums of a group are about to change."""
+        before = None if self._base is None else self._base.setdefault(group, Before(self.J))
+        if before is not None and not before.copied:
             self.fold()
-            for b in kept:
-                b.make_copy(self.sums.get(group))
-
-    def release(self) -> None:
-        """Accept everything since :meth:`guard`."""
-        self._guard = None
-
-    def restore(self) -> None:
-        """Return to the state at :meth:`guard`."""
-        guard = self._guard
-        if guard is None:
-            return
-        self._guard = None
-        self.fold()
-        for group, before in guard.sums.items():
-            self.touched.add(group)
-            value = before.value(self.sums.get(group))
-            if (
-                self._base is not None and not self._base[group].copied
-            ):  # its last rows are the guard's: they are undone
-                self._base[group].drop(len(before.chunks))
-                if not self._base[group].chunks:
-                    del self._base[group]
-            if value is None:
-                self.sums.pop(group, None)
-            else:
-                self.sums[group] = value
-        if guard.tail is not None and guard.scale is not None and guard.codes is not None:
-            n = guard.length
-            self._room()[:n], self._scale[:n], self._codes[:n] = guard.tail, guard.scale, guard.codes
-        self._length, self._uniform, self._tail_bound, self.diag = (
-            guard.length,
-            guard.uniform,
-            guard.tail_bound,
-            guard.diag,
-        )
+            before.make_copy(self.sums.get(group))

@@ -6,7 +6,6 @@ an eighth of what a copy of the sums takes at the very worst. More rows, or chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -51,12 +50,6 @@ class Before:
         self.chunks.append(chunk)
         self.count += chunk.rows.shape[0]
 
-    def drop(self, chunks: int) -> None:
-        """Forget the last rows: they have been undone."""
-        for chunk in self.chunks[len(self.chunks) - chunks :]:
-            self.count -= chunk.rows.shape[0]
-        del self.chunks[len(self.chunks) - chunks :]
-
     def change(self) -> Tensor | None:
         """The packed sums of the rows kept; None if there are none."""
         total = None
@@ -78,17 +71,3 @@ class Before:
         if not self.copied:
             self.copy = self.value(now)
             self.copied, self.chunks, self.count = True, [], 0
-
-
-@dataclass
-class Guard:
-    """What is needed to go back: a tail length, and each group as it was before it first changed."""
-
-    length: int
-    uniform: float | None
-    tail_bound: float
-    diag: Tensor
-    sums: dict[int, Before]
-    tail: Tensor | None = None
-    scale: Tensor | None = None
-    codes: Tensor | None = None

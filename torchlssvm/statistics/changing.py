@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import GridError
+from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
@@ -49,16 +49,19 @@ class Changing(Reading):
         self.change([(self.check(x, y, weight, ids), -1)])
         return self
 
-    def change(self, changes: list[tuple[Batch, int]], held: bool = False, rough: bool = False) -> list[Tensor] | None:
-        """Apply checked batches with their signs, all or none.
+    def change(
+        self, changes: list[tuple[Batch, int]], held: bool = False, rough: bool = False, proven: bool = False
+    ) -> list[Tensor] | None:
+        """Apply checked batches with their signs, all or none; an interrupted change leaves the statistics unusable.
 
-        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError;
-        ``rough`` lets diagonals pass, for samples that are only roughly those held.
+        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError, unless it is
+        ``proven`` that what is removed is held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
             return []
+        self.check_whole()
         first = changes[0][0]
         if held and self._sums is None and all(s < 0 for _, s in changes):
             raise checks.removal_error("the machine is empty")
@@ -67,7 +70,7 @@ class Changing(Reading):
         self._reserve(gross - removed, removed)
         side = self._side_after(changes, first.choices)
         fresh = self._sums is None
-        if held and any(s < 0 for _, s in changes):
+        if held and not proven and any(s < 0 for _, s in changes):
             counts = side if side.ndim == 2 else side[:, 0, 0]
             host = checks.to_host(counts)
             if host is not None and min(host[0]) < -self._slack():
@@ -77,19 +80,20 @@ class Changing(Reading):
                     else "the count"
                 )
                 raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
-        sums = self._decide(first.choices)
         rows = [self._rows(b, s) for b, s in changes]
-        try:
-            views = self._sum(sums, rows, held and not rough)
-        except Exception:
-            if fresh:
-                self._reset()
-            raise
-        self._side = side
-        self._gross += gross
-        self._n += sum(b.size * s for b, s in changes)
-        if self._base is not None:
-            self._base.shrunk |= any(s < 0 for _, s in changes)
+        with self.integrity:
+            sums = self._decide(first.choices)
+            try:
+                views = self._sum(sums, rows, held and not rough and not proven)
+            except RemovalError:
+                if fresh:
+                    self._reset()
+                raise
+            self._side = side
+            self._gross += gross
+            self._n += sum(b.size * s for b, s in changes)
+            if self._base is not None:
+                self._base.shrunk |= any(s < 0 for _, s in changes)
         return views
 
     def _sum(self, sums: Accumulator, rows: list[Rows], held: bool) -> list[Tensor] | None:
@@ -109,7 +113,7 @@ class Changing(Reading):
         if shrinks:
             try:
                 self._check_diagonal(sums.diag)
-            except Exception:
+            except RemovalError:
                 if undo is None:
                     for r in rows:  # integers: the opposite change undoes it exactly
                         sums.push(replace(r, sign=-r.sign))
@@ -183,22 +187,27 @@ class Changing(Reading):
                 f"Use a coarser grid, e.g. FixedPoint(limit={self.grid.limit if self.grid else 1.0!r}, bits=16)."
             )
 
-    def relabel(self, old: Batch, new: Batch) -> Tensor:
-        """One group, labels: move checked samples from their old class to a new one; M is not touched. Returns the rows."""
+    def relabel(self, old: Batch, new: Batch, proven: bool = False) -> Tensor:
+        """One group, labels: move checked samples from their old class to a new one; M is not touched. Returns the rows.
+
+        ``proven``: the samples are known to be held.
+        """
         assert old.labels is not None
         assert new.labels is not None
+        self.check_whole()
         if self._sums is None:
             raise checks.removal_error("the machine is empty")
         self._reserve(0.0, old.gross)
         side = self._side_after([(old, -1), (new, 1)], self._choices)
-        host = checks.to_host(self._side_after([(old, -1)], self._choices))
+        host = None if proven else checks.to_host(self._side_after([(old, -1)], self._choices))
         if host is not None and min(host[0]) < 0:
             raise checks.removal_error(
                 f"the count of class {host[0].index(min(host[0])) % self.num_classes} would fall below zero"
             )
-        rows = self._sums.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
-        self._side = side
-        self._gross += old.gross
+        with self.integrity:
+            rows = self._sums.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
+            self._side = side
+            self._gross += old.gross
         return rows
 
     def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
@@ -209,36 +218,37 @@ class Changing(Reading):
 
     def add_classes(self, k: int) -> None:
         """Make room for k more classes (labels), or targets, which are 0 for the samples held."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-            raise ValueError(f"k must be an int >= 0, got {k!r}")
+        checks.natural(k, "k")
         old, K = self.num_classes, self.num_classes + k
         if self._sums is not None:
             self._sums.settle()
-        self._grow_base(K)
-        if self._sums is None:
-            self.num_classes = K
-            return self._reset()
-        sums, R = self._sums.sums, self._sums.R
-        side = self._side
-        self.num_classes, self._sums, self._hashes = K, None, {}
-        fresh = self._decide(self._choices)
-        if self.per_class:
-            fresh.sums = {(g // old) * K + g % old: v for g, v in sums.items()}
-        else:
-            grown = (fresh.R - R) * self.in_features
-            fresh.sums = {g: torch.nn.functional.pad(v, (0, grown)) for g, v in sums.items()}
-        fresh.refresh_diagonals()
-        self._side = torch.nn.functional.pad(side, (0, k) if side.ndim == 2 else (0, k, 0, k))
-        return None
+        with self.integrity:
+            self._grow_base(K)
+            if self._sums is None:
+                self.num_classes = K
+                self._reset()
+                return
+            sums, R = self._sums.sums, self._sums.R
+            side = self._side
+            self.num_classes, self._sums, self._hashes = K, None, {}
+            fresh = self._decide(self._choices)
+            if self.per_class:
+                fresh.sums = {(g // old) * K + g % old: v for g, v in sums.items()}
+            else:
+                grown = (fresh.R - R) * self.in_features
+                fresh.sums = {g: torch.nn.functional.pad(v, (0, grown)) for g, v in sums.items()}
+            fresh.refresh_diagonals()
+            self._side = torch.nn.functional.pad(side, (0, k) if side.ndim == 2 else (0, k, 0, k))
 
     def forget_class(self, label: int) -> None:
         """Subtract all samples of one class, without them."""
         if not self.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.num_classes:
-            raise ValueError(f"the class must be an int in 0..{self.num_classes - 1}, got {label!r}")
-        if self._sums is not None:
-            self._sums.settle()
+        checks.label(label, self.num_classes)
+        if self._sums is None:
+            return
+        self._sums.settle()
+        with self.integrity:
             for fold in range(max(1, self.folds)):
                 self._sums.protect(fold * self.num_classes + label)
                 self._sums.sums.pop(fold * self.num_classes + label, None)
@@ -252,30 +262,3 @@ class Changing(Reading):
 
     def _grow_base(self, K: int) -> None:
         """The mark, if there is one, for K classes: see :mod:`torchlssvm.statistics.marking`."""
-
-    # -- going back ----------------------------------------------------------------------------------------------------
-
-    def guard(self) -> None:
-        """Remember this state until :meth:`release`. Cheap: copies are made only when the sums are about to change."""
-        if self._saved is None:
-            self._saved = (self._side, self._gross, self._n)
-            if self._sums is not None:
-                self._sums.guard()
-
-    def release(self) -> None:
-        """Accept everything since :meth:`guard`."""
-        self._saved = None
-        if self._sums is not None:
-            self._sums.release()
-
-    def restore(self) -> None:
-        """Return to the state at :meth:`guard`."""
-        saved = self._saved
-        if saved is None:
-            return
-        if self._sums is None or not self._sums.guarded:
-            self._reset()
-        else:
-            self._sums.restore()
-            self._side, self._gross, self._n = saved
-        self._saved = None

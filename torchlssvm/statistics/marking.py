@@ -56,8 +56,6 @@ class Marking(Changing):
     @exactly
     def mark(self) -> None:
         """Everything up to now is agreed; what changes from here on is pending."""
-        if self._saved is not None:
-            raise RuntimeError("removals are not verified yet: read the weights, or release() them, before a mark")
         self.canonicalize()
         self._base = Base(self._choices, self._side, self._gross, self._n, {})
         if self._sums is not None:

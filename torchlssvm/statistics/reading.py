@@ -12,6 +12,7 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.integrity import Integrity
 
 if TYPE_CHECKING:
     from torchlssvm.statistics.marking import Base
@@ -59,6 +60,7 @@ class Reading:
             target_grid if isinstance(target_grid, FixedPoint) and self.exact else None,
         )
         self._base: Base | None = None
+        self.integrity = Integrity()
         self._reset()
 
     def _reset(self) -> None:
@@ -70,7 +72,6 @@ class Reading:
         F, K = max(1, self.folds), self.num_classes
         self._side = torch.zeros(F, K, dtype=dtype, device=self.device)  # counts (labels); (F, K+1, K+1) for values
         self._sums: Accumulator | None = None
-        self._saved: tuple[Tensor, float, float] | None = None
 
     def _decide(self, choices: Choices) -> Accumulator:
         """Take over the first batch's choices."""
@@ -89,6 +90,12 @@ class Reading:
                 None if self._base is None else self._base.sums,
             )  # fmt: skip
         return self._sums
+
+    def check_whole(self) -> None:
+        """InterruptedUpdateError if a change of the sums was interrupted."""
+        self.integrity.check()
+        if self._sums is not None:
+            self._sums.integrity.check()
 
     @staticmethod
     def _copy(x: Tensor, out: Tensor, scratch: Tensor | None) -> Tensor:
@@ -138,6 +145,7 @@ class Reading:
 
     def class_sums(self, folds: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """Side sums V (R, J) and side moments: class sums with counts (K,), or for values [1, t] sums with (K+1, K+1)."""
+        self.check_whole()
         keep = range(max(1, self.folds)) if folds is None else folds
         K, J = self.num_classes, self.in_features
         side = self._side[list(keep)].sum(0)

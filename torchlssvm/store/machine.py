@@ -24,7 +24,7 @@ class Linear:
     """An LSSVMHead."""
 
     def __init__(self, head: LSSVMHead):
-        self.head = head
+        self.head = head.drop_membership("it belongs to a store, which has the rows")
         self.seen: tuple[int, object] = (head._version, self.signature())
 
     @property
@@ -106,17 +106,20 @@ class Linear:
 
     def remove(self, rows: Rows) -> None:
         """Unlearn samples of the store."""
-        self.head.remove(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
+        with self.head.vouched():
+            self.head.remove(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
 
     def relabel(self, rows: Rows, y: Tensor) -> None:
         """Give samples of the store new targets."""
-        self.head.relabel(self._here(rows.x), self._here(rows.y), self._here(y), ids=self._ids(rows.ids))
+        with self.head.vouched():
+            self.head.relabel(self._here(rows.x), self._here(rows.y), self._here(y), ids=self._ids(rows.ids))
 
     def replace(self, rows: Rows, x: Tensor, y: Tensor) -> None:
         """Exchange the features and targets of samples of the store."""
         ids = self._ids(rows.ids)
         old = (self._here(rows.x), self._here(rows.y))
-        self.head.replace(*old, self._here(x), self._here(y), ids_old=ids, ids_new=ids)
+        with self.head.vouched():
+            self.head.replace(*old, self._here(x), self._here(y), ids_old=ids, ids_new=ids)
 
     def clear(self) -> None:
         """Forget everything."""

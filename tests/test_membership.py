@@ -1,0 +1,311 @@
+"""A removal is checked when it is made: what is not held, bit for bit, is refused at once, with nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torchlssvm import FixedPoint, LSSVMHead, RemovalError
+from torchlssvm.distributed import Delta, merge
+from torchlssvm.functional.row_fingerprints import products, secret_vectors
+from torchlssvm.heads.membership import Table
+
+J, K, N = 40, 3, 120
+GRID = FixedPoint(8.0)
+
+
+def samples(n: int = N, J: int = J) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(n, J, generator=generator).clamp(-4, 4), torch.arange(n) % K
+
+
+X, Y = samples()
+
+
+def head(**options: Any) -> LSSVMHead:
+    return LSSVMHead(J, K, **({"grid": GRID} | options))
+
+
+WRONG: dict[str, Callable[[LSSVMHead], Any]] = {
+    "rounded to bfloat16": lambda h: h.remove(X[:5].bfloat16(), Y[:5]),
+    "a little noise": lambda h: h.remove(X[:5] + 1e-5, Y[:5]),
+    "wrong labels": lambda h: h.remove(X[:5], (Y[:5] + 1) % K),
+    "the same row twice": lambda h: h.remove(X[[3, 4, 3]], Y[[3, 4, 3]]),
+    "too large a weight": lambda h: h.remove(X[:2], Y[:2], weight=torch.tensor([1, 2])),
+    "one of many": lambda h: h.remove(torch.cat([X[:100], X[:1] + 1]), torch.cat([Y[:100], Y[:1]])),
+    "relabelled from another label": lambda h: h.relabel(X[:2], (Y[:2] + 1) % K, Y[:2]),
+    "replaced, never held": lambda h: h.replace(-X[:2], Y[:2], X[:2], Y[:2]),
+    "removed and added in one call": lambda h: h.update(add=(X[:1] + 1, Y[:1]), remove=(X[:1] + 1, Y[:1])),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per_class": True}, {"multiclass": "ovo"}, {"grid": "auto"}, {"folds": 2}], ids=str
+)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_not_held_is_refused_at_once(wrong: str, options: dict[str, Any]) -> None:
+    if "folds" in options and wrong != "a little noise":
+        pytest.skip("with folds every call has ids: one case stands for all")
+    ids = {"ids": range(N)} if "folds" in options else {}
+    h, twin = (head(**options).add(X, Y, **ids) for _ in range(2))
+    call = WRONG[wrong] if not ids else lambda h: h.remove(X[:5] + 1e-5, Y[:5], ids=range(5))
+    with pytest.raises(RemovalError, match=r"row \d+ is (not )?held.*Nothing was changed"):
+        call(h)
+    assert h.digest() == twin.digest()
+    torch.testing.assert_close(h.w, twin.w, rtol=0, atol=0)
+    ids = {"ids": range(7)} if ids else {}
+    assert h.remove(X[:7], Y[:7], **ids).digest() == twin.remove(X[:7], Y[:7], **ids).digest()
+
+
+def test_the_message_names_the_row_and_the_label() -> None:
+    with pytest.raises(RemovalError, match=r"row 2 is not held with label 0 \(it is held with label 2\).*SampleStore"):
+        head().add(X, Y).remove(X[:3], torch.tensor([0, 1, 0]))
+    with pytest.raises(RemovalError, match=r"row 0 is held 1 time\(s\), and was to be removed 3 time\(s\)"):
+        head().add(X, Y).remove(X[:1], Y[:1], weight=[3])
+
+
+def test_a_valid_removal_before_a_refused_one_stays() -> None:
+    """No later read undoes what was acknowledged."""
+    h = head(rho=0.01).add(X, Y)
+    _ = h.w
+    h.remove(X[:3], Y[:3]).add(X[:1] / 2, Y[:1])
+    with pytest.raises(RemovalError):
+        h.remove(torch.full((1, J), 3.9), Y[:1])
+    h.predict(X)
+    expected = head().add(X[3:], Y[3:]).add(X[:1] / 2, Y[:1])
+    assert h.digest() == expected.digest()
+
+
+def test_weights_add_up() -> None:
+    h = head().add(X[:4], Y[:4], weight=[1, 2, 3, 4]).add(X[:4], Y[:4])
+    h.remove(X[:4], Y[:4], weight=[2, 3, 1, 5])
+    assert h.digest() == head().add(X[2:3], Y[2:3], weight=[3]).digest()
+    with pytest.raises(RemovalError, match="row 0 is not held"):
+        h.remove(X[:1], Y[:1])
+
+
+def test_float_targets_are_part_of_the_row() -> None:
+    t = torch.randint(-512, 512, (N, K), generator=torch.Generator().manual_seed(0)) / 256
+    h = head().add(X, t)
+    with pytest.raises(RemovalError, match="row 1 is not held"):
+        h.remove(X[:2], torch.stack([t[0], t[0]]))
+    h.add_classes(1)
+    wider = torch.nn.functional.pad(t, (0, 1))
+    h.remove(X[:2], wider[:2])
+    assert h.n == N - 2
+
+
+def test_copies_and_checkpoints_check_too() -> None:
+    first = head().add(X, Y)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    loaded = head()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for h in (copy.deepcopy(first), pickle.loads(pickle.dumps(first)), loaded):
+        assert h.checked
+        h.remove(X[:2], Y[:2])
+        with pytest.raises(RemovalError, match="row 0 is not held"):
+            h.remove(X[:1], Y[:1])
+    assert first.n == N
+
+
+def test_a_damaged_table_is_refused() -> None:
+    state = head().add(X, Y).state_dict()
+    state["membership"][-8] += 1
+    with pytest.raises(Exception, match="checksum"):
+        head().load_state_dict(state)
+
+
+def test_merged_heads_keep_both_tables() -> None:
+    a, b = head().add(X[:60], Y[:60]), head().add(X[40:], Y[40:])
+    a.merge(b)
+    assert a.checked
+    a.remove(X[45:50], Y[45:50]).remove(X[45:50], Y[45:50])  # held twice, once under each key
+    with pytest.raises(RemovalError):
+        a.remove(X[45:46], Y[45:46])
+    a.remove(X[:1], Y[:1]).remove(X[100:], Y[100:])
+    own = copy.deepcopy(b)
+    b -= own  # under the same key every row is known
+    assert (b.n, b.checked) == (0, True)
+
+
+def test_subtracting_under_another_key_is_said_to_be_unchecked() -> None:
+    a = head().add(X, Y)
+    a -= head().add(X[:20], Y[:20])
+    assert not a.checked
+    assert "another key" in str(a.unchecked)
+    assert a.digest() == head().add(X[20:], Y[20:]).digest()
+    twin = copy.deepcopy(a)
+    with pytest.raises(RemovalError, match="positive definite|count|below zero"):
+        a -= head().add(torch.full((30, J), 3.0), Y[:30])
+    assert a.digest() == twin.digest()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: head(membership=False).add(X, Y), "membership=False"),
+        (lambda: head(grid=None).add(X, Y), "grid=None"),
+        (lambda: head(statistics=False).add(X, Y), "statistics=False"),
+        (lambda: merge(head(), Delta.take(head().add(X, Y))), "delta"),
+    ],
+)
+def test_where_rows_are_not_known_the_head_says_so_and_tests_within_the_call(make: Any, why: str) -> None:
+    h = make()
+    assert not h.checked
+    assert why in h.unchecked
+    before = h(X)
+    with pytest.raises(RemovalError, match="Nothing was changed"):
+        h.remove(torch.full((1, J), 3.9), Y[:1])
+    torch.testing.assert_close(h(X), before, rtol=0, atol=1e-12)
+    h.remove(X[:3], Y[:3])
+    assert h.n == N - 3
+
+
+def test_an_emptied_head_checks_again() -> None:
+    h = merge(head(), Delta.take(head().add(X, Y)))
+    assert not h.checked
+    h.remove(X, Y)
+    assert h.checked
+    h.add(X[:4], Y[:4])
+    with pytest.raises(RemovalError, match="row 0 is not held"):
+        h.remove(X[5:6], Y[5:6])
+
+
+def test_a_forgotten_class_is_not_held() -> None:
+    h = head(per_class=True).add(X, Y).forget_class(1)
+    with pytest.raises(RemovalError, match="row 0 is not held"):
+        h.remove(X[1:2], Y[1:2])
+    h.remove(X[:1], Y[:1])
+    assert h.n == 79
+
+
+def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
+    """The attack succeeds on rows that are present, which the documentation says, and on no removed one."""
+    h = head().add(X, Y)
+    guess = Table(h._rows.tables[0].key).fingerprints(row_products(h), Y[:1], None, None).hashes.tobytes()
+    assert guess in h.state_dict()["membership"].numpy().tobytes()
+    h.remove(X[:1], Y[:1])
+    for left in (h.state_dict()["membership"].numpy().tobytes(), pickle.dumps(h)):
+        assert guess[:8] not in left
+        assert guess[8:] not in left
+
+
+def row_products(h: LSSVMHead) -> Tensor:
+    """What whoever has the key computes from a guess of the first row."""
+    return products(GRID.quantize(X[:1]), secret_vectors(h._rows.tables[0].key, J))
+
+
+def test_memory_of_a_row_is_at_most_64_bytes() -> None:
+    n = 20_000
+    x, y = torch.randn(n, 8), torch.arange(n) % K
+    h = LSSVMHead(8, K, grid=FixedPoint(16.0)).add(x, y)
+
+    def held(table: Any) -> int:
+        waiting = sum(t.numel() * t.element_size() for part in table.waiting for t in part if t is not None)
+        return waiting + sum(column.nbytes for run in table.runs for column in run)
+
+    assert held(h._rows.tables[0]) <= 64 * n
+    h.remove(x[:1], y[:1])
+    assert held(h._rows.tables[0]) <= 64 * n
+
+
+def test_products_are_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width in (3, 2048, 5000):
+        rows = torch.randint(-(2**26), 2**26 + 1, (4, width), generator=generator).double()
+        rows[0] = 2**26
+        vectors = secret_vectors(b"k" * 32, width)
+        vectors[:, 0] = 2**16  # at worst
+        exact = [[sum(int(a) * int(b) for a, b in zip(r, v, strict=True)) for v in vectors.T] for r in rows]
+        assert products(rows, vectors).tolist() == exact
+
+
+def test_vectors_of_wider_rows_begin_alike() -> None:
+    assert torch.equal(secret_vectors(b"a" * 32, 9)[:5], secret_vectors(b"a" * 32, 5))
+    assert not torch.equal(secret_vectors(b"a" * 32, 5), secret_vectors(b"b" * 32, 5))
+
+
+OPERATION = st.tuples(st.sampled_from(["add", "remove", "relabel", "wrong"]), st.integers(0, 7), st.integers(1, 3))
+
+
+def play(history: list[tuple[str, int, int]], options: dict[str, Any]) -> None:
+    """Random changes with wrong removals among them; a Counter of rows is the truth."""
+    x, y = samples(8, 5)
+    h, held = LSSVMHead(5, K, grid=GRID, **options), Counter()
+    for verb, i, times in history:
+        label = int(y[i])
+        rows, labels = x[[i] * times], y[[i] * times]
+        digest = h.digest()
+        fine = True
+        try:
+            if verb == "add":
+                h.add(rows, labels)
+                held[i, label] += times
+            elif verb == "remove":
+                fine = held[i, label] >= times
+                h.remove(rows, labels)
+                held[i, label] -= times
+            elif verb == "relabel":
+                other = (label + 1) % K
+                fine = held[i, label] >= times
+                h.relabel(rows, labels, (labels + 1) % K)
+                held[i, label] -= times
+                held[i, other] += times
+                h.relabel(rows, (labels + 1) % K, labels)
+                held[i, other] -= times
+                held[i, label] += times
+            else:
+                fine = False
+                h.remove(rows + 2.0**-17, labels)
+        except RemovalError:
+            assert not fine
+            assert h.digest() == digest
+        else:
+            assert fine
+    fresh = LSSVMHead(5, K, grid=GRID, **options)
+    for (i, label), times in held.items():
+        if times:
+            fresh.add(x[[i] * times], torch.full((times,), label))
+    assert h.digest() == fresh.digest()
+    assert h._rows.rows == sum(n > 0 for n in held.values())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(OPERATION, max_size=14), st.sampled_from([{}, {"per_class": True}]))
+def test_random_histories_with_wrong_removals(history: list[tuple[str, int, int]], options: dict[str, Any]) -> None:
+    play(history, options)
+
+
+@pytest.mark.slow
+def test_ten_thousand_histories_with_wrong_removals() -> None:
+    generator = np.random.default_rng(0)
+    verbs = ["add", "add", "remove", "relabel", "wrong"]
+    for _ in range(10_000):
+        picks = generator.integers((5, 8, 3), size=(int(generator.integers(3, 12)), 3))
+        play([(verbs[v], int(i), int(t) + 1) for v, i, t in picks], {})
+
+
+def test_a_wide_batch_far_from_the_origin_is_no_removal() -> None:
+    """Nothing was removed: the system is solved although Theorem 1 cannot be used on it."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1e10 * (1 + 1e-3 * torch.randn(2, 2048, generator=generator))
+    h = LSSVMHead(2048, 3).add(x, torch.tensor([0, 1]))
+    assert h.grid is not None
+    kept = h.grid.snap(x)
+    d = (kept[0] - kept[1]) / 2  # centred rows are d and -d: w = d 2 / (rho + 2 d^2) for the first class
+    w = d * 2 / (1 + 2 * (d @ d))
+    torch.testing.assert_close(h.w[:, 0], w, rtol=1e-4, atol=0)
+    torch.testing.assert_close(h(x)[:, 0], torch.tensor([1.0, -1.0], dtype=torch.float64), rtol=1e-4, atol=0)

@@ -1,0 +1,58 @@
+"""Keyed fingerprints of gridded rows: whoever has the key can recognise a row, without it no guess can be tested.
+
+A row of integers q is multiplied by a few secret integer vectors r, and the products q . r are hashed under the key together
+with the row's label and fold. Two different rows give the same product with one vector for at most one of the 2^17 values of
+any single entry of r, so with four vectors with a probability of at most 2^-68. The products themselves would give the vectors
+away to whoever knows as many rows as there are columns; the hashes do not.
+
+The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
+over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+VECTORS = 4
+"""Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
+
+ENTRY_BITS = 16
+"""Entries of a vector lie in [-2^16, 2^16)."""
+
+BLOCK_COLUMNS = 2**11
+"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
+
+KEY_BYTES = 32
+HASH_BYTES = 16
+
+
+def secret_vectors(key: bytes, columns: int) -> Tensor:
+    """The vectors (columns, 4) of a key, as float64; more columns leave the first ones as they are."""
+    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(4 * VECTORS * columns)
+    entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2 ** (ENTRY_BITS + 1) - 2**ENTRY_BITS
+    return torch.from_numpy(entries.astype(np.float64).reshape(columns, VECTORS))
+
+
+def products(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26; vectors: (J, 4)."""
+    total = (rows[:, :BLOCK_COLUMNS] @ vectors[:BLOCK_COLUMNS]).to(torch.int64)
+    for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
+        total += (rows[:, a : a + BLOCK_COLUMNS] @ vectors[a : a + BLOCK_COLUMNS]).to(torch.int64)
+    return total
+
+
+def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """BLAKE2b-128 under the key of each row of integers: (B, 2). rows: (B, anything)."""
+    width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
+    keyed = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+    out = []
+    for start in range(0, len(data), width):
+        one = keyed.copy()
+        one.update(data[start : start + width])
+        out.append(one.digest())
+    return np.frombuffer(b"".join(out), "<u8").reshape(-1, 2).astype(np.uint64)

@@ -1,0 +1,46 @@
+"""One state at a time: a head's methods run one after the other, whatever thread calls them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torchlssvm.functional.modes import exactly
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Self_ = TypeVar("Self_")
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def give_lock(owner: Any) -> None:
+    """Give an object a lock of its own, as ``_lock``; a child process that is forked later gets a new one."""
+    owner._lock = threading.RLock()
+    _owners.add(owner)
+
+
+def _after_fork() -> None:
+    """In a forked child no other thread is left that could release a lock."""
+    for owner in list(_owners):
+        owner._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def exclusive(method: Callable[Concatenate[Self_, P], R]) -> Callable[Concatenate[Self_, P], R]:
+    """Run a method alone on its object's lock, without autograd and outside inference mode."""
+    exact = exactly(method)
+
+    @functools.wraps(method)
+    def wrapped(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:  # type: ignore[attr-defined]
+            return exact(self, *args, **kwargs)
+
+    return wrapped

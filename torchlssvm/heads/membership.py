@@ -1,0 +1,328 @@
+"""The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
+
+Of each row held there are 16 bytes (:mod:`torchlssvm.functional.row_fingerprints`) and, in clear, its label, fold and number.
+A fingerprint leaves with its row, so nothing that stays confirms a guess about a row removed. Whoever has a head or a checkpoint
+of it has the key too, and can test guesses about rows that are *present*.
+
+Everything here is immutable: a change makes a new :class:`Membership`, and the head takes it over with one assignment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError
+from torchlssvm.functional import checks
+from torchlssvm.functional.row_fingerprints import KEY_BYTES, VECTORS, keyed_hashes, products, secret_vectors
+from torchlssvm.statistics.batch import Batch
+
+PRODUCT_ROWS = 1024
+"""Rows that are gridded and multiplied at a time: they stay in the cache."""
+
+MERGE_RATIO = 8
+"""A run of fingerprints joins the one before it when it has an eighth of its size: few runs, and a row moves rarely."""
+
+COLUMNS = ("<u8", "<i4", "<i4", "<i8")
+"""How the columns of a run are written."""
+
+REMEDY = (
+    "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with another "
+    "batch size, device or precision differ. Keep the features, or keep the samples in a SampleStore. Nothing was changed."
+)
+
+
+class Run(NamedTuple):
+    """Fingerprints (n, 2) in ascending order, each once, with label, fold and number of rows (n,)."""
+
+    hashes: NDArray[np.uint64]
+    labels: NDArray[np.int32]
+    folds: NDArray[np.int32]
+    counts: NDArray[np.int64]
+
+    def pick(self, index: Any) -> Run:
+        """Some of the rows."""
+        return Run(*(column[index] for column in self))
+
+
+def combine(runs: Sequence[Run]) -> Run:
+    """Sort fingerprints and add up the numbers of equal ones; those whose number is 0 are left out."""
+    run = runs[0] if len(runs) == 1 else Run(*(np.concatenate(c) for c in zip(*runs, strict=True)))
+    if len(run.counts) < 2:
+        return run.pick(run.counts != 0)
+    run = run.pick(np.lexsort((run.hashes[:, 1], run.hashes[:, 0])))
+    first = np.ones(len(run.counts), bool)
+    first[1:] = (run.hashes[1:] != run.hashes[:-1]).any(1)
+    counts = np.add.reduceat(run.counts, first.nonzero()[0])
+    run = run.pick(first)._replace(counts=counts)
+    return run if counts.all() else run.pick(counts != 0)
+
+
+def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where each fingerprint is in the run, -1 if it is not. hashes: (B, 2)."""
+    size = len(run.counts)
+    if not size:
+        return np.full(len(hashes), -1)
+    place = np.searchsorted(run.hashes[:, 0], hashes[:, 0])
+    while True:  # first words that are equal in two rows are rare, but nothing rests on that
+        at = np.minimum(place, size - 1)
+        same = (place < size) & (run.hashes[at, 0] == hashes[:, 0])
+        wrong = same & (run.hashes[at, 1] != hashes[:, 1])
+        if not wrong.any():
+            return np.where(same, at, -1)
+        place = place + wrong
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows summed under one key: sorted runs, and products of rows that are not hashed yet."""
+
+    key: bytes
+    runs: tuple[Run, ...] = ()
+    waiting: tuple[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None], ...] = ()
+
+    def fingerprints(
+        self,
+        product: Tensor,
+        labels: Tensor | None,
+        folds: Tensor | None,
+        mult: Tensor | None,
+        label: int | None = None,
+    ) -> Run:
+        """Fingerprints of products (B, 4), in the order given; ``label``: as if all had this one."""
+        host = product.cpu().numpy()
+        n = len(host)
+        none, one = np.full(n, -1, np.int64), np.ones(n, np.int64)
+        of = [none if t is None else t.cpu().numpy().astype(np.int64) for t in (labels, folds)]
+        if label is not None:
+            of[0] = np.full(n, label, np.int64)
+        counts = one if mult is None else mult.cpu().numpy().astype(np.int64)
+        hashes = keyed_hashes(self.key, np.column_stack([host, *of]))
+        return Run(hashes, of[0].astype(np.int32), of[1].astype(np.int32), counts)
+
+    def hashed(self) -> Table:
+        """The same rows, all of them hashed."""
+        if not self.waiting:
+            return self
+        runs = [*self.runs, combine([self.fingerprints(*part) for part in self.waiting])]
+        while len(runs) > 1 and len(runs[-1].counts) * MERGE_RATIO >= len(runs[-2].counts):
+            runs[-2:] = [combine(runs[-2:])]
+        return Table(self.key, tuple(r for r in runs if len(r.counts)))
+
+    def whole(self) -> Run:
+        """All rows in one run."""
+        runs = self.hashed().runs
+        return combine(runs) if runs else combine([_EMPTY])
+
+    def held(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """How many rows with each fingerprint are held (B,)."""
+        total = np.zeros(len(hashes), np.int64)
+        for run in self.runs:
+            at = find(run, hashes)
+            total += np.where(at >= 0, run.counts[at], 0)
+        return total
+
+    def without(self, wanted: Run) -> tuple[Table, Run]:
+        """Take rows out as far as they are held; returns the table and what is still wanted. wanted: each once."""
+        runs, left = [], wanted.counts.copy()
+        for run in reversed(self.runs):
+            at = find(run, wanted.hashes)
+            taken = np.where(at >= 0, np.minimum(run.counts[at], left), 0)
+            if taken.any():
+                counts = run.counts.copy()
+                np.subtract.at(counts, at[at >= 0], taken[at >= 0])
+                run = run.pick(counts != 0)._replace(counts=counts[counts != 0])
+                left -= taken
+            runs.append(run)
+        return Table(self.key, tuple(r for r in reversed(runs) if len(r.counts))), wanted._replace(counts=left)
+
+
+_EMPTY = Run(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+
+@lru_cache(maxsize=16)
+def _vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
+    return secret_vectors(key, columns).to(device)
+
+
+def batch_products(batch: Batch, key: bytes) -> Tensor:
+    """Products (B, 4) of a checked batch's gridded features, and targets where they are no labels."""
+    grid, J = batch.choices.grid, batch.x.shape[1]
+    assert grid is not None
+    K = 0 if batch.targets is None else batch.targets.shape[1]
+    vectors = _vectors(key, J + K, batch.x.device)
+    n = len(batch)
+    out = torch.empty(n, VECTORS, dtype=torch.int64, device=batch.x.device)
+    rows = torch.empty(min(n, PRODUCT_ROWS), J, dtype=torch.float64, device=batch.x.device)
+    scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)
+    for a in range(0, n, PRODUCT_ROWS):
+        part = batch.x[a : a + PRODUCT_ROWS]
+        out[a : a + PRODUCT_ROWS] = products(grid.quantize(part, rows[: len(part)], scratch), vectors[:J])
+    return out if batch.targets is None else out.add_(products(batch.targets, vectors[J:]))
+
+
+@dataclass(frozen=True)
+class Membership:
+    """All rows of a head: a table of its own, and one for each key that came with a merge.
+
+    ``unchecked`` says why rows are not known; the tables are then empty, and stay so until no row is left.
+    """
+
+    tables: tuple[Table, ...] = field(default_factory=lambda: (Table(os.urandom(KEY_BYTES)),))
+    unchecked: str | None = None
+
+    def dropped(self, reason: str) -> Membership:
+        """Give up checking, and forget every fingerprint."""
+        return Membership((), self.unchecked or reason)
+
+    def hashed(self) -> Membership:
+        """The same rows, all of them hashed; a table without rows is left out, except one."""
+        if self.unchecked is not None:
+            return self
+        tables = [t.hashed() for t in self.tables]
+        kept = tuple(t for i, t in enumerate(tables) if i == 0 or t.runs)
+        return replace(self, tables=kept)
+
+    def changed(self, changes: list[tuple[Batch, int]]) -> Membership:
+        """The rows after a change; RemovalError, naming the first row, if one to be removed is not held before it."""
+        if self.unchecked is not None or any(checks.is_fake(b.x) for b, _ in changes):
+            return self
+        out = self
+        for batch in (b for b, s in changes if s < 0):
+            out = out._without(batch)
+        own = out.tables[0]
+        new = [(batch_products(b, own.key), b.labels, b.folds, b.mult) for b, s in changes if s > 0]
+        if not new:
+            return out
+        parts = tuple((p, *(None if t is None else t.clone() for t in rest)) for p, *rest in new)
+        return replace(out, tables=(replace(own, waiting=own.waiting + parts), *out.tables[1:]))
+
+    def _without(self, batch: Batch) -> Membership:
+        start = self.hashed()
+        tables, asked = list(start.tables), [_fingerprints(t, batch) for t in start.tables]
+        left = np.zeros(len(batch), np.int64)  # rows still wanted, at the first row of each kind
+        kind: NDArray[np.int64] | None = None
+        for i, run in enumerate(asked):
+            if kind is None:  # equal rows are equal under every key
+                _, first, kind = np.unique(run.hashes, axis=0, return_index=True, return_inverse=True)
+                kind = kind.reshape(-1)
+                np.add.at(left, first[kind], run.counts)
+            want = np.flatnonzero(left)
+            tables[i], rest = tables[i].without(run.pick(want)._replace(counts=left[want]))
+            left[want] = rest.counts
+            if not left.any():
+                return replace(start, tables=tuple(tables))
+        raise start._refusal(batch, asked, int(np.flatnonzero(left)[0]))
+
+    def _refusal(self, batch: Batch, asked: list[Run], row: int) -> RemovalError:
+        """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
+        held = sum(int(t.held(run.hashes[row : row + 1])[0]) for t, run in zip(self.tables, asked, strict=True))
+        if held:
+            same = (asked[0].hashes == asked[0].hashes[row]).all(1)
+            wanted = int(asked[0].counts[same].sum())
+            return RemovalError(f"row {row} is held {held} time(s), and was to be removed {wanted} time(s). {REMEDY}")
+        label = "" if batch.labels is None else f" with label {int(batch.labels[row])}"
+        where = ""
+        for table in self.tables:
+            known = np.unique(np.concatenate([r.labels for r in table.runs])) if table.runs else np.zeros(0)
+            product = batch_products(_row(batch, row), table.key)
+            folds = None if batch.folds is None else batch.folds[row : row + 1]
+            for other in known.tolist() if batch.labels is not None else ():
+                if table.held(table.fingerprints(product, None, folds, None, label=int(other)).hashes)[0]:
+                    where = f" (it is held with label {int(other)})"
+        return RemovalError(f"row {row} is not held{label}{where}. {REMEDY}")
+
+    def merged(self, other: Membership, sign: int) -> Membership:
+        """The rows of two heads, or of this one without those of the other; RemovalError if they are not held."""
+        if self.unchecked is not None or other.unchecked is not None:
+            why = self.unchecked or f"a head was merged whose rows are not known ({other.unchecked})"
+            return self.dropped(why)
+        mine = {t.key: t for t in self.hashed().tables}
+        for theirs in other.hashed().tables:
+            if not theirs.runs:
+                continue
+            here = mine.get(theirs.key)
+            if sign > 0:
+                runs = theirs.runs if here is None else (combine([*here.runs, *theirs.runs]),)
+                mine[theirs.key] = Table(theirs.key, runs)
+                continue
+            if here is None:
+                return self.dropped(
+                    "another head was subtracted whose rows were fingerprinted under another key, so which rows left is not known"
+                )
+            mine[theirs.key], rest = here.without(theirs.whole())
+            if rest.counts.any():
+                raise checks.removal_error(f"{int(rest.counts.sum())} row(s) of the other head are not held here")
+        return replace(self, tables=tuple(mine.values()))
+
+    def without_class(self, label: int) -> Membership:
+        """The rows of all other classes."""
+        if self.unchecked is not None:
+            return self
+        tables = []
+        for table in self.hashed().tables:
+            runs = (run.pick(run.labels != label) for run in table.runs)
+            tables.append(Table(table.key, tuple(r for r in runs if len(r.counts))))
+        return replace(self, tables=tuple(tables))
+
+    @property
+    def rows(self) -> int:
+        """The number of different rows known."""
+        return sum(len(t.whole().counts) for t in self.tables)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The tables, for a file: key, number of rows, and the columns of each. The order of the rows tells nothing.
+
+        Nothing is written when rows are not known.
+        """
+        out = []
+        for table in self.tables:
+            run = table.whole()
+            columns = (column.astype(kind).tobytes() for column, kind in zip(run, COLUMNS, strict=True))
+            out += [table.key, len(run.counts).to_bytes(8, "little"), *columns]
+        return b"".join(out)
+
+    @classmethod
+    def from_bytes(cls, saved: bytes) -> Membership:
+        """Undo :meth:`to_bytes`; ValueError when the tables are damaged."""
+        tables, at = [], 0
+
+        def take(size: int) -> bytes:
+            nonlocal at
+            at += size
+            if at > len(saved):
+                raise ValueError("the table of rows held is cut short")
+            return saved[at - size : at]
+
+        while at < len(saved):
+            key, n = take(KEY_BYTES), int.from_bytes(take(8), "little")
+            columns = [np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMNS, strict=True)]
+            run = Run(
+                columns[0].reshape(-1, 2).astype(np.uint64), columns[1].astype(np.int32), columns[2].astype(np.int32),
+                columns[3].astype(np.int64),
+            )  # fmt: skip
+            if (run.counts <= 0).any():
+                raise ValueError("the table of rows held is damaged: a row is held less than once")
+            tables.append(Table(key, (combine([run]),) if n else ()))
+        if not tables:
+            raise ValueError("the table of rows held is empty")
+        return cls(tuple(tables))
+
+
+def _fingerprints(table: Table, batch: Batch) -> Run:
+    return table.fingerprints(batch_products(batch, table.key), batch.labels, batch.folds, batch.mult)
+
+
+def _row(batch: Batch, row: int) -> Batch:
+    at = slice(row, row + 1)
+    return replace(batch, x=batch.x[at], targets=None if batch.targets is None else batch.targets[at])
