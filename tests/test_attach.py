@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchlssvm import FixedPoint, RemovalError
 from torchlssvm.heads.attach import AttachedClassifier, attach
 
 
@@ -662,3 +663,50 @@ def test_default_head_keeps_what_was_added_in_inference_mode() -> None:
         clf.add(images[:30], y[:30])
     clf.add(images[30:], y[30:])
     assert torch.equal(clf.predict(images), y)
+
+
+@pytest.mark.parametrize("deterministic", [True, 8])
+def test_features_that_do_not_depend_on_the_batch(deterministic: bool | int) -> None:
+    """MobileNetV2: 31 images are added, 4 of them removed in another batch and under autocast: the digest shows it."""
+    torchvision = pytest.importorskip("torchvision", reason="needs torchlssvm[vision]")
+    torch.manual_seed(0)
+    images, y = torch.randn(31, 3, 64, 64), torch.arange(31) % 2
+    network = torchvision.models.mobilenet_v2(weights=None)
+
+    def made(**options: Any) -> Any:
+        return attach(copy.deepcopy(network), 2, grid=FixedPoint(64.0), **options)
+
+    try:
+        clf, rest = made(deterministic=deterministic).add(images, y), made(deterministic=deterministic)
+    except RuntimeError as error:
+        assert deterministic == 8, error
+        pytest.skip(f"this machine's convolutions depend on the place in a batch: {error}")
+    rest.add(images[torch.arange(31) != 5][4:], y[torch.arange(31) != 5][4:])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        clf.remove(images[[3, 0, 2, 1]], y[[3, 0, 2, 1]])
+    clf.remove(images[5:6], y[5:6])
+    assert clf.head.digest() == rest.head.digest()
+    with pytest.raises(RemovalError, match="SampleStore"):
+        clf.remove(images[:4], y[:4])
+
+
+def test_features_of_another_batch_are_refused() -> None:
+    """Whatever the bits are: either they are those that were added, or nothing is changed."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
+    clf = attach(network, 2).add(torch.ones(8, 1, 8, 8).cumsum(0), torch.arange(8) % 2)
+    digest = clf.head.digest()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RemovalError, match="Keep the features"):
+        clf.remove(torch.ones(8, 1, 8, 8).cumsum(0)[:3], torch.arange(3) % 2)
+    assert clf.head.digest() == digest
+
+
+def test_a_backbone_whose_batches_mix_images_is_found_by_the_trial() -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) - x.flatten(1).mean(0)
+
+    clf = attach(Mixing(), 2, in_features=4, deterministic=4)
+    with pytest.raises(RuntimeError, match="deterministic=True"):
+        clf.add(torch.randn(4, 4), torch.arange(4) % 2)
+    with pytest.raises(ValueError, match="deterministic must be"):
+        attach(nn.Identity(), 2, in_features=4, deterministic=-1)

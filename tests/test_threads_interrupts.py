@@ -181,8 +181,7 @@ def outcome(h: LSSVMHead, before: LSSVMHead, after: LSSVMHead) -> str:
     """The state is that before, that after, or every use is refused; anything else fails."""
     try:
         w = h.w
-    except InterruptedUpdateError as error:
-        assert "load_state_dict" in str(error)
+    except InterruptedUpdateError:
         for use in (lambda: h(X[:1]), lambda: h.add(X[:1], Y[:1]), lambda: h.state_dict(), lambda: pickle.dumps(h)):
             with pytest.raises(TorchLSSVMError):
                 use()

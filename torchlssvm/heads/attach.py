@@ -23,6 +23,7 @@ def attach(
     head: nn.Module | None = None,
     *,
     in_features: int | None = None,
+    deterministic: bool | int = False,
     **head_options: Any,
 ) -> AttachedClassifier:
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
@@ -40,6 +41,8 @@ def attach(
         num_classes: K, the number of classes.
         head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
+        deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
+            what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         head_options: passed on to ``LSSVMHead``, which is made on the device of the model.
 
     Example:
@@ -59,6 +62,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    _check_deterministic(deterministic)
     if head is not None and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
     last = find_last(model) if in_features is None else None
@@ -78,15 +82,15 @@ def attach(
         _check_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
     if last is None:
-        return AttachedClassifier(model, head, J)
+        return AttachedClassifier(model, head, J, deterministic=deterministic)
     if last.timm:
         model.get_submodule(last.path).reset_classifier(0)  # type: ignore[operator]
     for path in last.replaced:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, nn.Identity())
     if isinstance(model, nn.Linear):
-        return AttachedClassifier(nn.Identity(), head, J)
-    return AttachedClassifier(model, head, J, last_layer=None if last.timm else last.path)
+        return AttachedClassifier(nn.Identity(), head, J, deterministic=deterministic)
+    return AttachedClassifier(model, head, J, None if last.timm else last.path, deterministic)
 
 
 class AttachedClassifier(nn.Module):
@@ -97,8 +101,11 @@ class AttachedClassifier(nn.Module):
     ``clf.add(images, y)`` is ``clf.head.add(clf.features(images), y)``. What is not here is on ``clf.head``; a kernel
     machine, which removes by id, is asked there: ``ids = clf.add(images, y)``, then ``clf.head.remove(ids)``.
 
-    To remove a sample exactly its features must be, to the bit, those that were added: the same images, batch size,
-    device and precision (autocast counts). Keep the features, or a ``SampleStore``, where that cannot be promised.
+    To remove a sample its features must be, to the bit, those that were added; others are refused. A network gives an image
+    other last bits beside other images, in batches of another size, under autocast, on another device or with another number
+    of threads. So keep the features, or a ``SampleStore``. With ``deterministic=True`` images go through the backbone one by
+    one and outside autocast; ``deterministic=32`` takes batches of 32, the last one filled up, if a trial on the first batch
+    shows that neither place nor neighbours change a bit. Device and threads must then still be the same.
 
     Args:
         backbone: gives features, (B, J) or (B, J, 1, 1).
@@ -106,14 +113,21 @@ class AttachedClassifier(nn.Module):
         in_features: J.
         last_layer: where in the backbone an ``nn.Identity`` stands for the last layer; the first batch then shows
             whether something that is not a module (a softmax in ``forward``) comes behind it.
+        deterministic: False, True, or the size of all batches that go through the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
+        deterministic: bool | int = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
         self.head: Any = head  # a module; its methods are its own
         self.in_features = in_features
         self._unproven = last_layer
+        _check_deterministic(deterministic)
+        self._batch_size = int(deterministic)
+        self._tried = self._batch_size <= 1
 
     def train(self, mode: bool = True) -> AttachedClassifier:
         """Set the mode of the head; the backbone stays in eval mode."""
@@ -126,10 +140,7 @@ class AttachedClassifier(nn.Module):
         """What the backbone makes of ``images`` (B, ...): features (B, J), without a graph."""
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
-        if self._unproven is None or torch.compiler.is_compiling():
-            phi = self.backbone(images)
-        else:
-            phi = self._first_pass(images, self._unproven)
+        phi = self._in_fixed_batches(images) if self._batch_size else self._pass(images)
         if not isinstance(phi, Tensor):
             raise ValueError(f"the backbone must give a tensor (B, {self.in_features}), it gave a {type(phi).__name__}")
         shape = tuple(phi.shape)
@@ -140,6 +151,43 @@ class AttachedClassifier(nn.Module):
                 "the backbone must end in its features, without a classifier and pooled to one vector an image"
             )
         return phi.detach()
+
+    def _pass(self, images: Tensor) -> Any:
+        """Run the backbone on one batch."""
+        if self._unproven is None or torch.compiler.is_compiling():
+            return self.backbone(images)
+        return self._first_pass(images, self._unproven)
+
+    def _in_fixed_batches(self, images: Tensor) -> Any:
+        """Run the backbone on batches of one size, outside autocast, so that an image always gives the same bits."""
+        size = self._batch_size
+        if not isinstance(images, Tensor) or images.shape[0] == 0:
+            return self._pass(images)
+        with torch.autocast(images.device.type, enabled=False):
+            if not self._tried:
+                self._try_fixed_batches(images)
+            parts = [self._pass(filled(part, size))[: len(part)] for part in images.split(size)]
+        return torch.cat(parts)
+
+    def _try_fixed_batches(self, images: Tensor) -> None:
+        """RuntimeError if the place in a batch, or the images beside it, change a bit of an image's features."""
+        batch = filled(images, self._batch_size)[: self._batch_size]
+        plain = self._pass(batch)
+        for order in (torch.arange(len(batch)).flip(0), torch.arange(len(batch)).roll(1)):
+            order = order.to(batch.device)
+            if not torch.equal(self._pass(batch[order]), plain[order]):
+                raise RuntimeError(
+                    f"in batches of {self._batch_size} the backbone gives an image other bits at another place: use "
+                    "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
+                )
+        beside = batch.clone()
+        beside[1:] = 0
+        if not torch.equal(self._pass(beside)[0], plain[0]):
+            raise RuntimeError(
+                f"in batches of {self._batch_size} the backbone gives an image other bits beside other images: use "
+                "deterministic=True (one image at a time), keep the features, or keep the samples in a SampleStore"
+            )
+        self._tried = True
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the head for ``images`` (B, ...): (B, K)."""
@@ -197,6 +245,17 @@ class AttachedClassifier(nn.Module):
             )
         self._unproven = None
         return phi
+
+
+def filled(part: Tensor, size: int) -> Tensor:
+    """A batch of at least ``size`` images: copies of the first one fill it up. part: (B, ...)."""
+    missing = size - len(part)
+    return part if missing <= 0 else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
+
+
+def _check_deterministic(value: Any) -> None:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"deterministic must be False, True or a batch size >= 1, got {value!r}")
 
 
 class Last(NamedTuple):

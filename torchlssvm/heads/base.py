@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 
 class HeadBase(nn.Module):
     """State and read access of :class:`~torchlssvm.LSSVMHead`."""
+
+    _lock: Any  # a threading.RLock, which has no type of its own
+    _integrity: Integrity
 
     def __init__(
         self,
@@ -222,9 +224,10 @@ class HeadBase(nn.Module):
             finally:
                 self._vouched = before
 
-    def locked(self) -> threading.RLock:
+    def locked(self) -> AbstractContextManager[Any]:
         """A context in which no other thread reads or changes the head: several calls as one."""
-        return self._lock
+        lock: AbstractContextManager[Any] = self._lock
+        return lock
 
     @property
     def uncertifiable(self) -> str | None:

@@ -144,7 +144,7 @@ class Compact:
     def take_over(self, other: Compact, solution: dict[str, Tensor], P: Tensor) -> None:
         """The state of another one whose tensors were copied here."""
         self.counts, self.choices, self.n = other.counts.to(self.device), other.choices, other.n
-        self.solution.set_base(**solution, n=other.solution.n, P=P)
+        self.solution.set_base(solution["w"], solution["beta"], solution["mu"], other.solution.n, P=P)
 
     def relabel(self, old: Batch, new: Batch) -> None:
         """Targets change, P does not."""

@@ -1,8 +1,8 @@
 """The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
 
 Of each row held there are 16 bytes (:mod:`torchlssvm.functional.row_fingerprints`) and, in clear, its label, fold and number.
-A fingerprint leaves with its row, so nothing that stays confirms a guess about a row removed. Whoever has a head or a checkpoint
-of it has the key too, and can test guesses about rows that are *present*.
+A fingerprint leaves with its row, so nothing that stays confirms a guess about a row removed. Whoever has a head or a
+checkpoint of it has the key too, and can test guesses about rows that are *present*.
 
 Everything here is immutable: a change makes a new :class:`Membership`, and the head takes it over with one assignment.
 """
@@ -35,8 +35,9 @@ COLUMNS = ("<u8", "<i4", "<i4", "<i8")
 """How the columns of a run are written."""
 
 REMEDY = (
-    "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with another "
-    "batch size, device or precision differ. Keep the features, or keep the samples in a SampleStore. Nothing was changed."
+    "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with "
+    "another batch size, device or precision differ. Keep the features, or keep the samples in a SampleStore. Nothing was "
+    "changed."
 )
 
 
@@ -199,11 +200,10 @@ class Membership:
         for batch in (b for b, s in changes if s < 0):
             out = out._without(batch)
         own = out.tables[0]
-        new = [(batch_products(b, own.key), b.labels, b.folds, b.mult) for b, s in changes if s > 0]
-        if not new:
-            return out
-        parts = tuple((p, *(None if t is None else t.clone() for t in rest)) for p, *rest in new)
-        return replace(out, tables=(replace(own, waiting=own.waiting + parts), *out.tables[1:]))
+        new = tuple(
+            (batch_products(b, own.key), _copy(b.labels), _copy(b.folds), _copy(b.mult)) for b, s in changes if s > 0
+        )
+        return replace(out, tables=(replace(own, waiting=own.waiting + new), *out.tables[1:])) if new else out
 
     def _without(self, batch: Batch) -> Membership:
         start = self.hashed()
@@ -256,7 +256,7 @@ class Membership:
                 continue
             if here is None:
                 return self.dropped(
-                    "another head was subtracted whose rows were fingerprinted under another key, so which rows left is not known"
+                    "another head was subtracted whose rows are known under another key only, so which rows left is not known"
                 )
             mine[theirs.key], rest = here.without(theirs.whole())
             if rest.counts.any():
@@ -288,7 +288,8 @@ class Membership:
         out = []
         for table in self.tables:
             run = table.whole()
-            columns = (column.astype(kind).tobytes() for column, kind in zip(run, COLUMNS, strict=True))
+            parts: tuple[NDArray[Any], ...] = run
+            columns = (part.astype(kind).tobytes() for part, kind in zip(parts, COLUMNS, strict=True))
             out += [table.key, len(run.counts).to_bytes(8, "little"), *columns]
         return b"".join(out)
 
@@ -321,6 +322,10 @@ class Membership:
 
 def _fingerprints(table: Table, batch: Batch) -> Run:
     return table.fingerprints(batch_products(batch, table.key), batch.labels, batch.folds, batch.mult)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
 
 
 def _row(batch: Batch, row: int) -> Batch:

@@ -54,8 +54,8 @@ class Changing(Reading):
     ) -> list[Tensor] | None:
         """Apply checked batches with their signs, all or none; an interrupted change leaves the statistics unusable.
 
-        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError, unless it is
-        ``proven`` that what is removed is held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
+        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError, unless
+        what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if len(b)]

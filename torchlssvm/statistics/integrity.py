@@ -8,8 +8,8 @@ from torchlssvm.errors import InterruptedUpdateError, TorchLSSVMError
 class Integrity:
     """A context in which a state is changed in place: marked first, cleared last.
 
-    Whatever interrupts it (Ctrl-C, a lack of memory) leaves the mark, and every later use is refused. An error that this library
-    names is raised where nothing was changed, or everything was put back, so it clears the mark.
+    Whatever interrupts it (Ctrl-C, a lack of memory) leaves the mark, and every later use is refused. An error that this
+    library names is raised where nothing was changed, or everything was put back, so it clears the mark.
     """
 
     def __init__(self) -> None:
@@ -19,8 +19,8 @@ class Integrity:
         """InterruptedUpdateError if a change was interrupted."""
         if self.torn:
             raise InterruptedUpdateError(
-                "an update was interrupted while its sums were being changed, so the state is neither that before nor that after "
-                "it. Load a saved state (head.load_state_dict(...)), or open the store again: SampleStore(path), store.restore()."
+                "an update was interrupted while its sums were being changed, so the state is neither that before nor that "
+                "after it. Load a saved state (head.load_state_dict(...)), or bring it back from its store (store.restore())."
             )
 
     def __enter__(self) -> None:
