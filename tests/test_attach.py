@@ -673,13 +673,17 @@ def test_features_that_do_not_depend_on_the_batch(deterministic: bool | int) -> 
     images, y = torch.randn(31, 3, 64, 64), torch.arange(31) % 2
     network = torchvision.models.mobilenet_v2(weights=None)
 
-    def made(**options: Any) -> Any:
-        return attach(copy.deepcopy(network), 2, grid=FixedPoint(64.0), **options)
+    largest = float(attach(copy.deepcopy(network), 2).features(images).abs().max())  # small: the weights are random
 
+    def made() -> Any:
+        return attach(copy.deepcopy(network), 2, grid=FixedPoint(2 * largest), deterministic=deterministic)
+
+    clf, rest = made(), made()
     try:
-        clf, rest = made(deterministic=deterministic).add(images, y), made(deterministic=deterministic)
+        clf.add(images, y)
     except RuntimeError as error:
-        assert deterministic == 8, error
+        if deterministic is True:
+            raise
         pytest.skip(f"this machine's convolutions depend on the place in a batch: {error}")
     rest.add(images[torch.arange(31) != 5][4:], y[torch.arange(31) != 5][4:])
     with torch.autocast("cpu", dtype=torch.bfloat16):
