@@ -203,13 +203,13 @@ class HeadBase(nn.Module):
                 fresh.load(state)
             self.statistics.__dict__.update(fresh.__dict__)
         self._unverified, self._uncertifiable = False, None
-        self._ledger.keys.clear()
+        self._ledger.forget()
         self._restart()
 
     def _roll_back(self, reason: str) -> None:
         assert self.statistics is not None
         self.statistics.restore()
-        self._ledger.keys.clear()  # they may be of what was rolled back
+        self._ledger.forget()  # it may be of what was rolled back
         self._unverified = False
         self._restart()
         error = checks.removal_error(reason)

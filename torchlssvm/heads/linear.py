@@ -191,6 +191,7 @@ class LSSVMHead(Judging):
         self._current()
         stats.forget_class(c)
         stats.canonicalize()
+        self._ledger.rows.lose()
         return self._restart()
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -233,11 +234,11 @@ class LSSVMHead(Judging):
         return self
 
     def _note(self, changes: list[tuple[Batch, int]]) -> None:
-        """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
+        """Remember how many samples changed and, where ranks may exchange changes, which, if their ids are given."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self.statistics is not None and (shared or self.statistics.marked):
+        if self.statistics is not None and self.statistics.exact:
             for batch, sign in changes:
-                self._ledger.note(batch, sign, self.statistics.grid)
+                self._ledger.note(batch, sign, self.statistics.grid, named=shared or self.statistics.marked)
 
     def _emptied(self, stats: Statistics, rough: bool) -> None:
         """No sample is left: all sums must be zero, else what was removed was not what was held, or only roughly."""
@@ -271,7 +272,7 @@ class LSSVMHead(Judging):
             if doubtful and not self._unverified:
                 mine.release()
             raise
-        self._ledger.combine(other._ledger, sign)
+        self._ledger.combine(other._ledger, sign, whole=not theirs.marked)
         self._unverified |= doubtful
         self._uncertifiable = self._uncertifiable or other._uncertifiable
         if sign < 0 and mine.drained:

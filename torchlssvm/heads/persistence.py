@@ -1,4 +1,11 @@
-"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample."""
+"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample.
+
+A head that takes part in an exchange (:mod:`torchlssvm.distributed`) saves what it holds, how often ranks agreed, and which
+deltas it merged. What was agreed on goes with it as long as changes that are pending are additions. With removals pending it
+does not: agreed minus present would be the sample removed. A head loaded from such a file (or pickle) answers as before, but
+``sync``, ``Delta.take`` and ``discard`` refuse it until ``agree(head)`` declares its state the agreed one. So ``sync``, or
+hand the delta over, before a save. Hashes of samples and ids, and digests of earlier states, are never saved.
+"""
 
 from __future__ import annotations
 
@@ -126,6 +133,8 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             meta["digest"] = head.statistics.digest() if known else None
             if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
+            if not checks.is_fake(head.counts) and pending(head.statistics):
+                head._ledger.origins.add(f"saved:{checksum(out)}")
         else:
             engine, s = head._engine, head._engine.solution
             out |= {
@@ -233,8 +242,9 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
-                ledger = Ledger.from_json(meta.get("ledger"))
-                if not checks.is_fake(fresh.counts) and pending(fresh):
+                changed = not checks.is_fake(fresh.counts) and pending(fresh)
+                ledger = Ledger.from_json(meta.get("ledger"), changed)
+                if changed:
                     ledger.origins.add(f"file:{meta['checksum']}")
                 head.statistics.__dict__.update(fresh.__dict__)
                 head._ledger = ledger
@@ -320,7 +330,7 @@ def move(head: HeadBase, device: torch.device) -> None:
     saved = {
         k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()
     }  # options are read here
-    ledger = head._ledger
+    ledger, moved = head._ledger, None if head.statistics is None else head.statistics.to(device)
     weight = head._options.class_weight
     if isinstance(weight, Tensor):
         head._options.class_weight = weight.to(device)
@@ -336,3 +346,5 @@ def move(head: HeadBase, device: torch.device) -> None:
     if load(head, saved).errors:
         raise RuntimeError(f"could not move the head to {device}")
     head._ledger = ledger
+    if head.statistics is not None and moved is not None:
+        head.statistics.__dict__.update(moved.__dict__)  # with what was agreed on, which is not always saved
