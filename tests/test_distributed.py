@@ -261,6 +261,110 @@ def ids_net_out(rank, world):
     return same, ranks.caught(lambda: sync(h))[0]
 
 
+def added_twice(rank, world):
+    """Two ranks add samples under one id: one error on all, whatever the features, labels and weights are."""
+    out = {}
+
+    def twice(name, x, y, weight=None):
+        h = sync(batch(range(30)) if rank == 0 else head())
+        if rank in (1, 3):
+            h.add(x, y, weight, ids=["new", f"own {rank}"])
+        before = state(h)
+        error = ranks.caught(lambda: sync(h))
+        kept = state(h) == before
+        if rank == 3:
+            discard(h)
+        out[name] = (*error, kept, sync(h).n)
+
+    twice("same", X[40:42], Y[40:42])
+    twice("other features", X[40:42] + rank, Y[40:42])
+    twice("other labels", X[40:42], (Y[40:42] + rank) % K)
+    twice("weighted", X[40:42], Y[40:42], torch.tensor([2, 1]))
+    h = batch([5], "weighted") if rank in (0, 2) else head("weighted")  # before the first sync
+    out["from the start"] = (*ranks.caught(lambda: sync(h)), True, 1)
+    h = sync(batch(range(60)) if rank == 0 else head())
+    if rank == 0:
+        change(h, "remove", [5])
+    if rank in (1, 2):
+        change(h, "add", [5])
+    if rank == 2:
+        change(h, "remove", [5])
+        change(h, "add", [70])
+    return out, sync(h).digest() == batch([*range(60), 70]).digest()
+
+
+def deltas_and_ranks(rank, world):
+    """A delta of another head goes through a sync: handed over when it succeeds, kept when it fails."""
+    h = sync(batch(range(30)) if rank == 0 else head())
+    node = batch([100 + rank])
+    delta = Delta.take(node) if rank else None
+    if rank == 1:
+        change(h, "remove", [3])
+    if rank == 2:
+        change(h, "remove", [3])
+    error = ranks.caught(lambda: sync(h, delta=delta))
+    kept = rank == 0 or not node.statistics.pending().empty
+    if rank == 2:
+        discard(h)
+    sync(h, delta=delta)
+    right = h.digest() == batch([i for i in range(30) if i != 3] + [100 + r for r in range(1, world)]).digest()
+    handed = rank == 0 or Delta.take(node).statistics.empty
+    own = ranks.caught(lambda: sync(change(h, "add", [50 + rank]), delta=Delta.take(h)))
+    discard(h)
+    if rank == 1:
+        change(h, "remove", [4])
+    back = change(Delta.like(h), "add", [4]) if rank == 1 else None
+    before = h.n
+    sync(h, delta=back)  # takes back all that is pending anywhere
+    return error[0], kept, right, handed, own[0], (h.n, before) if rank == 1 else None, status(h).pending, sync(h).n
+
+
+def severed_heads_are_named(rank, world):
+    """A checkpoint taken with removals pending: sync names it on all ranks; loaded everywhere, agree goes on."""
+    h = sync(batch(range(40)) if rank == 0 else head())
+    if rank == 1:
+        change(h, "remove", [4])
+    box = [{k: v.clone() for k, v in h.state_dict().items()} if rank == 1 else None]
+    dist.broadcast_object_list(box, 1)
+    resumed = head()
+    resumed.load_state_dict(box[0] if rank == 1 else h.state_dict())
+    error = ranks.caught(lambda: sync(resumed))
+    everywhere = head()
+    everywhere.load_state_dict(box[0])
+    agree(everywhere)
+    change(everywhere, "add", [100 + rank])
+    sync(everywhere)
+    truth = batch([i for i in range(40) if i != 4] + [100 + r for r in range(world)])
+    return (*error, everywhere.digest() == truth.digest(), sync(h).n)
+
+
+def a_saved_head_and_its_copy(rank, world):
+    """Rank 0 saves and goes on, rank 1 loads the file: the same pending changes, refused. All saving the same is no copy."""
+    h = sync(head())
+    if rank == 0:
+        change(h, "add", range(5))
+    box = [h.state_dict() if rank == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    if rank == 1:
+        h.load_state_dict(box[0])
+    error = ranks.caught(lambda: sync(h))
+    if rank == 1:
+        discard(h)
+    n = sync(h).n
+    h.add(X[:1], Y[:1])
+    h.state_dict()
+    return (*error, n, sync(h).n)
+
+
+def not_certifiable_anywhere(rank, world):
+    h = sync(batch(range(200), "weighted") if rank == 0 else head("weighted"))
+    if rank == 2:
+        h.remove_approximate(X[:1] + 1e-5, Y[:1])
+    before = h.uncertifiable
+    sync(h)
+    return before, h.uncertifiable
+
+
 def diverged_ranks_are_named(rank, world):
     h = sync(batch(range(rank * 5, rank * 5 + 5)))
     good = h.digest()
@@ -439,7 +543,8 @@ SCENARIOS = [
     same_for_every_number_of_ranks, again_changes_nothing, random_sequences, differences_are_one_error_everywhere,
     removed_twice, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
-    classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp,
+    classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp, added_twice, deltas_and_ranks,
+    severed_heads_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
 ]  # fmt: skip
 
 
@@ -562,6 +667,42 @@ def test_few_samples_are_not_sent(result):
     kind, text, kept, n = result[0]
     assert (kind, kept, n) == ("ValueError", True, 94)
     assert "on rank 0: the changes to be sent have a class with the sums of perhaps only 1 sample(s)" in text
+
+
+def test_added_twice(result):
+    assert all(r == result[0] for r in result)
+    out, right = result[0]
+    assert right
+    for name, (kind, text, kept, n) in out.items():
+        assert kind == "ValueError", name
+        assert "by their ids: they would count twice" in text
+        assert kept
+        assert n == (33 if name == "weighted" else 1 if "start" in name else 32)
+
+
+def test_deltas_and_ranks(result):
+    assert [r[:5] for r in result] == [("RemovalError", True, True, True, "ValueError")] * 4
+    assert result[1][5] == (32, 31)
+    assert [r[6:] for r in result] == [(False, 32)] * 4
+
+
+def test_severed_heads_are_named(result):
+    assert all(r == result[0] for r in result)
+    kind, text, right, n = result[0]
+    assert (kind, right, n) == ("ValueError", True, 39)
+    assert "on rank 1: this head was saved or pickled while removals were pending" in text
+
+
+def test_a_saved_head_and_its_copy(result):
+    assert all(r == result[0] for r in result)
+    kind, text, n, last = result[0]
+    assert (kind, n, last) == ("ValueError", 5, 9)
+    assert "ranks 0, 1 hold the same pending changes" in text
+
+
+def test_not_certifiable_anywhere(result):
+    assert [before is None for before, _ in result] == [True, True, False, True]
+    assert {after for _, after in result} == {result[2][0]}
 
 
 def test_nothing_is_implicit(result):

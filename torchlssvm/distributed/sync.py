@@ -165,16 +165,16 @@ class Turn:
 
         The same sample is the same id, features and label. What is compared is hashed with a salt of this exchange.
         """
-        for n, ranks in self._on_several(plan, plan.keys, self.keys, -1):
-            if n < -1:
-                raise checks.removal_error(f"sample(s) were removed on {ranks} both, by their ids")
+        removed = [ranks for n, ranks in self._on_several(plan, plan.keys, self.keys, -1) if n < -1]
+        if removed:
+            raise checks.removal_error(f"{len(removed)} sample(s) were removed on {removed[0]} both, by their ids")
         signs = {k: 1 if n > 0 else -1 for k, n in self.ids.items()}
-        for n, ranks in self._on_several(plan, plan.ids, signs, 1):
-            if n > 1:
-                raise ValueError(
-                    f"sample(s) were added on {ranks} both, by their ids: they would count twice. No rank changed anything. "
-                    "Keep them on one rank: remove them on the others, or discard(head) there, and sync again."
-                )
+        added = [ranks for n, ranks in self._on_several(plan, plan.ids, signs, 1) if n > 1]
+        if added:
+            raise ValueError(
+                f"{len(added)} sample(s) were added on {added[0]} both, by their ids: they would count twice. No rank changed "
+                "anything. Keep them on one rank: remove them on the others, or discard(head) there, and sync again."
+            )
 
     def _on_several(self, plan: Plan, sizes: list[int], mine: dict[bytes, int], sign: int) -> list[tuple[int, str]]:
         """For each hash that several ranks have with this sign: its total over all ranks, and which ranks they are."""

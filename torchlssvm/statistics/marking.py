@@ -243,7 +243,9 @@ def _largest(sums: list[Tensor], side: Tensor) -> float:
     """A bound on every sum, over all groups together, from the sums themselves."""
     tops = [torch.maximum(v.amax(), -v.amin()) for v in sums]
     host = checks.to_host(*tops, side.abs().amax())
-    return float("inf") if host is None else float(max(h[0] for h in host)) * max(1, len(sums))
+    if host is None:
+        return float("inf")
+    return float(max(h[0] for h in host)) * max(1, sum(h[0] > 0 for h in host[:-1]))
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

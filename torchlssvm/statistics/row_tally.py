@@ -31,9 +31,9 @@ class RowTally:
     """A lower bound on the distinct rows in a signed change, for each fold and class.
 
     A row counts once, whatever its weight, and not at all when it was both added and removed; rows removed are subtracted from
-    rows added, or the other way round. Past ``MOST_ROWS`` of a class
-    further rows are not looked at: unseen additions can only cancel removals, so only rows added count then, and the other
-    way round. ``complete`` is False when there were changes that no row is known of.
+    rows added, or the other way round. Past ``MOST_ROWS`` of a class further rows are not looked at: a surplus of rows added
+    counts only if no removal went unseen, and the other way round. ``complete`` is False when there were changes that no row
+    is known of.
 
     >>> from torchlssvm import FixedPoint, Statistics
     >>> stats, tally = Statistics(2, 2, grid=FixedPoint(8.0)), RowTally()
