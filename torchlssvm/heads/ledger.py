@@ -148,15 +148,15 @@ class Ledger:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: neither hashes of samples nor the digest of an earlier state leave the process."""
-        taken = self._elsewhere()
-        sets = {"origins": self.origins | taken, "merged": self.merged | taken, "taken": []}
-        return vars(replace(self, **sets, agreed=None, keys={}, ids={}))
+        return vars(replace(copy.deepcopy(self), agreed=None, keys={}, ids={}))
 
     def __deepcopy__(self, memo: Any) -> Ledger:
         """In the same process everything is kept, but for deltas taken, which are of the original."""
         taken = self._elsewhere()
-        sets = {"origins": self.origins | taken, "merged": self.merged | taken, "taken": []}
-        return replace(self, **sets, keys=dict(self.keys), ids=dict(self.ids), rows=copy.deepcopy(self.rows))
+        return replace(
+            self, origins=self.origins | taken, merged=self.merged | taken, taken=[], keys=dict(self.keys),
+            ids=dict(self.ids), rows=self.rows.copy(),
+        )  # fmt: skip
 
 
 def add_to(counts: dict[bytes, int], other: dict[bytes, int], sign: int = 1) -> None:

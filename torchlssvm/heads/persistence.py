@@ -330,7 +330,8 @@ def move(head: HeadBase, device: torch.device) -> None:
     saved = {
         k: v if v.dtype == torch.uint8 else v.to(device) for k, v in head.state_dict().items()
     }  # options are read here
-    ledger, moved = head._ledger, None if head.statistics is None else head.statistics.to(device)
+    marked = head.statistics is not None and head.statistics.marked
+    ledger, moved = head._ledger, head.statistics.to(device) if marked and head.statistics is not None else None
     weight = head._options.class_weight
     if isinstance(weight, Tensor):
         head._options.class_weight = weight.to(device)

@@ -295,7 +295,7 @@ class Statistics(Marking):
         out = self.zero()
         out.device = target
         out._reset()
-        out.load({k: v.to(target) for k, v in self.state(whole=True).items()})
+        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state(whole=True).items()})
         return out
 
     def __getstate__(self) -> dict[str, Any]:
