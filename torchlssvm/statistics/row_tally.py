@@ -56,18 +56,28 @@ class RowTally:
         if grid is None or checks.is_fake(batch.x):
             self.complete = False
             return
-        B = len(batch)
-        labels = np.zeros(B, np.int64) if batch.labels is None else batch.labels.cpu().numpy()
-        folds = np.zeros(B, np.int64) if batch.folds is None else batch.folds.cpu().numpy()
-        for fold in np.flatnonzero(np.bincount(folds)).tolist():
-            inside = labels if batch.folds is None else labels[folds == fold]
-            for label in np.flatnonzero(np.bincount(inside)).tolist():
-                group = (fold, label)
-                if self._full(group, sign):
-                    self.unseen.setdefault(group, set()).add(sign)
-                    continue
-                places = np.flatnonzero(labels == label if batch.folds is None else (labels == label) & (folds == fold))
-                self._count(group, batch, places, sign, grid)
+        codes = np.zeros(len(batch), np.int64) if batch.labels is None else batch.labels.cpu().numpy()
+        K = int(codes.max()) + 1
+        codes = codes if batch.folds is None else batch.folds.cpu().numpy() * K + codes
+        sizes = np.bincount(codes)
+        looked_at, large = np.zeros(len(sizes), bool), []
+        for code in np.flatnonzero(sizes).tolist():
+            group = divmod(code, K)
+            most = 2 * MOST_ROWS if sign > 0 or not self.nets.get(group) else MOST_REMOVED
+            if self._full(group, sign):
+                self.unseen.setdefault(group, set()).add(sign)
+            elif sizes[code] <= most:
+                looked_at[code] = True
+            elif sign < 0 and most == MOST_REMOVED:
+                self.lose()
+                return
+            else:
+                self.unseen.setdefault(group, set()).add(sign)
+                large.append(np.flatnonzero(codes == code)[:most])
+        few = np.flatnonzero(looked_at[codes]) if looked_at.any() else np.zeros(0, np.int64)
+        places = np.concatenate([few, *large])
+        if len(places):
+            self._count(batch, places, [divmod(code, K) for code in codes[places].tolist()], sign, grid)
 
     def _full(self, group: tuple[int, int], sign: int) -> bool:
         """Whether enough rows of this sign are known, so that more add nothing to the bound."""
@@ -81,29 +91,23 @@ class RowTally:
         return False
 
     def _count(
-        self, group: tuple[int, int], batch: Batch, places: NDArray[np.int64], sign: int, grid: FixedPoint
+        self, batch: Batch, places: NDArray[np.int64], groups: list[tuple[int, int]], sign: int, grid: FixedPoint
     ) -> None:
-        net = self.nets.setdefault(group, {})
-        self._closed -= {(group, 1), (group, -1)}
-        most = 2 * MOST_ROWS if sign > 0 or not net else MOST_REMOVED
-        if len(places) > most:
-            if sign < 0 and net:
-                self.lose()
-                return
-            self.unseen.setdefault(group, set()).add(sign)
-            places = places[:most]
+        """Count the rows at some places of a batch, each for its group."""
         pick = torch.from_numpy(places).to(batch.x.device)
-        rows = grid.quantize(batch.x[pick])
+        rows = grid.integers(batch.x[pick])
         if batch.targets is not None:
-            rows = torch.cat([rows, batch.targets[pick].to(rows.dtype)], 1)
-        mult = np.ones(len(places)) if batch.mult is None else batch.mult[pick].cpu().numpy()
-        for row, m in zip(rows.cpu().numpy(), mult.tolist(), strict=True):
-            key = hashlib.blake2b((row + 0.0).tobytes(), digest_size=16, key=PROCESS_KEY).digest()
+            rows = torch.cat([rows, batch.targets[pick].to(torch.int32)], 1)
+        mult = [1] * len(groups) if batch.mult is None else batch.mult[pick].tolist()
+        for group, row, m in zip(groups, rows.cpu().numpy(), mult, strict=True):
+            net = self.nets.setdefault(group, {})
+            key = hashlib.blake2b(row, digest_size=16, key=PROCESS_KEY).digest()
             count = net.get(key, 0) + sign * int(m)
             if count:
                 net[key] = count
             else:
                 del net[key]
+        self._closed -= {(group, s) for group in set(groups) for s in (1, -1)}
 
     def lose(self) -> None:
         """There was a change that no row is known of."""
