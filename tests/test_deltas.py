@@ -238,3 +238,249 @@ def test_emptied_by_a_delta():
     assert h.digest() == head().digest()
     assert h.statistics.agreed().n == 6
     assert discard(h).digest() == batch(range(6)).digest()
+
+
+def taken_again(node, master):
+    """What a node's changes are, if they are brought to a master that has what was handed over before."""
+    return merge(master, Delta.take(node)).digest() == node.digest()
+
+
+def test_a_save_that_is_refused_loses_nothing(tmp_path):
+    node = batch(range(6))
+    delta = Delta.take(node)
+    with pytest.raises(ValueError, match="min_samples=20"):
+        delta.save(tmp_path / "d.pt", min_samples=20)
+    assert taken_again(copy.deepcopy(node), head())
+    delta.save(tmp_path / "d.pt")  # nobody else has taken it: it may be saved after all
+    assert Delta.take(node).statistics.empty
+    assert merge(head(), Delta.load(tmp_path / "d.pt")).digest() == node.digest()
+
+
+class FullDisk:
+    """A torch.save that fails when it has written a part, as on a full disk."""
+
+    def __call__(self, out, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stage", ["write", "sync", "rename"])
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, stage):
+    node = agree(batch(range(30)))
+    node.remove(X[:5], Y[:5]).add(X[50:60], Y[50:60])
+    master = batch(range(30))
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if stage == "write":
+            patch.setattr(torch, "save", FullDisk())
+        else:
+            patch.setattr(*(("os.fsync", fails) if stage == "sync" else ("pathlib.Path.replace", fails)))
+        with pytest.raises(OSError, match="No space"):
+            Delta.take(node).save(tmp_path / "d.pt")
+    assert not list(tmp_path.iterdir())
+    node.add(X[70:72], Y[70:72])
+    Delta.take(node).save(tmp_path / "d.pt")
+    assert Delta.take(node).statistics.empty
+    assert merge(master, Delta.load(tmp_path / "d.pt")).digest() == node.digest()
+
+
+def test_a_delta_that_is_dropped_loses_nothing():
+    node, master = batch(range(20)), head()
+    Delta.take(node)
+    assert taken_again(node, master)
+    node.add(X[30:40], Y[30:40])
+    kept = Delta.take(node)
+    node.add(X[40:45], Y[40:45])
+    Delta.take(node)  # of the last five alone, and dropped
+    assert merge(master, kept).n == 30
+    assert taken_again(node, master)
+    assert Delta.take(node).statistics.empty
+
+
+def test_changes_after_a_take_are_kept_apart(tmp_path):
+    node, master = agree(batch(range(30))), batch(range(30))
+    node.add(X[50:60], Y[50:60])
+    first = Delta.take(node)
+    node.remove(X[52:55], Y[52:55]).remove(X[:3], Y[:3]).add(X[60:61], Y[60:61])
+    second = Delta.take(node)
+    order = [second, first]  # the removals come before what they remove
+    order[1].save(tmp_path / "first.pt")
+    assert node.statistics.pending() == second.statistics
+    order[0].save(tmp_path / "second.pt")
+    assert node.statistics.pending().empty
+    merge(master, Delta.load(tmp_path / "second.pt"), Delta.load(tmp_path / "first.pt"))
+    assert master.digest() == node.digest()
+
+
+def test_two_deltas_of_one_head_in_one_merge():
+    node = batch(range(10))
+    first = Delta.take(node)
+    second = Delta.take(node.add(X[10:15], Y[10:15]))
+    assert merge(head(), first, second).digest() == node.digest()
+    assert Delta.take(node).statistics.empty
+
+
+@pytest.mark.parametrize("how", ["agree", "discard", "load", "failed and taken again", "more classes", "adopted"])
+def test_a_delta_whose_changes_went_another_way_is_refused(tmp_path, how):
+    node = batch(range(20))
+    delta = Delta.take(node)
+    if how == "agree":
+        agree(node)
+    elif how == "discard":
+        discard(node)
+    elif how == "load":
+        node.load_state_dict(node.state_dict())
+    elif how == "more classes":
+        node.add_classes(1)
+    elif how == "adopted":
+        node._adopt(node.statistics.state())
+    else:
+        with pytest.raises(ValueError, match="min_samples"):
+            delta.save(tmp_path / "d.pt", min_samples=99)
+        again = Delta.take(node)
+    before = node.statistics.pending().digest()
+    for call in (lambda: delta.save(tmp_path / "d.pt"), lambda: merge(head(), delta), delta.commit):
+        with pytest.raises(ValueError, match=r"not its own any more|num_classes"):
+            call()
+    assert not list(tmp_path.iterdir())
+    assert node.statistics.pending().digest() == before
+    if how == "failed and taken again":
+        assert merge(head(), again).digest() == node.digest()
+
+
+def test_a_failed_merge_hands_nothing_over():
+    node, master = agree(batch(range(30))), batch(range(100, 103))
+    node.remove(X[:9], Y[:9])
+    delta = Delta.take(node)
+    with pytest.raises(RemovalError):
+        merge(master, delta)
+    assert merge(batch(range(30)), delta).digest() == node.digest()
+    assert Delta.take(node).statistics.empty
+
+
+def test_own_changes_do_not_come_back(tmp_path):
+    node = batch(range(20))
+    delta = Delta.take(node)
+    with pytest.raises(ValueError, match="this very head"):
+        merge(node, delta)
+    with pytest.raises(ValueError, match="not handed over yet"):
+        delta.add(X[:1], Y[:1])
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ValueError, match="still pending in their head"):
+            copied(delta)
+    delta.save(tmp_path / "d.pt")
+    for there in (node, copy.deepcopy(node), pickle.loads(pickle.dumps(node))):
+        with pytest.raises(ValueError, match="merged already"):
+            merge(there, Delta.load(tmp_path / "d.pt"))
+    sent = pickle.loads(pickle.dumps(Delta.take(batch(range(9))).commit()))
+    assert merge(head(), sent).digest() == batch(range(9)).digest()
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "state_dict"])
+@pytest.mark.parametrize("when", ["before the take", "after the take"])
+def test_a_copy_of_the_head_does_not_send_the_same_again(tmp_path, how, when):
+    """A node that crashed after a delivery, and goes on from a copy or checkpoint made before it."""
+    node, twin = batch(range(20)), head()
+
+    def copied():
+        if how == "state_dict":
+            twin.load_state_dict(node.state_dict())
+            return twin
+        return copy.deepcopy(node) if how == "deepcopy" else pickle.loads(pickle.dumps(node))
+
+    other = copied() if when == "before the take" else None
+    delta = Delta.take(node)
+    other = other or copied()
+    node.add(X[30:35], Y[30:35])
+    delta.save(tmp_path / "d.pt")
+    master = merge(head(), Delta.load(tmp_path / "d.pt"))
+    before = master.digest()
+    with pytest.raises(ValueError, match="merged already"):
+        merge(master, Delta.take(other))
+    assert master.digest() == before
+    assert taken_again(node, master)  # what the original has changed since comes in
+    with pytest.raises(ValueError, match="merged already"):
+        merge(merge(head(), Delta.take(other)), Delta.load(tmp_path / "d.pt"))
+
+
+def test_a_delta_by_way_of_another_node_counts_once():
+    first = Delta.like(head()).add(X[:9], Y[:9])
+    relay = merge(head(), first).add(X[20:25], Y[20:25])
+    master = merge(head(), first)
+    with pytest.raises(ValueError, match="merged already"):
+        merge(master, Delta.take(relay))
+    assert master.n == 9
+
+
+def recovered(path, label):
+    """The sample that a file of sums gives away: the class sum divided by the count."""
+    stats = Delta.load(path).statistics
+    V, counts = stats.class_sums()
+    return V[label].double() / counts[label] * GRID.resolution
+
+
+@pytest.mark.parametrize("form", [{}, {"class_weight": None, "intercept": "free"}])
+@pytest.mark.parametrize("way", ["weight", "repeated", "many calls", "taken", "taken after a mark"])
+def test_one_sample_of_weight_twenty_is_one_sample(tmp_path, form, way):
+    x, y = torch.cat([X[30:90], X[:1]]), torch.cat([Y[30:90] % 2 + 1, torch.tensor([0])])
+    target = head(**form)
+    if way == "taken after a mark":
+        agree(target)
+    what = Delta.like(target) if "taken" not in way else target
+    what.add(x[:60], y[:60])
+    if way == "many calls":
+        for _ in range(20):
+            what.add(x[60:], y[60:])
+    elif way == "repeated":
+        what.add(x[60:].repeat(20, 1), y[60:].repeat(20))
+    else:
+        what.add(x[60:], y[60:], torch.tensor([20]))
+    delta = Delta.take(what) if "taken" in way else what
+    assert delta.least_samples == 1
+    with pytest.raises(ValueError, match="perhaps only 1 sample"):
+        delta.save(tmp_path / "d.pt", min_samples=20)
+    delta.save(tmp_path / "d.pt", allow_small=True, min_samples=20)
+    assert (recovered(tmp_path / "d.pt", 0) - X[0]).abs().max() < 1e-4  # why it is refused
+
+
+@pytest.mark.parametrize("form", [{}, {"class_weight": None, "intercept": "free"}])
+def test_distinct_samples_are_counted_net(tmp_path, form):
+    def like():
+        return Delta.like(head(**form))
+
+    some = like().add(X[:60], Y[:60], torch.full((60,), 5))
+    assert some.least_samples == 20
+    some.save(tmp_path / "d.pt", min_samples=20)
+    assert some.remove(X[:6], Y[:6], torch.full((6,), 5)).least_samples == 18
+    assert some.remove(X[6:9], Y[6:9]).least_samples == 18  # four of five are left
+    removed = like().remove(X[:60], Y[:60])
+    assert removed.least_samples == 20
+    many = torch.randn(3000, J, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(3000) % K
+    bulk = like().add(many, labels)
+    assert bulk.least_samples >= 256
+    assert bulk.remove(many[:2100], labels[:2100]).least_samples <= 300
+    node = head(**form).add(X[:60], Y[:60])
+    node.relabel(X[:3], Y[:3], (Y[:3] + 1) % K)
+    assert Delta.take(node).least_samples == 20
+    loaded = head(**form)
+    loaded.load_state_dict(node.state_dict())
+    assert Delta.take(loaded).least_samples == 20  # a checkpoint knows its rows
+
+
+def test_what_cannot_be_certified_stays_so(tmp_path):
+    node = batch(range(60))
+    merge(head(), Delta.take(node))
+    node.remove_approximate(X[:1] + 1e-4, Y[:1])
+    Delta.take(node).save(tmp_path / "d.pt")
+    loaded = Delta.load(tmp_path / "d.pt")
+    assert loaded.uncertifiable == node.uncertifiable
+    master = merge(batch(range(60)), loaded)
+    assert master.uncertifiable
+    assert master.uncertifiable == node.uncertifiable
+    relayed = merge(batch(range(60)), Delta.take(master))
+    assert relayed.uncertifiable == node.uncertifiable
+    assert merge(head(), Delta.take(batch(range(60)))).uncertifiable is None

@@ -236,15 +236,15 @@ def removed_twice(rank, world):
 
 
 def what_one_rank_never_held(rank, world):
-    """A removal that its own rank has not verified yet is judged in the sum, also before the first sync."""
+    """A removal of what no rank held is refused where it is made, also before the first sync."""
     few = 4.0 + torch.eye(J)[:4]
     h = head(per_class=True).add(few, Y[:1].expand(4)) if rank == 1 else head(per_class=True)
-    if rank == 1:
-        h.remove(few[:1] + 0.5, Y[:1])  # nobody has looked at the weights
-    error = ranks.caught(lambda: sync(h))
-    if rank == 1:
-        h.add(few[:1] + 0.5, Y[:1])
-    return (*error, sync(h).n)
+    error = ranks.caught(lambda: h.remove(few[:1] + 0.5, Y[:1]))
+    sync(h)
+    held = (
+        ranks.caught(lambda: h.remove(few[:1], Y[:1])) if rank == 2 else ("none", "")
+    )  # every rank knows all rows now
+    return (*error, sync(h).n, held[0])
 
 
 def ids_net_out(rank, world):
@@ -259,6 +259,110 @@ def ids_net_out(rank, world):
     if rank in (0, 1):
         h.relabel(X[7:8], Y[7:8], (Y[7:8] + 1) % K, ids=ids([7]))
     return same, ranks.caught(lambda: sync(h))[0]
+
+
+def added_twice(rank, world):
+    """Two ranks add samples under one id: one error on all, whatever the features, labels and weights are."""
+    out = {}
+
+    def twice(name, x, y, weight=None):
+        h = sync(batch(range(30)) if rank == 0 else head())
+        if rank in (1, 3):
+            h.add(x, y, weight, ids=["new", f"own {rank}"])
+        before = state(h)
+        error = ranks.caught(lambda: sync(h))
+        kept = state(h) == before
+        if rank == 3:
+            discard(h)
+        out[name] = (*error, kept, sync(h).n)
+
+    twice("same", X[40:42], Y[40:42])
+    twice("other features", X[40:42] + rank, Y[40:42])
+    twice("other labels", X[40:42], (Y[40:42] + rank) % K)
+    twice("weighted", X[40:42], Y[40:42], torch.tensor([2, 1]))
+    h = batch([5], "weighted") if rank in (0, 2) else head("weighted")  # before the first sync
+    out["from the start"] = (*ranks.caught(lambda: sync(h)), True, 1)
+    h = sync(batch(range(60)) if rank == 0 else head())
+    if rank == 0:
+        change(h, "remove", [5])
+    if rank in (1, 2):
+        change(h, "add", [5])
+    if rank == 2:
+        change(h, "remove", [5])
+        change(h, "add", [70])
+    return out, sync(h).digest() == batch([*range(60), 70]).digest()
+
+
+def deltas_and_ranks(rank, world):
+    """A delta of another head goes through a sync: handed over when it succeeds, kept when it fails."""
+    h = sync(batch(range(30)) if rank == 0 else head())
+    node = batch([100 + rank])
+    delta = Delta.take(node) if rank else None
+    if rank == 1:
+        change(h, "remove", [3])
+    if rank == 2:
+        change(h, "remove", [3])
+    error = ranks.caught(lambda: sync(h, delta=delta))
+    kept = rank == 0 or not node.statistics.pending().empty
+    if rank == 2:
+        discard(h)
+    sync(h, delta=delta)
+    right = h.digest() == batch([i for i in range(30) if i != 3] + [100 + r for r in range(1, world)]).digest()
+    handed = rank == 0 or Delta.take(node).statistics.empty
+    own = ranks.caught(lambda: sync(change(h, "add", [50 + rank]), delta=Delta.take(h)))
+    discard(h)
+    if rank == 1:
+        change(h, "remove", [4])
+    back = change(Delta.like(h), "add", [4]) if rank == 1 else None
+    before = h.n
+    sync(h, delta=back)  # takes back all that is pending anywhere
+    return error[0], kept, right, handed, own[0], (h.n, before) if rank == 1 else None, status(h).pending, sync(h).n
+
+
+def severed_heads_are_named(rank, world):
+    """A checkpoint taken with removals pending: sync names it on all ranks; loaded everywhere, agree goes on."""
+    h = sync(batch(range(40)) if rank == 0 else head())
+    if rank == 1:
+        change(h, "remove", [4])
+    box = [{k: v.clone() for k, v in h.state_dict().items()} if rank == 1 else None]
+    dist.broadcast_object_list(box, 1)
+    resumed = head()
+    resumed.load_state_dict(box[0] if rank == 1 else h.state_dict())
+    error = ranks.caught(lambda: sync(resumed))
+    everywhere = head()
+    everywhere.load_state_dict(box[0])
+    agree(everywhere)
+    change(everywhere, "add", [100 + rank])
+    sync(everywhere)
+    truth = batch([i for i in range(40) if i != 4] + [100 + r for r in range(world)])
+    return (*error, everywhere.digest() == truth.digest(), sync(h).n)
+
+
+def a_saved_head_and_its_copy(rank, world):
+    """Rank 0 saves and goes on, rank 1 loads the file: the same pending changes, refused. All saving the same is no copy."""
+    h = sync(head())
+    if rank == 0:
+        change(h, "add", range(5))
+    box = [h.state_dict() if rank == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    if rank == 1:
+        h.load_state_dict(box[0])
+    error = ranks.caught(lambda: sync(h))
+    if rank == 1:
+        discard(h)
+    n = sync(h).n
+    h.add(X[:1], Y[:1])
+    h.state_dict()
+    return (*error, n, sync(h).n)
+
+
+def not_certifiable_anywhere(rank, world):
+    h = sync(batch(range(200), "weighted") if rank == 0 else head("weighted"))
+    if rank == 2:
+        h.remove_approximate(X[:1] + 1e-5, Y[:1])
+    before = h.uncertifiable
+    sync(h)
+    return before, h.uncertifiable
 
 
 def diverged_ranks_are_named(rank, world):
@@ -278,9 +382,10 @@ def copies_are_not_counted_again(rank, world):
     """One file loaded on every rank, one head pickled to all: refused, or agreed on."""
     buffer = io.BytesIO()
     torch.save(batch(range(40)).state_dict(), buffer)
-    buffer.seek(0)
+    file = [buffer.getvalue()]
+    dist.broadcast_object_list(file, 0)
     loaded = head()
-    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    loaded.load_state_dict(torch.load(io.BytesIO(file[0]), weights_only=True))
     change(loaded, "add", [50 + rank])
     first = ranks.caught(lambda: sync(loaded))
     change(loaded, "remove", [50 + rank])
@@ -439,7 +544,8 @@ SCENARIOS = [
     same_for_every_number_of_ranks, again_changes_nothing, random_sequences, differences_are_one_error_everywhere,
     removed_twice, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
-    classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp,
+    classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp, added_twice, deltas_and_ranks,
+    severed_heads_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
 ]  # fmt: skip
 
 
@@ -505,15 +611,15 @@ def test_removed_twice(result):
         assert all(s[2] for s in said), name
         assert [s[3] for s in said] == [n] * 4
     assert "rank 1 and rank 2 both" in result[0]["ids"][1]
-    assert "below zero" in result[0]["diagonal"][1]
-    assert "semidefinite" in result[0]["definite"][1]
+    assert "more often than they are held" in result[0]["diagonal"][1]
+    assert "more often than they are held" in result[0]["definite"][1]
     assert [r["many, without ids"][0] for r in result] == ["none"] * 4
 
 
 def test_what_one_rank_never_held(result):
     assert {r[0] for r in result} == {"RemovalError"}
-    assert "semidefinite" in result[0][1]
-    assert [r[2] for r in result] == [4] * 4
+    assert "row 0 is not held" in result[1][1]
+    assert [r[2:] for r in result] == [(3, "none")] * 4
 
 
 def test_ids_net_out(result):
@@ -562,6 +668,42 @@ def test_few_samples_are_not_sent(result):
     kind, text, kept, n = result[0]
     assert (kind, kept, n) == ("ValueError", True, 94)
     assert "on rank 0: the changes to be sent have a class with the sums of perhaps only 1 sample(s)" in text
+
+
+def test_added_twice(result):
+    assert all(r == result[0] for r in result)
+    out, right = result[0]
+    assert right
+    for name, (kind, text, kept, n) in out.items():
+        assert kind == "ValueError", name
+        assert "by their ids: they would count twice" in text
+        assert kept
+        assert n == (33 if name == "weighted" else 1 if "start" in name else 32)
+
+
+def test_deltas_and_ranks(result):
+    assert [r[:5] for r in result] == [("RemovalError", True, True, True, "ValueError")] * 4
+    assert result[1][5] == (32, 31)
+    assert [r[6:] for r in result] == [(False, 32)] * 4
+
+
+def test_severed_heads_are_named(result):
+    assert all(r == result[0] for r in result)
+    kind, text, right, n = result[0]
+    assert (kind, right, n) == ("ValueError", True, 39)
+    assert "on rank 1: this head was saved or pickled while removals were pending" in text
+
+
+def test_a_saved_head_and_its_copy(result):
+    assert all(r == result[0] for r in result)
+    kind, text, n, last = result[0]
+    assert (kind, n, last) == ("ValueError", 5, 9)
+    assert "ranks 0, 1 hold the same pending changes" in text
+
+
+def test_not_certifiable_anywhere(result):
+    assert [before is None for before, _ in result] == [True, True, False, True]
+    assert {after for _, after in result} == {result[2][0]}
 
 
 def test_nothing_is_implicit(result):

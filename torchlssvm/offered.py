@@ -2,11 +2,14 @@
 
 A second epoch, the padding of a distributed sampler and a run that is resumed all show samples again. That a sample is held
 says too little: one that was learned and then erased is not held, and must stay out. So each id that was offered is
-remembered, as a keyed hash. With a store the hashes are a file in its folder, written before the event and taken back if the
-event did not make it into the journal; without one they go into the checkpoint, with the head.
+remembered, as a hash. With a store the hashes are a file in its folder, written before the event and taken back if the
+event did not make it into the journal; without one they go into the checkpoint, with the head. Either is keyed at random, so
+hashes of two files cannot be compared, nor be looked up in a table.
 
-Whoever has that file can test whether an id was there, so ``SampleStore.compact`` removes it, key and all. From then on only
-this process remembers what was erased; a run that is resumed goes by its place (:mod:`torchlssvm.cursor`).
+The key stands beside them, for the run that is resumed. So whoever has that file can test whether an id was offered, and
+``SampleStore.compact`` removes it, key and all. From then on only this process remembers what was erased; a run that is
+resumed goes by its place (:mod:`torchlssvm.cursor`). A checkpoint without a store keeps it: when an erasure must leave no
+trace of the id, use a store, or delete checkpoints of runs that are over.
 """
 
 from __future__ import annotations
@@ -45,20 +48,28 @@ class Offered:
     def __init__(self, store: SampleStore | None = None):
         self.store = store
         self.hashes: set[bytes] = set()
-        self.key = b""
+        self.key = secrets.token_bytes(16)
+        self.sealed: set[bytes] = set()  # without a store: hashes of a checkpoint, under the key
         if store is not None:
-            self.key = secrets.token_bytes(16)
             self._read(store)
 
     def _hash(self, sample_id: str) -> bytes:
-        return hashlib.blake2b(sample_id.encode(), digest_size=16, key=self.key).digest()
+        key = b"" if self.store is None else self.key  # ranks compare them; what is saved is sealed
+        return hashlib.blake2b(sample_id.encode(), digest_size=16, key=key).digest()
+
+    def _seal(self, hash_: bytes) -> bytes:
+        return hashlib.blake2b(hash_, digest_size=16, key=self.key).digest()
+
+    def _known(self, hash_: bytes) -> bool:
+        return hash_ in self.hashes or (bool(self.sealed) and self._seal(hash_) in self.sealed)
 
     def new(self, ids: Sequence[str]) -> list[int]:
         """The places of the ids that were not offered before, each id once."""
         seen: set[bytes] = set()
         places = []
         for k, hash_ in enumerate(map(self._hash, ids)):
-            if hash_ not in self.hashes and hash_ not in seen and not (self.store is not None and ids[k] in self.store):
+            held = self.store is not None and ids[k] in self.store
+            if not self._known(hash_) and hash_ not in seen and not held:
                 seen.add(hash_)
                 places.append(k)
         return places
@@ -72,7 +83,7 @@ class Offered:
         self._record(ids, None)
 
     def _record(self, ids: Iterable[str], event_id: str | None) -> None:
-        hashes = [hash_ for hash_ in map(self._hash, ids) if hash_ not in self.hashes]
+        hashes = [hash_ for hash_ in map(self._hash, ids) if not self._known(hash_)]
         self.hashes.update(hashes)
         if self.store is not None and hashes:
             path = self.store.path / FILE
@@ -102,13 +113,27 @@ class Offered:
             write_durably(path, b"".join(lines[k] + b"\n" for k in valid))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; empty with a store, which has it all."""
-        if self.store is not None or not self.hashes:
+        """For a checkpoint, keyed; empty with a store, which has it all."""
+        sealed = self.sealed | {self._seal(hash_) for hash_ in self.hashes}
+        if self.store is not None or not sealed:
             return {}
-        return {"hashes": torch.frombuffer(bytearray(b"".join(sorted(self.hashes))), dtype=torch.uint8)}
+        parts = {"key": self.key, "sealed": b"".join(sorted(sealed))}
+        return {name: torch.frombuffer(bytearray(part), dtype=torch.uint8) for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`."""
-        if self.store is None:
-            packed = bytes(state["hashes"].tolist()) if state else b""
-            self.hashes = {packed[i : i + 16] for i in range(0, len(packed), 16)}
+        """Undo :meth:`state_dict`; hashes that version 0.1.0 saved without a key are sealed."""
+        if self.store is not None:
+            return
+        parts = {name: bytes(part.tolist()) for name, part in state.items()}
+        self.key, self.hashes = parts.get("key", self.key), set()
+        self.sealed = set(_chunks(parts.get("sealed", b""))) | set(map(self._seal, _chunks(parts.get("hashes", b""))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: what is in memory is sealed, as in a checkpoint."""
+        if self.store is not None:
+            return vars(self)
+        return vars(self) | {"hashes": set(), "sealed": self.sealed | {self._seal(hash_) for hash_ in self.hashes}}
+
+
+def _chunks(packed: bytes) -> list[bytes]:
+    return [packed[i : i + 16] for i in range(0, len(packed), 16)]

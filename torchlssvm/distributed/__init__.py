@@ -10,11 +10,19 @@ all or none. Nothing is counted twice, a second ``sync`` changes nothing. Betwee
 on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
 ``reduce_to``: saving, reading and predicting on one rank alone wait for nobody.
 
+**Deltas.** What ``Delta.take`` takes stays pending in the head until it is handed over: saved, merged or committed. A save that
+fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused.
+
+**What survives a save.** Samples held, the number of syncs, ids of deltas merged; and what was agreed on, as long as only
+additions are pending. With removals pending it is left out, since agreed minus present would be the sample removed: such a
+head answers as before, but ``sync``, ``take`` and ``discard`` name the trouble until ``agree(head)``. Sync before a save.
+
 **What is sent** are sums, never samples. But a sum of few samples gives samples away: the sums of one sample are the sample
 (its class sum is the row itself), those of two give both up to a rotation, and the difference of two states that an observer
-has seen is a sum too. Whoever receives a sum can also test a guess. ``min_samples`` refuses to send sums of fewer samples in
-any class; it is no differential privacy. Where ids are given, hashes of id and sample are compared between ranks too: a
-rank that guesses a sample and its id can tell that it was removed. Files of deltas hold no such hashes.
+has seen is a sum too. Whoever receives a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
+samples in any class, whatever their weights; it is no differential privacy. Where ids are given, hashes of id and sample
+are compared between ranks too, salted for each sync: a rank that guesses a sample and its id can tell that it was removed.
+Only samples changed since the last sync are compared, and not across a save or a pickle: no file holds such hashes.
 """
 
 from torchlssvm.distributed.delta import Delta, Status, agree, discard, merge, status

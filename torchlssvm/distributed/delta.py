@@ -12,12 +12,16 @@ import torch
 from torchlssvm.distributed.held import check_enough, check_held, least_samples
 from torchlssvm.errors import RemovalError, VerificationError
 from torchlssvm.fingerprint import fingerprint
+from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
-from torchlssvm.heads.ledger import Ledger
+from torchlssvm.heads.ledger import Ledger, add_to, as_loaded, pending
+from torchlssvm.heads.membership import RowChange, Table
 from torchlssvm.heads.persistence import checksum, pack
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.marking import Base
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,6 +56,10 @@ class Delta:
     samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to be filled)
     or :meth:`load`.
 
+    ``origins`` names what else its changes may be known as: deltas that the head merged, copies and files of the head. A
+    receiver that has one of them refuses this delta: its samples would count twice. ``uncertifiable``: why the changes are
+    not exactly those of samples, if a head that was so gave them; it goes on to whoever merges them.
+
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
     >>> node, master = (LSSVMHead(4, 2, grid=FixedPoint(8.0)) for _ in range(2))
@@ -69,10 +77,14 @@ class Delta:
                 f"a Delta wraps Statistics, got {type(statistics).__name__}: Delta.take(head) has a head's changes, "
                 "Delta.like(head) is empty"
             )
-        self.statistics = statistics
+        self.statistics = statistics.copy() if statistics.marked else statistics
         self.fingerprint = fingerprint
         self.id = os.urandom(16).hex() if id is None else id
+        self.uncertifiable: str | None = None
+        self.origins: set[str] = set()
         self._ledger = Ledger()
+        self._rows: Table | RowChange = Table(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        self._loan: Loan | None = None
 
     @property
     def keys(self) -> dict[bytes, int]:
@@ -90,15 +102,40 @@ class Delta:
     @classmethod
     @exactly
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """The head's pending changes; they count as agreed from now on, so that no two deltas hold the same change.
+        """The head's pending changes, but for those that other deltas taken before still hold.
+
+        They stay pending in the head until they are handed over: when :meth:`save` has written the file, when :func:`merge`
+        or a :func:`sync` has put the delta into another head, or with :meth:`commit`. Until then nothing is lost: when a save
+        fails, or the delta is dropped, the next ``take`` has the changes. And nothing counts twice: a delta whose changes
+        have left the head in another way (``sync``, ``agree``, ``discard``, a load, another delta) is refused.
 
         For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
         """
         head, stats = head_of(target)
+        refuse_severed(stats)
         head._current()  # removals that cannot be are found here
+        ledger = head._ledger
         delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))
-        delta._ledger.keys = dict(head._ledger.keys)
-        agree(head)
+        own = delta._ledger = Ledger(keys=dict(ledger.keys), ids=dict(ledger.ids))
+        rows = head._pending_rows()
+        origins = set(ledger.origins)
+        for other in ledger.outstanding():
+            if other.statistics.num_classes != stats.num_classes:  # classes were added since: it cannot be handed over
+                ledger.give_back(other)
+                continue
+            delta.statistics.merge(other.statistics.to(stats.device), -1)
+            for mine, theirs in ((own.keys, other._ledger.keys), (own.ids, other._ledger.ids)):
+                add_to(mine, theirs, -1)
+            rows = rows.plus(other.rows, -1)
+            origins -= other._loan.origins
+        delta.statistics.canonicalize()
+        delta._rows = rows
+        delta.uncertifiable = head.uncertifiable
+        ledger.turn += 1
+        if not delta.statistics.empty:
+            delta.origins = set(map(as_loaded, origins))
+            delta._loan = Loan(head, ledger, ledger.turn, origins)
+            ledger.lend(delta)
         return delta
 
     @exactly
@@ -112,32 +149,63 @@ class Delta:
         return self._change(x, y, weight, ids, -1)
 
     def _change(self, x: Any, y: Any, weight: Any, ids: Any, sign: int) -> Self:
+        if self._loan is not None:
+            raise ValueError(
+                f"the delta {self.id} holds changes of a head that are not handed over yet: put others into another delta, "
+                "Delta.like(head), and merge both"
+            )
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
         self._ledger.note(batch, sign, self.statistics.grid)
+        if isinstance(self._rows, Table) and len(batch) and not checks.is_fake(batch.x):
+            self._rows = self._rows.noted(batch, sign)
         return self
 
     @property
+    def rows(self) -> RowChange:
+        """The rows in this delta, where they are known: they are never written to a file."""
+        if isinstance(self._rows, Table):
+            self._rows = self._rows.hashed()
+            return RowChange({self._rows.key: self._rows.whole()})
+        return self._rows
+
+    @property
     def least_samples(self) -> int | None:
-        """The smallest number of samples that provably went into the sums of any class; None if nothing changed."""
-        return least_samples(self.statistics)
+        """The smallest number of distinct samples that provably went into the sums of any class; None if nothing changed."""
+        return least_samples(self.statistics, self.rows)
 
     def digest(self) -> str:
         """SHA-256 of the sums."""
         return self.statistics.digest()
 
     def save(self, path: str | os.PathLike[str], *, min_samples: int = 0, allow_small: bool = False) -> None:
-        """Write to a file that holds sums only; it appears whole or not at all."""
-        check_enough(self.statistics, min_samples, allow_small)
-        out = self.statistics.state()
-        meta = {"format": FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out)}
+        """Write to a file that holds sums only; it appears whole or not at all.
+
+        When the file is there, the changes are handed over. When it is refused or fails, they are the head's again: take
+        them once more, or save this delta again while nobody else has taken them.
+        """
+        claims = claim(self)
         target = Path(path)
         part = target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
         try:
-            torch.save(out | {"delta": pack(meta)}, part)
+            check_enough(self.statistics, self.rows, min_samples, allow_small)
+            out = self.statistics.state()
+            meta = {
+                "format": FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
+                "origins": sorted(self.origins), "uncertifiable": self.uncertifiable,
+            }  # fmt: skip
+            with part.open("wb") as file:
+                torch.save(out | {"delta": pack(meta)}, file)
+                file.flush()
+                os.fsync(file.fileno())
             part.replace(target)
+        except BaseException:
+            if self._loan is not None:
+                self._loan.ledger.give_back(self)
+            raise
         finally:
             part.unlink(missing_ok=True)
+        hand_over(claims, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
@@ -151,15 +219,103 @@ class Delta:
                 raise ValueError("its contents do not have the checksum saved with them")
             stats = _shaped(json.loads(bytes(saved["meta"].tolist()).decode()), device)
             stats.load(saved)
+            origins = set(map(str, about.get("origins", [])))
         except OSError:
             raise
         except Exception as error:  # garbage makes the unpickler raise anything
             raise VerificationError(f"{os.fspath(path)} is not a delta, or a damaged one: {error}") from error
-        return cls(stats, fingerprint=about["fingerprint"], id=about["id"])
+        out = cls(stats, fingerprint=about["fingerprint"], id=about["id"])
+        out.origins, out.uncertifiable = origins, about.get("uncertifiable")
+        return out
+
+    # -- handing over --------------------------------------------------------------------------------------------------
+
+    @exactly
+    def commit(self) -> Self:
+        """Count the changes as handed over: for a delta that is sent in another way than save, merge and sync."""
+        hand_over(claim(self), self)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
+        if self._loan is not None:
+            raise ValueError(
+                f"the delta {self.id} holds changes that are still pending in their head: save it to a file, or call commit() "
+                "first, which counts them as handed over"
+            )
+        return vars(self) | {"_rows": RowChange(None)}  # no fingerprint leaves the process
 
     def __repr__(self) -> str:
         """Id and contents."""
         return f"Delta({self.id}, {self.statistics!r})"
+
+
+class Loan(NamedTuple):
+    """Whose pending changes a delta holds, as of which turn of the ledger, and which of the ledger's origins are in them."""
+
+    head: LSSVMHead
+    ledger: Ledger
+    turn: int
+    origins: set[str]
+
+
+def claim(*deltas: Delta) -> list[tuple[Statistics, Base]]:
+    """What heads will have agreed on once their changes in these deltas are handed over; changes nothing.
+
+    ValueError if the changes of a delta have gone another way.
+    """
+    parts: dict[int, tuple[Statistics, Statistics]] = {}
+    for delta in deltas:
+        loan = delta._loan
+        if loan is None:
+            continue
+        stats, ledger = loan.head.statistics, loan.ledger
+        known = loan.head._ledger is ledger and stats is not None and not stats.severed
+        if known and delta not in ledger.outstanding() and ledger.turn == loan.turn:
+            ledger.lend(delta)  # given back, and nobody has taken it since
+        if not known or stats is None or delta not in ledger.outstanding():
+            raise ValueError(
+                f"the changes of the delta {delta.id} are not its own any more: they went back to the head, or left it with "
+                "another delta, a sync, agree, discard or a load. Nothing was done: Delta.take(head) has what is pending."
+            )
+        part = delta.statistics.to(stats.device)
+        stats.compatible(part)
+        parts[id(stats)] = (stats, parts[id(stats)][1] + part if id(stats) in parts else part)
+    return [(stats, stats.advanced(part)) for stats, part in parts.values()]
+
+
+def hand_over(claims: list[tuple[Statistics, Base]], *deltas: Delta) -> None:
+    """The changes are somewhere else now: to the heads that they come from they count as agreed on."""
+    for stats, base in claims:
+        stats.rebase(base)
+    for delta in deltas:
+        if delta._loan is None:
+            continue
+        head, ledger, _, origins = delta._loan
+        delta._loan = None
+        ledger.give_back(delta)
+        ledger.agreed = None
+        ledger.merged.add(delta.id)  # its samples are here: it must not come back
+        ledger.origins -= origins
+        add_to(ledger.keys, delta.keys, -1)
+        add_to(ledger.ids, delta._ledger.ids, -1)
+        if not pending(head.statistics):
+            head._agree_rows()
+        elif head._agreed_rows is not None and delta.rows.known:
+            head._agreed_rows = head._agreed_rows.advanced(delta.rows)
+        else:
+            head._agreed_rows = None
+
+
+def refuse_severed(stats: Statistics) -> None:
+    """ValueError for sums that were saved with removals pending: what was agreed on is not known."""
+    if stats.severed:
+        raise ValueError(
+            "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
+            "the samples held are right, but what changed since the last agreement is not known. If the others hold the same "
+            "(the removals reached them, or all ranks loaded this file), agree(head) says so; else load a checkpoint that was "
+            "saved after a sync and repeat the removals."
+        )
 
 
 def _shaped(meta: dict[str, Any], device: torch.device | str | None) -> Statistics:
@@ -180,10 +336,13 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     """
     head, stats = head_of(target)
     mine = fingerprint_of(target, fingerprint)
-    ids = [delta.id for delta in deltas]
-    head._ledger.refuse_twice(set(ids))
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"the same delta is given twice: {sorted(i for i in ids if ids.count(i) > 1)[0]}")
+    names = [name for delta in deltas for name in {delta.id} | delta.origins]
+    for delta in deltas:
+        refuse_own(head, delta)
+    head._ledger.refuse_twice(set(names))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
     total = stats.zero()
     for delta in deltas:
         if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
@@ -195,6 +354,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         total.merge(part)
     total.canonicalize()
     head._current()  # what is pending and doubtful is not this call's fault
+    claims = claim(*deltas)
     if total._sums is not None:
         with head._lock, head._changing():
             stats.merge(total)
@@ -209,12 +369,21 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
                 stats._base.shrunk = True
             head._rows = head._rows.dropped("a delta was merged, and deltas carry no fingerprints of rows")
             head._engine.reset()
+    ledger = head._ledger
+    hand_over(claims, *deltas)
     for delta in deltas:
-        for key, n in delta.keys.items():
-            head._ledger.keys[key] = head._ledger.keys.get(key, 0) + n
-    head._ledger.merged |= set(ids)
-    head._ledger.origins |= set(ids)
+        add_to(ledger.keys, delta.keys)
+        add_to(ledger.ids, delta._ledger.ids)
+        head._uncertifiable = head._uncertifiable or delta.uncertifiable
+    ledger.merged |= set(names)
+    ledger.origins |= set(names)
     return head
+
+
+def refuse_own(head: LSSVMHead, delta: Delta) -> None:
+    """ValueError for a delta with changes of this very head."""
+    if delta._loan is not None and delta._loan.head is head:
+        raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
 
 
 @exactly
@@ -228,6 +397,7 @@ def agree(target: Any) -> LSSVMHead:
     stats.mark()
     ledger = head._ledger
     ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
+    head._agree_rows()
     return head
 
 
@@ -249,15 +419,17 @@ def status(target: Any) -> Status:
     (Status(epoch=0, agreed='', pending=True), False)
     """
     head, stats = head_of(target)
-    return Status(head._ledger.epoch, head._ledger.agreed, not stats.pending().empty)
+    return Status(head._ledger.epoch, head._ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
 
 
 @exactly
 def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
     head, stats = head_of(target)
+    refuse_severed(stats)
     stats.adopt(stats.agreed())
     ledger = head._ledger
     ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
+    head._agree_rows(head._agreed_or_unknown())
     head._restart()
     return head

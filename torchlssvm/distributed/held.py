@@ -8,6 +8,7 @@ import torch
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.definite import is_semidefinite, least_rank
+from torchlssvm.heads.membership import RowChange
 from torchlssvm.statistics import Statistics
 
 
@@ -49,48 +50,58 @@ def _moments(stats: Statistics, group: int) -> tuple[torch.Tensor, torch.Tensor]
     return V.sum(0), side[group].sum()
 
 
-def least_samples(stats: Statistics) -> int | None:
-    """The smallest number of samples that provably went into the sums of any class; None when nothing changed.
+def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int | None = None) -> int | None:
+    """The smallest number of distinct samples that provably went into the sums of any class; None when nothing changed.
 
-    Adds and removes may cancel, so what counts is the net number of samples or, if larger, the rank of the sums.
+    Weights do not count, and what was added and removed again does not. ``rows`` tells samples apart, where they are known;
+    else the rank of the sums does: s samples have rank s at most. Sums in total have no rank for each class: 1 is all that
+    they prove. Classes that are known to have ``enough`` are not looked at further.
 
     >>> import torch
     >>> from torchlssvm import FixedPoint, Statistics
     >>> delta = Statistics(4, 2, grid=FixedPoint(8.0), per_class=True).add(torch.eye(4), torch.tensor([0, 0, 0, 1]))
-    >>> least_samples(delta)  # class 1 is one sample: its sums give it away
+    >>> delta = delta.add(torch.eye(4)[3:], torch.tensor([1]), torch.tensor([20]))
+    >>> least_samples(delta)  # class 1 is one sample, many times: its sums give it away
     1
     """
     stats.canonicalize()
     if stats._sums is None:
         return None
+    rows = RowChange(None) if rows is None else rows
     bounds = []
-    F, K = max(1, stats.folds), stats.num_classes
-    for fold in range(F):
+    K = stats.num_classes
+    for fold in range(max(1, stats.folds)):
         if stats._side.ndim == 2 and not stats.per_class:
-            V = stats._view(fold)
-            nets = stats._side[fold].abs().tolist()
-            bounds += [int(n) for n, v in zip(nets, V, strict=True) if n or bool(v.any())]
-            if not bounds and bool(stats._sums.total(fold).any()):
+            changed = [c for c, v in enumerate(stats._view(fold)) if bool(stats._side[fold, c]) or bool(v.any())]
+            bounds += [
+                max(1, rows.least(fold if stats.folds else None, None if stats.kind == "values" else c))
+                for c in changed
+            ]
+            if not changed and bool(stats._sums.total(fold).any()):
                 bounds.append(0)
             continue
         for c in range(K if stats.per_class else 1):
             group = fold * K + c if stats.per_class else fold
-            sums, net = stats._sums.sums.get(group), abs(int(_moments(stats, group)[1]))
-            if net or (sums is not None and bool(sums.any())):
-                rank = 0 if sums is None else int(least_rank(sums, stats.in_features))
-                bounds.append(max(net, rank))
+            sums, net = stats._sums.sums.get(group), _moments(stats, group)[1]
+            if bool(net) or (sums is not None and bool(sums.any())):
+                known = max(1, rows.least(fold if stats.folds else None, None if stats.kind == "values" else c))
+                if sums is not None and (enough is None or known < enough):
+                    known = max(known, int(least_rank(sums, stats.in_features)))
+                bounds.append(known)
     return min(bounds, default=None)
 
 
-def check_enough(stats: Statistics, min_samples: int, allow_small: bool) -> None:
-    """ValueError when the sums to be sent may be of fewer samples than chosen."""
+def check_enough(stats: Statistics, rows: RowChange, min_samples: int, allow_small: bool) -> None:
+    """ValueError when the sums to be sent may be of fewer distinct samples than chosen."""
     if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
         raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
     if allow_small or min_samples == 0:
         return
-    least = least_samples(stats)
+    least = least_samples(stats, rows, min_samples)
     if least is not None and least < min_samples:
+        unknown = "" if rows.known else " (after a save, a load or a merge of files single samples are not known)"
         raise ValueError(
-            f"the changes to be sent have a class with the sums of perhaps only {least} sample(s), fewer than "
-            f"min_samples={min_samples}: sums of few samples give them away. Wait for more, or say allow_small=True."
+            f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
+            f"min_samples={min_samples}: sums of few samples give them away, whatever their weight. Wait for more, or say "
+            "allow_small=True."
         )

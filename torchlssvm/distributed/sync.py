@@ -14,12 +14,22 @@ verdicts are on their way may leave some ranks a step ahead; epoch and digest te
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchlssvm.distributed.delta import Delta, fingerprint_of, head_of
+from torchlssvm.distributed.delta import (
+    Delta,
+    claim,
+    fingerprint_of,
+    hand_over,
+    head_of,
+    refuse_own,
+    refuse_severed,
+)
 from torchlssvm.distributed.held import check_enough, check_held
 from torchlssvm.distributed.peers import Peers
 from torchlssvm.distributed.verdict import Plan, decide, numbers, problem, raise_first
@@ -27,6 +37,8 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import packed_size
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import LSSVMHead
+from torchlssvm.heads.ledger import add_to
+from torchlssvm.heads.membership import Membership, RowChange
 from torchlssvm.statistics import Statistics
 
 BUCKET = 2**23
@@ -86,6 +98,8 @@ class Turn:
         """Nothing known yet."""
         self.peers, self.to = peers, to
         self.pending: Statistics | None = None
+        self.delta: Delta | None = None
+        self.cancelled = False  # whether a delta took back all that is pending here
 
     def tell(
         self, target: Any, delta: Delta | None, mark: str | None, min_samples: int, allow_small: bool
@@ -93,6 +107,7 @@ class Turn:
         """What the others need to know. Any error here is told, too."""
         self.head, self.stats = head_of(target)
         stats, ledger = self.stats, self.head._ledger
+        refuse_severed(stats)
         if self.to is not None and (
             isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
         ):
@@ -104,25 +119,30 @@ class Turn:
         if self.to is not None and ledger.sink not in (None, self.to):
             raise ValueError(f"changes were sent to rank {ledger.sink} before, not to rank {self.to}.")
         self.pending = stats.pending()
+        self.rows = self.head._pending_rows()
+        self.keys, self.ids = dict(ledger.keys), dict(ledger.ids)
         new: set[str] = set()
         if delta is not None:
-            ledger.refuse_twice({delta.id})
+            new = {delta.id} | delta.origins
+            refuse_own(self.head, delta)
+            ledger.refuse_twice(new)
             if mark is not None and delta.fingerprint is not None and mark != delta.fingerprint:
                 raise ValueError(f"the delta {delta.id} has the fingerprint {delta.fingerprint}, here it is {mark}.")
             part = delta.statistics.to(stats.device)
             stats.compatible(part)
+            had = not self.pending.empty
             self.pending.merge(part)
             self.pending.canonicalize()
-            new = {delta.id}
-        check_enough(self.pending, min_samples, allow_small)
+            self.cancelled = had and self.pending.empty
+            self.rows = self.rows.plus(delta.rows)
+            add_to(self.keys, delta.keys)
+            add_to(self.ids, delta._ledger.ids)
+            self.delta, self.claims = delta, claim(delta)
+        check_enough(self.pending, self.rows, min_samples, allow_small)
         self.agreed = stats.agreed()
         pending, some = self.pending, not self.pending.empty
         weight = self.head.class_weight
         held = pending if some else stats
-        self.keys = dict(ledger.keys)
-        for key, n in ({} if delta is None else delta.keys).items():
-            self.keys[key] = self.keys.get(key, 0) + n
-        self.removed = [k for k, n in self.keys.items() if n < 0]
         return {
             "form": {
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
@@ -131,33 +151,65 @@ class Turn:
                 "fingerprint": mark, "destination": self.to,
             },
             "to": self.to, "kind": held.kind, "grid": numbers(held.grid), "target_grid": numbers(held.target_grid),
-            "epoch": ledger.epoch, "agreed": ledger.agreed, "origins": sorted(ledger.origins | new) if some else [],
+            "epoch": ledger.epoch, "agreed": ledger.agreed_digest(stats),
+            "origins": sorted(ledger.origins | new) if some else [],
             "merged": sorted(ledger.deltas | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
-            "gross": pending._gross, "agreed_gross": self.agreed._gross, "keys": len(self.removed),
+            "gross": pending._gross, "agreed_gross": self.agreed._gross, "salt": os.urandom(16).hex(),
+            "keys": sum(n < 0 for n in self.keys.values()), "ids": sum(n > 0 for n in self.ids.values()),
+            "uncertifiable": self.head.uncertifiable or (None if delta is None else delta.uncertifiable),
             "shrunk": delta is not None or (stats._base is not None and stats._base.shrunk),
+            "rows": self._row_count(),
         }  # fmt: skip
 
-    def removed_twice(self, plan: Plan) -> None:
-        """RemovalError, on all ranks, when two of them removed the same sample (same id, features and label)."""
-        if sum(1 for n in plan.keys if n) < 2:
-            return
-        mine = sorted(self.removed)
-        rows = torch.tensor([[int.from_bytes(k[i : i + 8], "big", signed=True) for i in (0, 8)] for k in mine])
-        parts = self.peers.gather(rows.reshape(-1, 2).to(torch.int64), plan.keys)
+    def _row_count(self) -> int | None:
+        """The number of rows that changed here; None when they, or those agreed on, are not known by fingerprints."""
+        known = self.rows.known and self.head._agreed_rows is not None and self.head.checked and self.delta is None
+        return len(self.rows.to_rows()) if known else None
+
+    def exchange_rows(self, plan: Plan) -> RowChange:
+        """The rows that all ranks changed; not known if they are not known on one of them."""
+        sizes = [n for n in plan.rows if n is not None]
+        if len(sizes) < len(plan.rows):
+            return RowChange(None)
+        total = RowChange({})
+        for part in self.peers.gather(torch.from_numpy(self.rows.to_rows()), sizes) if any(sizes) else []:
+            total = total.plus(RowChange.from_rows(part.numpy()))
+        return total
+
+    def refuse_twice(self, plan: Plan) -> None:
+        """An error, on all ranks, when two of them removed the same sample or added samples under the same id.
+
+        The same sample is the same id, features and label. What is compared is hashed with a salt of this exchange.
+        """
+        removed = [ranks for n, ranks in self._on_several(plan, plan.keys, self.keys, -1) if n < -1]
+        if removed:
+            raise checks.removal_error(f"{len(removed)} sample(s) were removed on {removed[0]} both, by their ids")
+        signs = {k: 1 if n > 0 else -1 for k, n in self.ids.items()}
+        added = [ranks for n, ranks in self._on_several(plan, plan.ids, signs, 1) if n > 1]
+        if added:
+            raise ValueError(
+                f"{len(added)} sample(s) were added on {added[0]} both, by their ids: they would count twice. No rank changed "
+                "anything. Keep them on one rank: remove them on the others, or discard(head) there, and sync again."
+            )
+
+    def _on_several(self, plan: Plan, sizes: list[int], mine: dict[bytes, int], sign: int) -> list[tuple[int, str]]:
+        """For each hash that several ranks have with this sign: its total over all ranks, and which ranks they are."""
+        if sum(1 for n in sizes if n) < 2:
+            return []
+        salted = {hashlib.blake2b(k, digest_size=16, key=plan.salt).digest(): n for k, n in mine.items()}
+        keys = sorted(k for k, n in salted.items() if n * sign > 0)
+        rows = torch.tensor([[int.from_bytes(k[i : i + 8], "big", signed=True) for i in (0, 8)] for k in keys])
         holders: dict[tuple[int, ...], list[int]] = {}
-        for rank, part in enumerate(parts):
+        for rank, part in enumerate(self.peers.gather(rows.reshape(-1, 2).to(torch.int64), sizes)):
             for row in part.tolist():
                 holders.setdefault(tuple(row), []).append(rank)
-        twice = sorted((k, r) for k, r in holders.items() if len(r) > 1)
-        if not twice:
-            return
-        keys = [b"".join(v.to_bytes(8, "big", signed=True) for v in k) for k, _ in twice]
-        counts = torch.tensor([self.keys.get(k, 0) for k in keys])
-        net = self.peers.total(counts).tolist()  # somebody else may have added the sample again
-        bad = [r for n, (_, r) in zip(net, twice, strict=True) if n < -1]
-        if bad:
-            names = " and ".join(f"rank {r}" for r in bad[0])
-            raise checks.removal_error(f"{len(bad)} sample(s) were removed on {names} both, by their ids")
+        several = sorted((k, r) for k, r in holders.items() if len(r) > 1)
+        if not several:
+            return []
+        found = [b"".join(v.to_bytes(8, "big", signed=True) for v in k) for k, _ in several]
+        net = self.peers.total(torch.tensor([salted.get(k, 0) for k in found])).tolist()  # others may have undone it
+        names = [" and ".join(f"rank {r}" for r in ranks) for _, ranks in several]
+        return list(zip(net, names, strict=True))
 
     def summed(self, plan: Plan) -> Statistics:
         """Agreed + everybody's pending changes, in memory of its own where anything changed."""
@@ -187,7 +239,7 @@ class Turn:
             sums.touched.clear()
         return out
 
-    def commit(self, total: Statistics, digest: str, plan: Plan) -> None:
+    def commit(self, total: Statistics, digest: str, plan: Plan, rows: Membership) -> None:
         """Make the sum the agreed state."""
         hashes = total._hashes
         self.stats.adopt(total)
@@ -196,7 +248,16 @@ class Turn:
             self.stats._sums.touched.clear()
         ledger = self.head._ledger
         ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
+        self.head._agree_rows(self.head._no_rows() if total.empty else rows)
         self.head._restart()
+        self.settle(plan)
+
+    def settle(self, plan: Plan) -> None:
+        """The delta is handed over, and what cannot be certified on one rank cannot be on any."""
+        if self.delta is not None:
+            hand_over(self.claims, self.delta)
+        if self.to is None or self.to == self.peers.rank:
+            self.head._uncertifiable = None if self.stats.empty else self.head._uncertifiable or plan.uncertifiable
 
 
 @exactly
@@ -218,16 +279,24 @@ def _run(
         message = problem(error)
     plan = decide(peers.exchange(message))
     if plan.empty:
-        turn.head._ledger.merged |= plan.merged
+        ledger = turn.head._ledger
+        if turn.cancelled:
+            turn.stats.adopt(turn.agreed)
+            ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
+            turn.head._agree_rows(turn.head._agreed_or_unknown())
+            turn.head._restart()
+        ledger.merged |= plan.merged
+        turn.settle(plan)
         return target
-    turn.removed_twice(plan)
+    turn.refuse_twice(plan)
     total, digest, verdict = turn.stats.zero(), "", {}
     receives = to is None or to == peers.rank
-    summed = turn.summed(plan)
+    summed, changed = turn.summed(plan), turn.exchange_rows(plan)
+    rows = turn.head._agreed_or_unknown()
     try:
         if receives:
-            total = summed
-            check_held(total, plan.groups, plan.shrunk)
+            total, rows = summed, rows.advanced(changed)
+            check_held(total, plan.groups, plan.shrunk and rows.unchecked is not None)
         else:
             total = turn.agreed
         digest = "" if total.empty else total.digest()
@@ -239,5 +308,5 @@ def _run(
         raise RuntimeError(
             "the sums arrived differently on different ranks: check the network. No rank changed anything."
         )
-    turn.commit(total, digest, plan)
+    turn.commit(total, digest, plan, rows)
     return target

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.heads.ledger import as_loaded
 from torchlssvm.statistics.batch import Choices
 from torchlssvm.statistics.reading import LIMIT
 
@@ -27,6 +29,10 @@ class Plan:
     shrunk: bool
     merged: set[str]
     keys: list[int]
+    ids: list[int]
+    salt: bytes
+    uncertifiable: str | None
+    rows: list[int | None]
 
     @property
     def empty(self) -> bool:
@@ -94,6 +100,10 @@ def decide(messages: list[dict[str, Any]]) -> Plan:
         any(m["shrunk"] for m in messages),
         {i for m in messages for i in m["merged"]},
         [m["keys"] for m in messages],
+        [m["ids"] for m in messages],
+        hashlib.sha256("".join(m["salt"] for m in messages).encode()).digest(),
+        next((m["uncertifiable"] for m in messages if m["uncertifiable"]), None),
+        [m["rows"] for m in messages],
     )
 
 
@@ -116,13 +126,15 @@ def _check_agreed(messages: list[dict[str, Any]]) -> None:
 
 
 def _check_origins(messages: list[dict[str, Any]]) -> None:
-    """The same copy, file or delta must not be pending on two ranks."""
+    """The same copy, file or delta must not be pending on two ranks; a file that one saved and another loaded is one too."""
     holders: dict[str, list[int]] = {}
+    loaded: set[str] = set()
     for rank, message in enumerate(messages):
-        for origin in message["origins"]:
+        for origin in {as_loaded(o) for o in message["origins"]}:
             holders.setdefault(origin, []).append(rank)
+        loaded |= {o for o in message["origins"] if as_loaded(o) == o}
     for origin, ranks in sorted(holders.items()):
-        if len(ranks) > 1:
+        if len(ranks) > 1 and origin in loaded:
             what = (
                 "were copied from one head or loaded from one file"
                 if ":" in origin

@@ -17,7 +17,7 @@ from torchlssvm.heads.compact import Compact
 from torchlssvm.heads.engines import Options, Pairwise, engine_for
 from torchlssvm.heads.ledger import Ledger
 from torchlssvm.heads.locking import exclusive, give_lock
-from torchlssvm.heads.membership import Membership
+from torchlssvm.heads.membership import Membership, RowChange
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.integrity import Integrity
 
@@ -86,6 +86,7 @@ class HeadBase(nn.Module):
         self._in_features, self._num_classes = in_features, num_classes
         self._membership = bool(membership)
         self._rows = self._no_rows()
+        self._agreed_rows: Membership | None = Membership(())  # at the last agreement: none; None: not known
         self._vouched = False
         self._integrity = Integrity()
         self._solving = False  # set while caches are computed: what was interrupted is computed again
@@ -258,21 +259,39 @@ class HeadBase(nn.Module):
             self._rows = (
                 self._no_rows() if state is None else self._rows.dropped("its statistics were replaced by saved ones")
             )
+            self._agreed_rows = None
             self._uncertifiable = None
-            self._ledger.keys.clear()
+            self._ledger.forget()
             self._engine.reset()
 
     def _adopt_parts(
-        self, statistics: Statistics | None, engine: Any, rows: Membership, ledger: Ledger, uncertifiable: str | None
-    ) -> None:
+        self, statistics: Statistics | None, engine: Any, rows: Membership, agreed: Membership | None, ledger: Ledger,
+        uncertifiable: str | None,
+    ) -> None:  # fmt: skip
         """Put parts that were built aside in the place of those held: whatever was interrupted before is replaced."""
         with self._lock:
             self._integrity = Integrity()
             with self._integrity:
                 self.statistics, self._engine, self._options = statistics, engine, engine.options
-                self._rows, self._ledger, self._uncertifiable = rows, ledger, uncertifiable
+                self._rows, self._agreed_rows, self._ledger, self._uncertifiable = rows, agreed, ledger, uncertifiable
                 self._published, self._whitened, self._solving = None, None, False
                 self._version += 1
+
+    def _agree_rows(self, rows: Membership | None = None) -> None:
+        """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
+        if rows is not None:
+            self._rows = rows
+        self._rows = self._agreed_rows = self._rows.hashed()
+
+    def _agreed_or_unknown(self) -> Membership:
+        """The rows at the last agreement, ready to be changed."""
+        if self._agreed_rows is None or self._rows.unchecked is not None:
+            return self._rows.dropped("which rows were agreed on is not known: the head was saved or copied since")
+        return self._agreed_rows if self._agreed_rows.tables else self._rows.none_held()
+
+    def _pending_rows(self) -> RowChange:
+        """The rows that changed since the last agreement."""
+        return self._rows.since(self._agreed_rows)
 
     def _no_rows(self) -> Membership:
         """The rows of an empty head."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
-from dataclasses import dataclass, field
-from typing import Any
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,45 +17,74 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.statistics.batch import Batch
 
+if TYPE_CHECKING:
+    from torchlssvm.statistics import Statistics
+
 
 @dataclass
 class Ledger:
     """What a head knows of its exchange with others.
 
-    ``epoch`` and ``agreed``: how often ranks agreed, and the digest they agreed on; ``sink``: the rank that all changes were
-    sent to, if that is what was done. ``origins``: copies and files that pending changes came from. ``merged``: the ids of
-    all deltas merged. ``keys``: samples changed since the last agreement whose ids were given, with their net count.
+    ``epoch`` and ``agreed``: how often ranks agreed, and the digest they agreed on (None: follows from the statistics);
+    ``sink``: the rank that all changes were sent to, if that is what was done. ``origins``: deltas, copies and files that
+    pending changes came from or went to. ``merged``: the ids of all deltas merged or handed over, with their origins.
+    ``turn`` counts every change of what is pending to somebody: agreements and deltas taken.
+
+    Of samples changed since the last agreement, in the memory of this process only: ``keys``, those whose ids were given,
+    with their net count; ``ids``, the net weight under each id. No hash in there is ever saved, pickled or sent
+    as it is. ``taken``: deltas that hold pending changes and have not been handed over.
     """
 
     epoch: int = 0
-    agreed: str = ""
+    agreed: str | None = ""
     sink: int | None = None
     origins: set[str] = field(default_factory=set)
     merged: set[str] = field(default_factory=set)
     keys: dict[bytes, int] = field(default_factory=dict)
+    ids: dict[bytes, int] = field(default_factory=dict)
+    taken: list[weakref.ref[Any]] = field(default_factory=list)
+    turn: int = 0
 
     def note(self, batch: Batch, sign: int, grid: FixedPoint | None) -> None:
         """Count samples that have ids."""
-        for key in keys_of(batch, grid):
-            self.keys[key] = self.keys.get(key, 0) + sign
-            if self.keys[key] == 0:
-                del self.keys[key]
+        add_to(self.keys, Counter(keys_of(batch, grid)), sign)
+        add_to(self.ids, weights_by_id(batch), sign)
 
     @property
     def deltas(self) -> set[str]:
         """The ids of deltas that are pending."""
         return self.origins & self.merged
 
-    def commit(self, epoch: int, agreed: str, merged: set[str], sink: int | None = None) -> None:
+    def agreed_digest(self, statistics: Statistics) -> str:
+        """The digest that was agreed on; empty if it is that of nothing."""
+        if self.agreed is None:
+            agreed = statistics.agreed()
+            self.agreed = "" if agreed.empty else agreed.digest()
+        return self.agreed
+
+    def commit(self, epoch: int, agreed: str | None, merged: set[str], sink: int | None = None) -> None:
         """Nothing is pending any more."""
         self.epoch, self.agreed, self.sink, self.merged = epoch, agreed, sink, merged
-        self.origins, self.keys = set(), {}
+        self.origins, self.keys, self.ids, self.taken = set(), {}, {}, []
+        self.turn += 1
+
+    def forget(self) -> None:
+        """The statistics were replaced: nothing is known of what changed."""
+        self.keys, self.ids, self.taken, self.agreed = {}, {}, [], None
+        self.turn += 1
 
     def refuse_twice(self, merged: set[str]) -> None:
-        """ValueError if any of these deltas was merged before."""
+        """ValueError if any of these deltas, or of what is in them, was merged before."""
         twice = sorted(self.merged & merged)
-        if twice:
-            raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
+        if not twice:
+            return
+        if ":" in twice[0]:
+            raise ValueError(
+                "the changes of this delta, or some of them, have been merged already, by way of a copy or a saved file of the "
+                "head that they come from: they would count twice. If all of them were merged, agree(head) where they come "
+                "from says so."
+            )
+        raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
 
     def combine(self, other: Ledger, sign: int) -> None:
         """Take over, or give back, what another head merged."""
@@ -62,26 +94,73 @@ class Ledger:
             self.merged |= other.merged
             self.origins |= other.origins
 
+    # -- deltas taken --------------------------------------------------------------------------------------------------
+
+    def outstanding(self) -> list[Any]:
+        """Deltas that hold pending changes; one that was dropped without being handed over holds them no longer."""
+        self.taken = [ref for ref in self.taken if ref() is not None]
+        return [ref() for ref in self.taken]
+
+    def lend(self, delta: Any) -> None:
+        """A delta holds pending changes from now on."""
+        self.taken.append(weakref.ref(delta))
+
+    def give_back(self, delta: Any) -> None:
+        """It does not any more; its changes are still pending."""
+        self.taken = [ref for ref in self.taken if ref() not in (None, delta)]
+
     def copied(self) -> None:
-        """A copy is about to be made of pending changes: if two ranks bring it to a sync, it shows."""
+        """A copy is about to be made of pending changes: if it is brought to a sync or a merge as well, it shows."""
         if not any(o.startswith("copy:") for o in self.origins):
             self.origins.add("copy:" + os.urandom(16).hex())
 
+    def _elsewhere(self) -> set[str]:
+        """To a copy, deltas that hold changes of the original are deltas merged: what they hold is here."""
+        return {delta.id for delta in self.outstanding()}
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
     def to_json(self) -> dict[str, Any]:
-        """What is saved: no key of a sample, and nothing by which a copy would differ from what it was made of."""
-        sets = {"origins": sorted(self.deltas), "merged": sorted(self.merged)}
-        return {"epoch": self.epoch, "agreed": self.agreed, "sink": self.sink} | sets
+        """What is saved: no key of a sample, no digest of an earlier state, nothing by which a copy differs from its model."""
+        taken = self._elsewhere()
+        sets = {"origins": sorted(self.deltas | taken), "merged": sorted(self.merged | taken)}
+        return {"epoch": self.epoch, "sink": self.sink} | sets
 
     @classmethod
     def from_json(cls, saved: dict[str, Any] | None) -> Ledger:
         """Undo :meth:`to_json`."""
         if saved is None:
-            return cls()
+            return cls(agreed=None)
         sink = saved["sink"]
         return cls(
-            int(saved["epoch"]), str(saved["agreed"]), None if sink is None else int(sink),
+            int(saved["epoch"]), None, None if sink is None else int(sink),
             set(map(str, saved["origins"])), set(map(str, saved["merged"])),
         )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: neither hashes of samples nor the digest of an earlier state leave the process."""
+        return vars(replace(copy.deepcopy(self), agreed=None, keys={}, ids={}))
+
+    def __deepcopy__(self, memo: Any) -> Ledger:
+        """In the same process everything is kept, but for deltas taken, which are of the original."""
+        taken = self._elsewhere()
+        return replace(
+            self, origins=self.origins | taken, merged=self.merged | taken, taken=[], keys=dict(self.keys),
+            ids=dict(self.ids),
+        )  # fmt: skip
+
+
+def add_to(counts: dict[bytes, int], other: dict[bytes, int], sign: int = 1) -> None:
+    """counts += sign * other; what becomes zero is dropped."""
+    for key, n in other.items():
+        counts[key] = counts.get(key, 0) + sign * n
+        if counts[key] == 0:
+            del counts[key]
+
+
+def as_loaded(origin: str) -> str:
+    """The name that a saved file has where it is loaded."""
+    return origin.replace("saved:", "file:", 1)
 
 
 def keys_of(batch: Batch, grid: FixedPoint | None) -> list[bytes]:
@@ -95,6 +174,18 @@ def keys_of(batch: Batch, grid: FixedPoint | None) -> list[bytes]:
         hashlib.blake2b(str(i).encode() + b"\0" + row.tobytes(), digest_size=16).digest()
         for i, row in zip(batch.ids, rows, strict=True)
     ]
+
+
+def weights_by_id(batch: Batch) -> dict[bytes, int]:
+    """The total weight of the samples under each id, by a hash of the id; nothing without ids."""
+    if batch.ids is None or checks.is_fake(batch.x):
+        return {}
+    weights = [1] * len(batch) if batch.mult is None else [int(m) for m in batch.mult.tolist()]
+    out: dict[bytes, int] = {}
+    for i, weight in zip(batch.ids, weights, strict=True):
+        key = hashlib.blake2b(str(i).encode(), digest_size=16).digest()
+        out[key] = out.get(key, 0) + weight
+    return out
 
 
 def pending(statistics: Any) -> bool:

@@ -252,8 +252,7 @@ class LSSVMHead(Judging):
 
     def _test_sums(self, undo: _Undo, rough: bool) -> None:
         """RemovalError, with everything put back, if the sums cannot be those of samples."""
-        stats = self._need_statistics("a test of the sums")
-        reason = None
+        stats, reason = undo.stats, None
         if stats.drained and not checks.is_fake(stats.counts):
             stats.canonicalize()
             if not stats.empty and not rough:
@@ -273,7 +272,7 @@ class LSSVMHead(Judging):
     def _note(self, changes: list[tuple[Batch, int]]) -> None:
         """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self.statistics is not None and (shared or self.statistics.marked):
+        if self.statistics is not None and self.statistics.exact and (shared or self.statistics.marked):
             for batch, sign in changes:
                 self._ledger.note(batch, sign, self.statistics.grid)
 

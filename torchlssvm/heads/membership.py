@@ -90,6 +90,12 @@ class Table:
     runs: tuple[Run, ...] = ()
     waiting: tuple[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None], ...] = ()
 
+    def noted(self, batch: Batch, sign: int) -> Table:
+        """The table with the rows of a batch, or (sign -1) with so many fewer, whether they are held or not."""
+        counts = torch.full((len(batch),), float(sign)) if batch.mult is None else batch.mult * sign
+        part = (batch_products(batch, self.key), _copy(batch.labels), _copy(batch.folds), counts)
+        return replace(self, waiting=(*self.waiting, part))
+
     def fingerprints(
         self,
         product: Tensor,
@@ -146,6 +152,62 @@ class Table:
         return Table(self.key, tuple(r for r in reversed(runs) if len(r.counts))), wanted._replace(counts=left)
 
 
+class RowChange:
+    """Rows that were added and removed between two states: signed numbers, by key; ``runs`` None when they are not known."""
+
+    def __init__(self, runs: dict[bytes, Run] | None) -> None:
+        self.runs = runs
+
+    @property
+    def known(self) -> bool:
+        """Whether the rows are known."""
+        return self.runs is not None
+
+    def plus(self, other: RowChange, sign: int = 1) -> RowChange:
+        """Both changes, or this one without the other."""
+        if self.runs is None or other.runs is None:
+            return RowChange(None)
+        out = dict(self.runs)
+        for key, run in other.runs.items():
+            theirs = run._replace(counts=sign * run.counts)
+            out[key] = combine([out[key], theirs]) if key in out else theirs
+        return RowChange({key: run for key, run in out.items() if len(run.counts)})
+
+    def least(self, fold: int | None, label: int | None) -> int:
+        """The number of distinct rows of a class (None: of all) that are known to be in the change; 0 if nothing is known.
+
+        Rows added less rows removed, or the other way round. A row known under two keys counts once.
+        """
+        added, removed = [0], [0]
+        for run in (self.runs or {}).values():
+            mine = np.ones(len(run.counts), bool)
+            for column, value in ((run.folds, fold), (run.labels, label)):
+                if value is not None:
+                    mine &= column == value
+            added.append(int((run.counts[mine] > 0).sum()))
+            removed.append(int((run.counts[mine] < 0).sum()))
+        return max(0, max(added) - sum(removed), max(removed) - sum(added))
+
+    def to_rows(self) -> NDArray[np.int64]:
+        """A row of nine integers for each: key (4), fingerprint (2), label, fold and number."""
+        parts = [np.zeros((0, 9), np.int64)]
+        for key, run in (self.runs or {}).items():
+            keys = np.broadcast_to(np.frombuffer(key, "<i8"), (len(run.counts), KEY_BYTES // 8))
+            parts.append(np.column_stack([keys, run.hashes.view(np.int64), run.labels, run.folds, run.counts]))
+        return np.concatenate(parts)
+
+    @classmethod
+    def from_rows(cls, rows: NDArray[np.int64]) -> RowChange:
+        """Undo :meth:`to_rows`."""
+        words, out = KEY_BYTES // 8, {}
+        for key in np.unique(rows[:, :words], axis=0):
+            part = np.ascontiguousarray(rows[(rows[:, :words] == key).all(1)][:, words:])
+            hashes = np.ascontiguousarray(part[:, :2]).view(np.uint64)
+            run = Run(hashes, part[:, 2].astype(np.int32), part[:, 3].astype(np.int32), part[:, 4].copy())
+            out[key.astype("<i8").tobytes()] = combine([run])
+        return cls(out)
+
+
 _EMPTY = Run(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
@@ -179,6 +241,10 @@ class Membership:
 
     tables: tuple[Table, ...] = field(default_factory=lambda: (Table(os.urandom(KEY_BYTES)),))
     unchecked: str | None = None
+
+    def none_held(self) -> Membership:
+        """No rows, under the same key."""
+        return Membership((Table(self.tables[0].key),))
 
     def dropped(self, reason: str) -> Membership:
         """Give up checking, and forget every fingerprint."""
@@ -262,6 +328,28 @@ class Membership:
             if rest.counts.any():
                 raise checks.removal_error(f"{int(rest.counts.sum())} row(s) of the other head are not held here")
         return replace(self, tables=tuple(mine.values()))
+
+    def since(self, earlier: Membership | None) -> RowChange:
+        """How the rows differ from those of an earlier state; None stands for one that is not known."""
+        if earlier is None or self.unchecked is not None or earlier.unchecked is not None:
+            return RowChange(None)
+        now, then = (
+            RowChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting}) for m in (self, earlier)
+        )
+        return now.plus(then, -1)
+
+    def advanced(self, change: RowChange) -> Membership:
+        """The rows after a change; RemovalError if it removes more than is held.
+
+        Rows that come from here on go under the least key that has rows, so that ranks which agree use the same one.
+        """
+        if self.unchecked is not None or change.runs is None:
+            return self.dropped("rows were exchanged that are not known by fingerprints")
+        both = RowChange({t.key: t.whole() for t in self.hashed().tables}).plus(change).runs or {}
+        short = sum(int((run.counts < 0).sum()) for run in both.values())
+        if short:
+            raise checks.removal_error(f"{short} row(s) would be removed more often than they are held")
+        return Membership(tuple(Table(key, (both[key],)) for key in sorted(both))) if both else self.none_held()
 
     def without_class(self, label: int) -> Membership:
         """The rows of all other classes."""

@@ -1,4 +1,11 @@
-"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample."""
+"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample.
+
+A head that takes part in an exchange (:mod:`torchlssvm.distributed`) saves what it holds, how often ranks agreed, and which
+deltas it merged. What was agreed on goes with it as long as changes that are pending are additions. With removals pending it
+does not: agreed minus present would be the sample removed. A head loaded from such a file (or pickle) answers as before, but
+``sync``, ``Delta.take`` and ``discard`` refuse it until ``agree(head)`` declares its state the agreed one. So ``sync``, or
+hand the delta over, before a save. Hashes of samples and ids, and digests of earlier states, are never saved.
+"""
 
 from __future__ import annotations
 
@@ -141,6 +148,8 @@ def save(head: HeadBase) -> dict[str, Tensor]:
                 out["membership"] = bytes_tensor(head._rows.to_bytes())
             if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
+            if not checks.is_fake(head.counts) and pending(head.statistics):
+                head._ledger.origins.add(f"saved:{checksum(out)}")
         else:
             engine, s = head._engine, head._engine.solution
             out |= {
@@ -258,8 +267,9 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
+                changed = known and pending(statistics)
                 ledger = Ledger.from_json(meta.get("ledger"))
-                if known and pending(statistics):
+                if changed:
                     ledger.origins.add(f"file:{meta['checksum']}")
                 rows = _load_rows(head, meta, state, statistics)
                 engine = engine_for(statistics, options, head.multiclass)
@@ -267,7 +277,8 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
             else:
                 engine = Compact(head.in_features, head.num_classes, options, head.device)
                 _load_compact(engine, head.grid, meta, solution, P, state["counts"])
-            head._adopt_parts(statistics, engine, rows, ledger, meta.get("uncertifiable"))
+            agreed = _agreed_after_loading(statistics, rows)
+            head._adopt_parts(statistics, engine, rows, agreed, ledger, meta.get("uncertifiable"))
             head._made = {name: (head._version if current else -1, text) for name, (text, current) in made.items()}
             head._calibration = calibration
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
@@ -291,6 +302,13 @@ def _load_rows(head: HeadBase, meta: dict[str, Any], state: dict[str, Tensor], s
     if "membership" in state:
         return Membership.from_bytes(bytes(state["membership"].tolist()))
     return empty.dropped(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+
+
+def _agreed_after_loading(statistics: Statistics | None, rows: Membership) -> Membership | None:
+    """The rows that were agreed on, as far as that follows from what is saved: none, all, or not known."""
+    if statistics is None or not (statistics.marked or statistics.severed):
+        return Membership(())
+    return None if checks.is_fake(statistics.counts) or statistics.severed or pending(statistics) else rows
 
 
 def _load_compact(
@@ -337,6 +355,7 @@ def freeze(head: HeadBase) -> dict[str, Any]:
         state = head.__dict__.copy()
         del state["_lock"]
         state["_whitened"] = state["_published"] = None
+        state["_agreed_rows"] = _agreed_after_loading(head.statistics, head._rows)  # no trace of rows removed since
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state
 
@@ -373,6 +392,6 @@ def move(head: HeadBase, device: torch.device) -> None:
             engine.take_over(head._engine, moved, P)
         made = head._made
         version = head._version
-        head._adopt_parts(statistics, engine, head._rows, head._ledger, head._uncertifiable)
+        head._adopt_parts(statistics, engine, head._rows, head._agreed_rows, head._ledger, head._uncertifiable)
         head._made = {n: (head._version if v == version else v, text) for n, (v, text) in made.items()}
         make_live(head)

@@ -123,7 +123,7 @@ class Statistics(Marking):
         out = object.__new__(Statistics)
         for name in ("in_features", "num_classes", "per_class", "folds", "exact", "device", "_wanted"):
             setattr(out, name, getattr(self, name))
-        out._base, out.integrity = None, Integrity()
+        out._base, out._severed, out.integrity = None, False, Integrity()
         out._reset()
         return out
 
@@ -232,17 +232,23 @@ class Statistics(Marking):
             part = self._side[group] if self._side.ndim == 3 else torch.diag(self._side[group])
         return part.cpu().numpy().astype("<i8", copy=False).tobytes()
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything, as flat tensors: what is saved. Holds no raw sample."""
+    def state(self, whole: bool = False) -> dict[str, Tensor]:
+        """Everything, as flat tensors: what is saved. Holds no raw sample, and nothing of one that was removed.
+
+        With a mark and removals since, what was agreed on is left out (see :mod:`torchlssvm.statistics.marking`); ``whole``
+        keeps it, for what stays in this process.
+        """
         self.canonicalize()
-        meta = json.loads(self.header()) | {"exact": self.exact, "gross": self._gross, "n": self._n}
+        known = self.exact and self._sums is not None and not checks.is_fake(self._side)
+        gross = self._largest() if known else self._gross  # of the sums, not of what went through them
+        meta = json.loads(self.header()) | {"exact": self.exact, "gross": gross, "n": self._n}
         out = {"counts": self._side.clone()}
         if self._sums is not None:
-            groups = sorted(self._sums.sums)
+            groups = sorted(g for g, v in self._sums.sums.items() if not known or bool(v.any()))
             meta["groups"] = groups
             if groups:
                 out["sums"] = torch.stack([self._sums.sums[g] for g in groups])
-        base, about = self.base_state()
+        base, about = self.base_state(whole)
         out, meta = out | base, meta | about
         return out | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
@@ -295,7 +301,7 @@ class Statistics(Marking):
         out = self.zero()
         out.device = target
         out._reset()
-        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state().items()})
+        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state(whole=True).items()})
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -310,6 +316,12 @@ class Statistics(Marking):
         self._base, self.integrity = None, Integrity()
         self._reset()
         self.load(saved)
+
+    def __deepcopy__(self, memo: Any) -> Statistics:
+        """A copy in the same process keeps what was agreed on, whatever was removed since."""
+        out = self.zero()
+        out.load(self.state(whole=True))
+        return out
 
     def __repr__(self) -> str:
         """Shape, grid and count."""

@@ -3,6 +3,11 @@
 A mark costs nothing when it is made. After it the rows that change a class are kept while they are few, and a copy of its
 sums when they are many (:mod:`torchlssvm.statistics.before`); so pending changes take memory for the classes touched, at
 most. What is pending and what was agreed on follow from either, exact in integers.
+
+**What survives a save.** The difference of the agreed and the present sums is what changed, and after a removal it *is* the
+sample removed. So where anything was removed since the mark, what was agreed on is not saved (nor pickled), only the present
+sums: the statistics loaded are ``severed``. They hold the right samples, but what changed is no longer known; a new mark says
+that the present state is the agreed one. Save after a sync, and nothing is lost. Copies within the process keep everything.
 """
 
 from __future__ import annotations
@@ -42,6 +47,8 @@ class Base:
 class Marking(Changing):
     """Marks of :class:`~torchlssvm.Statistics`."""
 
+    _severed = False
+
     if TYPE_CHECKING:  # what Statistics adds
 
         def canonicalize(self) -> None: ...  # noqa: D102
@@ -53,13 +60,37 @@ class Marking(Changing):
         """Whether there is a mark."""
         return self._base is not None
 
+    @property
+    def severed(self) -> bool:
+        """Whether these sums were saved with removals pending, so that what was agreed on is not known any more."""
+        return self._severed
+
     @exactly
     def mark(self) -> None:
         """Everything up to now is agreed; what changes from here on is pending."""
         self.canonicalize()
-        self._base = Base(self._choices, self._side, self._gross, self._n, {})
+        self.rebase(Base(self._choices, self._side, self._gross, self._n, {}))
+
+    def rebase(self, base: Base) -> None:
+        """Make a base, of this state or from :meth:`advanced`, the mark. Cannot fail."""
+        self._base, self._severed = base, False
         if self._sums is not None:
-            self._sums.keep(self._base.sums)
+            self._sums.keep(base.sums)
+
+    @exactly
+    def advanced(self, part: Statistics) -> Base:
+        """The mark for which ``part`` of what is pending is agreed on, for :meth:`rebase`; changes nothing here."""
+        self.canonicalize()
+        agreed = self.agreed() + part
+        agreed.canonicalize()
+        here = {} if self._sums is None else self._sums.sums
+        then = {} if agreed._sums is None else agreed._sums.sums
+        before = {}
+        for group in set(here) | set(then):
+            if not _equal(here.get(group), then.get(group)):
+                before[group] = Before(self.in_features)
+                before[group].copied, before[group].copy = True, then.get(group)
+        return Base(agreed._choices, agreed._side, agreed._gross, agreed._n, before, bool(before))
 
     def unmark(self) -> None:
         """Forget the mark: everything is pending."""
@@ -122,14 +153,12 @@ class Marking(Changing):
     def _largest(self) -> float:
         """A bound on every sum, over all groups together, from the sums themselves."""
         assert self._sums is not None
-        tops = [torch.maximum(v.amax(), -v.amin()) for v in self._sums.sums.values()]
-        host = checks.to_host(*tops, self._side.abs().amax())
-        return float("inf") if host is None else float(max(h[0] for h in host)) * max(1, len(self._sums.sums))
+        return _largest(list(self._sums.sums.values()), self._side)
 
     @exactly
     def adopt(self, agreed: Statistics) -> None:
         """Take over an agreed state (its tensors, not copies) and mark it; what was pending is part of it or dropped."""
-        self._base = None
+        self._base, self._severed = None, False
         self._reset()
         if agreed._sums is not None:
             mine = self._decide(agreed._choices)
@@ -158,26 +187,35 @@ class Marking(Changing):
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def base_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The mark as flat tensors and JSON."""
+    def base_state(self, whole: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The mark as flat tensors and JSON; after removals only with ``whole``, for copies that stay in the process."""
         base = self._base
         if base is None:
-            return {}, {}
+            return {}, {"base": {"severed": True}} if self._severed else {}
         here = {} if self._sums is None else self._sums.sums
         before = {g: b.value(here.get(g)) for g, b in base.sums.items()}  # sums only: rows are never written out
+        before = {g: v for g, v in before.items() if not _equal(v, here.get(g))}
+        same = not before and _equal(base.side, self._side)
+        if base.shrunk and not same and not whole:
+            return {}, {"base": {"severed": True}}
         groups = sorted(g for g, v in before.items() if v is not None)
         out = {"base_counts": base.side.clone()}
         if groups:
             out["base_sums"] = torch.stack([cast(Tensor, before[g]) for g in groups])
         grids = [base.choices.grid, base.choices.target_grid]
         numbers = [None if g is None else [g.limit.hex(), g.bits, g.headroom] for g in grids]
-        absent = sorted(set(base.sums) - set(groups))
-        meta = {"kind": base.choices.kind, "grids": numbers, "gross": base.gross, "n": base.n, "shrunk": base.shrunk}
-        return out, {"base": meta | {"groups": groups, "absent": absent}}
+        agreed = [v for g, v in here.items() if g not in before] + [v for v in before.values() if v is not None]
+        gross = _largest(agreed, base.side)  # of the sums, not of what went through them
+        meta = {"kind": base.choices.kind, "grids": numbers, "gross": gross, "n": base.n}
+        absent = sorted(set(before) - set(groups))
+        return out, {"base": meta | {"shrunk": base.shrunk and not same, "groups": groups, "absent": absent}}
 
     def load_base(self, state: dict[str, Tensor], meta: dict[str, Any] | None) -> None:
         """Put a saved mark beside sums just loaded. ValueError, KeyError or TypeError when it does not fit."""
         if meta is None:
+            return
+        if meta.get("severed"):
+            self._severed = True
             return
         grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in meta["grids"]]
         base = Base(
@@ -197,3 +235,22 @@ class Marking(Changing):
         self._base = base
         if self._sums is not None:
             self._sums.keep(base.sums)
+
+
+def _largest(sums: list[Tensor], side: Tensor) -> float:
+    """A bound on every sum, over all groups together, from the sums themselves."""
+    tops = [torch.maximum(v.amax(), -v.amin()) for v in sums]
+    host = checks.to_host(*tops, side.abs().amax())
+    if host is None:
+        return float("inf")
+    return float(max(h[0] for h in host)) * max(1, sum(h[0] > 0 for h in host[:-1]))
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether sums are the same; None is zero."""
+    if checks.is_fake(a, b):
+        return False
+    if a is None or b is None:
+        some = b if a is None else a
+        return some is None or not bool(some.any())
+    return a.shape == b.shape and torch.equal(a, b)
