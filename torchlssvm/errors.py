@@ -10,6 +10,7 @@ __all__ = [
     "NumericalWarning",
     "RemovalError",
     "StoreBusyError",
+    "StoreDiskError",
     "StoreError",
     "TorchLSSVMError",
     "VerificationError",
@@ -73,6 +74,10 @@ class StoreError(TorchLSSVMError):
 
 class StoreBusyError(StoreError):
     """Another process or an open reader holds the store: nothing was changed, try again when it is done."""
+
+
+class StoreDiskError(StoreError):
+    """The disk of a store is full, fails or cannot be written: nothing was changed, try again when that is mended."""
 
 
 class NumericalWarning(UserWarning):
