@@ -61,9 +61,6 @@ CREATE TABLE journal (
 """
 
 MISSING: Any = object()
-WAL = b"\2\2"
-"""Bytes 18 and 19 of an SQLite file in write-ahead mode."""
-
 DISK = ("disk is full", "disk I/O error", "unable to open", "readonly database")
 """What SQLite says when the disk is the trouble, and not what was asked."""
 
@@ -80,7 +77,8 @@ class Database:
     """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file.
 
     Several threads may use it: one lock is held through each statement, transaction and view. What an interrupt left open is
-    rolled back when the next one begins.
+    rolled back when the next one begins. Nothing else may open the file while it is connected: closing a second handle would
+    end the locks that this process has on it.
     """
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
@@ -182,9 +180,11 @@ class Database:
             raise StoreError(
                 f"{self.path} is damaged or was changed by another program: its tables are not those of a store"
             )
-        with open(self.path, "rb") as file:
-            if file.read(20)[18:] != WAL:
-                raise StoreError(f"{self.path} is not in write-ahead mode: it was changed by another program")
+        mode = self.connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal" and self._at_rest is None:  # a file at rest has no log, and no mode
+            raise StoreError(
+                f"{self.path} is not in write-ahead mode but in {mode!r}: it was changed by another program"
+            )
 
     @contextmanager
     def errors(self) -> Iterator[None]:
