@@ -127,9 +127,8 @@ def test_an_error_with_every_kind_of_head(tmp_path: Path, options: dict[str, Any
     live = store.head
     for n in range(3, 1500, 131):
         given = events(n)
-        with Line(n, KeyboardInterrupt):
-            with suppress(KeyboardInterrupt):
-                store.apply(given)
+        with Line(n, KeyboardInterrupt), suppress(KeyboardInterrupt):
+            store.apply(given)
         check(store, live)
         store.apply(given)
         check(store, live)
@@ -153,9 +152,8 @@ def test_an_error_in_whatever_else_a_store_does(tmp_path: Path, use: str, step: 
     n, reached = 1, True
     while reached:
         other.apply(Relabel(ids=["0"], y=[n % K]))  # the head has something to follow
-        with Line(n, KeyboardInterrupt) as line:
-            with suppress(KeyboardInterrupt):
-                uses[use]()
+        with Line(n, KeyboardInterrupt) as line, suppress(KeyboardInterrupt):
+            uses[use]()
         reached = line.reached
         if use == "close":
             store.close()
