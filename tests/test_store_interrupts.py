@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import random
 import signal
@@ -28,7 +29,11 @@ PACKAGE = os.path.dirname(torchlssvm.__file__)
 
 
 class Line:
-    """Raise an error before the n-th line of the package that runs inside; ``reached`` tells whether there was one."""
+    """Raise an error before the n-th line of the package that runs inside; ``reached`` tells whether there was one.
+
+    Lines with ``with`` or ``try`` alone are passed over: the interpreter runs nothing there, or the end of the block, where a
+    tracer can keep a lock from being released and a signal cannot.
+    """
 
     def __init__(self, n: int, error: type[BaseException]):
         self.left, self.error, self.reached = n, error, False
@@ -43,7 +48,8 @@ class Line:
     def trace(self, frame: FrameType, what: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        if what == "line":
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if what == "line" and not text.startswith(("with ", "try:")):
             self.left -= 1
             if self.left == 0:
                 self.reached = True
