@@ -211,19 +211,15 @@ def test_nothing_is_removed_when_the_certificate_cannot_be_written(filled: Shell
 
 
 def test_a_busy_store_exits_4(filled: Shell) -> None:
-    with SampleStore("s") as store:
-        store._db.run("BEGIN IMMEDIATE")
+    with SampleStore("s") as store, store._db.transaction():
         said = filled.json("remove", "s", "--id", "s0", "--timeout", 0, code=4)
-        store._db.run("ROLLBACK")
     assert said["error"]["type"] == "StoreBusyError"
     assert filled.json("stats", "s")["samples"] == N
 
 
 def test_removed_but_not_compacted_is_said(filled: Shell) -> None:
     """An open reader keeps the log: the samples are gone from the tables, the certificate does not claim more."""
-    reader = SampleStore("s", readonly=True)
-    try:
-        reader._db.run("BEGIN")
+    with SampleStore("s", readonly=True) as reader, reader.view():
         assert len(reader) == N
         code, out, err = filled.run(
             "remove", "s", "--id", "s0", "--compact", "--certificate", "c.json", "--timeout", "0.1", "--json"
@@ -231,9 +227,6 @@ def test_removed_but_not_compacted_is_said(filled: Shell) -> None:
         assert (code, json.loads(out)["compacted"], json.loads(out)["samples"]) == (4, False, 1)
         assert "removed, but" in err
         assert json.loads((filled.folder / "c.json").read_text())["compacted"] is False
-        reader._db.run("ROLLBACK")
-    finally:
-        reader.close()
     filled("compact", "s")
 
 

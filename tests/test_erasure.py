@@ -113,19 +113,52 @@ def test_an_open_reader_keeps_the_log_and_compaction_says_so(tmp_path: Path) -> 
     store._db.connection.execute("PRAGMA busy_timeout = 50")
     needles = needles_of(store, store.find(subject=SUBJECT))
     reader = SampleStore(tmp_path / "store", readonly=True)
-    reader._db.run("BEGIN")
-    reader._db.all("SELECT id FROM samples LIMIT 1")
-    receipt = store.apply(Remove(subject=SUBJECT))
-    with pytest.raises(StoreBusyError, match="not compacted"):
-        store.compact()
-    assert traces(tmp_path, needles)
-    assert not store.certificate(receipt.event_id).compacted
-    reader._db.run("COMMIT")
+    with reader.view():
+        assert len(reader) == N
+        receipt = store.apply(Remove(subject=SUBJECT))
+        with pytest.raises(StoreBusyError, match="not compacted"):
+            store.compact()
+        assert traces(tmp_path, needles)
+        assert not store.certificate(receipt.event_id).compacted
     store.compact()
     assert traces(tmp_path, needles) == {}
     assert store.certificate(receipt.event_id).compacted
     reader.close()
     store.close()
+
+
+def test_no_row_is_wider_because_of_an_erased_one(tmp_path: Path) -> None:
+    """Two stores with the same samples at the end, one of which once held an outlier in the same event."""
+    sizes = []
+    for outlier in (0.0, 7.0):
+        x = torch.full((3, J), 2.0**-10)
+        x[1] = outlier
+        with SampleStore(tmp_path / f"{outlier}", head=new_head()) as store:
+            store.apply(Add(ids=["a", "b", "c"], x=x, y=[0, 1, 2]))
+            store.apply(Remove(ids=["b"]))
+            assert torch.equal(store.get(["a"]).x, x[:1].double())
+            rows = store._db.all("SELECT id, length(features) FROM samples ORDER BY seq")
+            sizes.append(rows)
+    assert sizes[0] == sizes[1] == [("a", 2 * J), ("c", 2 * J)]
+
+
+@pytest.mark.parametrize(
+    "steps", [0, 1, -1, 127, -128, 128, -129, 32767, -32768, 32768, -32769, 2**23 - 1, -(2**23), 2**23]
+)
+def test_every_width_is_read_back(tmp_path: Path, steps: int) -> None:
+    grid = FixedPoint(2.0**26, bits=26)
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=grid)) as store:
+        x = torch.zeros(4, J, dtype=torch.float64)
+        x[1, 5], x[2] = steps, steps
+        store.apply(Add(ids=list("abcd"), x=x, y=[0, 1, 2, 0]))
+        assert torch.equal(store.get(list("abcd")).x, x)
+        least = next(w for w in (1, 2, 3, 4) if -(1 << 8 * w - 1) <= steps < 1 << 8 * w - 1)
+        assert [r[0] for r in store._db.all("SELECT length(features) FROM samples ORDER BY seq")] == [
+            J,
+            least * J,
+            least * J,
+            J,
+        ]
 
 
 def test_guessing_finds_nothing(tmp_path: Path) -> None:

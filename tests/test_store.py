@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -111,12 +112,132 @@ def test_an_event_applied_before_changes_nothing_and_says_so(store: SampleStore)
     event = Remove(subject="user-1", event_id="once")
     store.apply(event)
     digest = store.head.digest()
-    again, other = store.apply([event, Remove(ids=["sample-0"], event_id="once")])
+    again, other = store.apply([event, Remove(subject="user-1", event_id="once")])
     assert not again.applied
     assert not other.applied
     assert (again.position, again.samples) == (2, 8)
     assert "before" in str(again)
     assert (store.head.digest(), store.position) == (digest, 2)
+
+
+def test_every_event_can_be_repeated(store: SampleStore) -> None:
+    x, y = data(seed=1)
+    events: list[Any] = [
+        Add(ids=["n1", "n2"], x=x[:2], y=y[:2], subject=["u", None]),
+        Relabel(ids=["n1", "sample-0"], y=[2, 1]),
+        Relabel(subject="user-3", y=2),
+        Relabel(subject="user-4", y=[k % K for k in range(8)]),
+        Replace(ids=["sample-5"], x=x[:1]),
+        Replace(ids=["sample-6"], x=x[1:2], y=[1]),
+        Remove(ids=["sample-2"]),
+        Remove(subject="user-1"),
+    ]
+    for event in events:
+        first, again = store.apply([event, event])
+        assert (first.applied, again.applied, again.position) == (True, False, first.position)
+        assert not store.apply(event).applied
+    position = store.position
+    assert [r.applied for r in store.apply(events)] == [False] * len(events)
+    store.apply(Remove(ids=["n1", "sample-3"]))  # erased since: nothing of it can be compared
+    assert [r.applied for r in store.apply(events)] == [False] * len(events)
+    assert store.position == position + 1
+    assert agree(store)
+
+
+def test_a_reused_event_id_with_other_content_is_an_error(store: SampleStore, tmp_path: Path) -> None:
+    x, _ = data(seed=1)
+    store.apply(Add(ids=["n1", "n2"], x=x[:2], y=[0, 1], subject="u", event_id="added"))
+    store.apply(Relabel(ids=["sample-0"], y=[2], event_id="labelled"))
+    store.apply(Relabel(subject="user-3", y=2, event_id="labelled all"))
+    store.apply(Replace(ids=["sample-4"], x=x[:1], event_id="replaced"))
+    store.apply(Remove(ids=["sample-2"], event_id="erased"))
+    store.apply(Remove(subject="user-1", event_id="erased all"))
+    before = (store.head.digest(), store.position, len(store))
+    others: list[Any] = [
+        Remove(ids=["n1", "n2"], event_id="added"),
+        Add(ids=["n1"], x=x[:1], y=[0], subject="u", event_id="added"),
+        Add(ids=["n1", "n3"], x=x[:2], y=[0, 1], subject="u", event_id="added"),
+        Add(ids=["n3", "n4"], x=x[:2], y=[0, 1], subject="u", event_id="added"),
+        Add(ids=["n2", "n1"], x=x[:2], y=[0, 1], subject="u", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[1:3], y=[0, 1], subject="u", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[:2, :4], y=[0, 1], subject="u", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[:2], y=[0, 2], subject="u", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[:2], y=[[0.5] * K] * 2, subject="u", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[:2], y=[0, 1], subject="v", event_id="added"),
+        Add(ids=["n1", "n2"], x=x[:2], y=[0, 1], event_id="added"),
+        Relabel(ids=["sample-0"], y=[1], event_id="labelled"),
+        Relabel(ids=["sample-5"], y=[2], event_id="labelled"),
+        Relabel(ids=["nobody"], y=[2], event_id="labelled"),
+        Relabel(subject="user-3", y=1, event_id="labelled all"),
+        Relabel(subject="user-2", y=2, event_id="labelled all"),
+        Relabel(subject="user-9", y=2, event_id="labelled all"),
+        Relabel(subject="user-3", y=[2, 2], event_id="labelled all"),
+        Replace(ids=["sample-4"], x=x[1:2], event_id="replaced"),
+        Replace(ids=["sample-5"], x=x[:1], event_id="replaced"),
+        Remove(ids=["sample-0"], event_id="erased"),
+        Remove(subject="user-2", event_id="erased"),
+        Remove(subject="user-2", event_id="erased all"),
+    ]
+    for event in others:
+        with pytest.raises(ValueError, match=r"was used before, at position \d"):
+            store.apply(event)
+        with pytest.raises(ValueError, match="was used before"):
+            store.apply([Relabel(ids=["sample-7"], y=[0]), event])
+        assert (store.head.digest(), store.position, len(store)) == before
+    assert agree(store)
+
+
+def test_a_removal_whose_samples_are_there_again_is_not_repeated(store: SampleStore) -> None:
+    x, y = data(seed=1)
+    store.apply(Remove(ids=["sample-2"], event_id="one"))
+    store.apply(Remove(subject="user-1", event_id="all"))
+    store.apply(Add(ids=["sample-2", "new"], x=x[:2], y=y[:2], subject=[None, "user-1"]))
+    for event in (Remove(ids=["sample-2"], event_id="one"), Remove(subject="user-1", event_id="all")):
+        with pytest.raises(ValueError, match="are in the store"):
+            store.apply(event)
+    with pytest.raises(ValueError, match="are in the store"):
+        store.apply(
+            [Remove(ids=["new"], event_id="e"), Add(ids=["new"], x=x[:1], y=y[:1]), Remove(ids=["new"], event_id="e")]
+        )
+    assert "new" in store
+    assert agree(store)
+
+
+def test_an_event_id_may_not_name_what_the_store_finds(store: SampleStore) -> None:
+    for event in (
+        Remove(ids=["sample-3"], event_id="for USER-3"),  # its subject
+        Remove(subject="user-3", event_id="Sample-8"),  # one of its samples
+        Relabel(ids=["sample-3"], y=[0], event_id="user-3"),
+    ):
+        with pytest.raises(ValueError, match="stays in the journal"):
+            store.apply(event)
+    assert store.position == 1
+    assert agree(store)
+
+
+def test_odd_ids_and_labels_are_readable_for_ever(tmp_path: Path) -> None:
+    class Name(str, enum.Enum):
+        ADA = "ada"
+
+    x, _ = data(4)
+    ids = [np.str_("a"), Name.ADA, np.int64(3), "plain"]
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, 2, grid=FixedPoint(8.0))) as store:
+        store.apply(Add(ids=ids, x=x, y=torch.tensor([True, False, True, False]), subject=ids))
+        store.apply(Relabel(ids=[Name.ADA], y=np.array([True])))
+        store.apply(Replace(ids=[np.str_("a")], x=x[2:3], y=np.array([False])))
+        assert agree(store)
+    with SampleStore(tmp_path / "s") as store:
+        assert store.find() == ["a", "ada", "3", "plain"]
+        assert store.get(ids).y.tolist() == [0, 1, 1, 0]
+        assert store.find(subject=Name.ADA) == store.find(subject=np.str_("ada")) == ["ada"]
+        assert store.find(subject=3) == ["3"]  # type: ignore[arg-type]
+        assert Name.ADA in store
+        assert np.int64(3) in store
+        assert True not in store
+        assert store.recompute() == (4, store.head.digest())
+        store.apply(Remove(ids=np.array(["a", "3"])))
+        store.apply(Remove(subject=Name.ADA))
+        assert store.find() == ["plain"]
 
 
 def test_a_list_is_all_or_nothing(store: SampleStore) -> None:
@@ -307,6 +428,94 @@ def test_the_options_of_the_head_are_kept(store: SampleStore, tmp_path: Path) ->
     with SampleStore(tmp_path / "store", head=new_head(rho=3.0)) as again:
         assert again.head.rho == 3.0
         assert agree(again)
+
+
+def test_a_late_close_writes_nothing_over_a_newer_state(store: SampleStore, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    other = SampleStore(path)
+    other.head.rho = 0.25
+    other.calibrate()
+    newer = other.head.calibration
+    other.close()
+    store.close()  # has seen nothing of it
+    with SampleStore(path) as again:
+        assert again.head.rho == 0.25
+        assert str(again.head.calibration) == str(newer)
+    # both have set an option: what is in the store stays
+    old, new = SampleStore(path), SampleStore(path)
+    old.head.rho, new.head.rho = 3.0, 0.5
+    new.apply(Remove(subject="user-1"))
+    new.calibrate()
+    newer, digest = new.head.calibration, new.head.digest()
+    new.close()
+    old.close()
+    with SampleStore(path) as again:
+        assert (again.head.rho, again.head.digest()) == (0.5, digest)
+        assert str(again.head.calibration) == str(newer)
+
+
+def test_a_calibration_of_older_samples_is_not_kept(store: SampleStore, tmp_path: Path) -> None:
+    store.calibrate()
+    other = SampleStore(tmp_path / "store")
+    other.apply(Remove(subject="user-1"))
+    other.close()
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        assert again.head.calibration is None  # void by the event
+        assert again.head.choices["calibration"].startswith("void")
+
+
+def test_options_set_by_another_handle_are_taken_over(store: SampleStore, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "store") as other:
+        other.head.rho = 0.25
+    assert store.head.rho == 0.25
+    with SampleStore(tmp_path / "store") as other:
+        other.head.rho = 0.5
+        other.calibrate()
+        values = other.head.calibration.values
+    store.apply([])
+    assert store.head.rho == 0.5
+    assert torch.equal(store.head.calibration.values, values)
+    store.head.rho = 2.0
+    store.apply(Remove(subject="user-1"))
+    with SampleStore(tmp_path / "store", readonly=True) as reader:
+        assert reader.head.rho == 2.0
+
+
+def test_a_closed_store_says_so(store: SampleStore) -> None:
+    head = store.head
+    store.close()
+    store.close()
+    for use in (
+        lambda: store.apply(Remove(ids=["sample-0"])),
+        lambda: store.head,
+        lambda: len(store),
+        lambda: store.history(),
+        lambda: store.certificate("first"),
+        lambda: store.compact(),
+        lambda: store.preview(Remove(ids=["sample-0"])),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+    assert head.n == N
+
+
+def test_nothing_is_written_inside_a_view(store: SampleStore, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "store") as other, store.view():
+        assert len(store) == N
+        other.apply(Remove(subject="user-1"))
+        assert (len(store), store.position, store.head.n) == (N, 1, N)  # one state
+        for write in (
+            lambda: store.apply(Remove(ids=["sample-0"])),
+            lambda: store.set_note("a", 1),
+            lambda: store.compact(),
+            lambda: store.calibrate(),
+        ):
+            with pytest.raises(StoreError, match="inside a view"):
+                write()
+        assert len(store) == N
+    assert (len(store), store.head.n) == (N - 8, N - 8)
+    assert agree(store)
 
 
 def test_refusals_on_opening(store: SampleStore, tmp_path: Path) -> None:

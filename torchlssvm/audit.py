@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchlssvm.certificate import Certificate
-from torchlssvm.errors import StoreError, TorchLSSVMError, VerificationError
+from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError, VerificationError
 from torchlssvm.fingerprint import fingerprint
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import fit
@@ -144,17 +144,30 @@ def verify(
     """
     cert = read(certificate)
     checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
+    if store is None:
+        return Report(checks | _check_state(cert, head, None))
+    with store.view():  # journal, rows and head of one position, whatever is written meanwhile
+        if store.machine is not None and getattr(head, "head", head) is store.machine.head:
+            _ = store.head
+        return Report(checks | _check_state(cert, head, store))
+
+
+def _check_state(cert: Certificate, head: Any, store: SampleStore | None) -> dict[str, str]:
+    """Check store and head, as far as they are given."""
+    checks: dict[str, str] = {}
     expected = cert.digest
     if store is not None:
         try:
             expected, found = _check_store(cert, store)
+        except StoreBusyError:
+            raise
         except StoreError as error:
             raise VerificationError(f"the store does not hold up: {error}") from error
         checks |= found
     if head is not None:
         checks |= _check_head(head, expected, store)
         checks |= _check_calibration(getattr(head, "head", head), cert, store)
-    return Report(checks)
+    return checks
 
 
 def read(certificate: Any) -> Certificate:

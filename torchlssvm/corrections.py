@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError, StoreBusyError, TorchLSSVMError
+from torchlssvm.errors import RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of, to_primitives
 from torchlssvm.sources import Item
 from torchlssvm.store import SampleStore
@@ -101,7 +101,7 @@ class Corrector:
     def _through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
         try:
             receipts = store.apply(given)
-        except StoreBusyError:
+        except StoreError:  # the store's trouble, e.g. a full disk, and not the event's: it is to be tried again
             raise
         except REFUSALS as error:
             if len(given) == 1:

@@ -11,6 +11,7 @@ __all__ = [
     "NumericalWarning",
     "RemovalError",
     "StoreBusyError",
+    "StoreDiskError",
     "StoreError",
     "TorchLSSVMError",
     "VerificationError",
@@ -83,6 +84,10 @@ class StoreError(TorchLSSVMError):
 
 class StoreBusyError(StoreError):
     """Another process or an open reader holds the store: nothing was changed, try again when it is done."""
+
+
+class StoreDiskError(StoreError):
+    """The disk of a store is full, fails or cannot be written: nothing was changed, try again when that is mended."""
 
 
 class NumericalWarning(UserWarning):

@@ -9,8 +9,10 @@ into primitives (for JSON, a queue, a checkpoint) and back:
 >>> from_primitives(to_primitives(event)) == event
 True
 
-An event id may be used once: applying it again changes nothing. Ids of samples are text (an int stands for its digits).
-Event ids stay in the journal for ever, so an event that removes a subject may not be named after it.
+An event id may be used once: applying the same event again changes nothing. Ids of samples are text (an int stands for its
+digits). Event ids stay in the journal for ever, so an event may not be named after its samples or their subjects.
+
+Wherever a list is taken, so is a tensor, a NumPy array, or a pandas Series or DataFrame.
 
 A store knows its samples; a head without one does not, and for it an event carries the samples as they were added: ``x`` and
 ``y`` of a Remove, ``x`` and ``y_old`` of a Relabel, ``x_old`` and ``y_old`` of a Replace. A store has its own, and
@@ -20,6 +22,7 @@ passes over these.
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -39,15 +42,37 @@ LONGEST = 512
 CPU = torch.device("cpu")
 
 
+TELLING = 4
+"""Characters from which on a part of an event id may tell whose it is; shorter ids occur in any text."""
+
+TELLING_BY_CHANCE = 12
+"""The same for 32 hex digits, random or a hash: four of them are found in there by chance, twelve are not (1e-13)."""
+
+RANDOM = re.compile("[0-9a-f]{32}")
+
+
 def new_event_id() -> str:
     """A random event id: 128 bits as hex."""
     return secrets.token_hex(16)
 
 
+def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
+    """ValueError if an event id holds a sample's id or a subject, in whatever case: it outlives them in the journal."""
+    least = TELLING_BY_CHANCE if RANDOM.fullmatch(event_id) else TELLING
+    text = event_id.casefold()
+    if any(name is not None and len(name) >= least and name.casefold() in text for name in names):
+        raise ValueError(
+            "event_id holds an id or the subject of its samples: it stays in the journal after an erasure. Choose another, or "
+            "none for a random one. Nothing was changed."
+        )
+
+
 def check_text(value: Any, name: str) -> str:
-    """An id or a subject: text that is not empty, can be encoded and is not too long."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
+    """An id or a subject as an exact ``str``: not empty, can be encoded and is not too long; an integer as its digits."""
+    if isinstance(value, str):
+        value = str.__str__(value)  # numpy's texts and enumerations are written as the text they hold
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+        value = str(int(value))
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
         raise ValueError(
             f"{name} must be a text of 1 to {LONGEST} characters without a NUL, or an int; got {str(value)[:80]!r} "
@@ -60,13 +85,27 @@ def check_text(value: Any, name: str) -> str:
     return value
 
 
-def check_ids(value: Any) -> tuple[str, ...]:
-    """Sample ids: a non-empty sequence without repetition."""
+def as_list(value: Any) -> list[Any] | None:
+    """The values of a list, tensor, array, Series or DataFrame of one column (None for what is missing there); else None."""
+    if hasattr(value, "to_numpy"):
+        array = value.to_numpy()
+        absent = value.isna().to_numpy().reshape(-1) if hasattr(value, "isna") else np.zeros(array.size, bool)
+        if array.ndim == 2 and array.shape[1] != 1:
+            return None
+        return [None if gone else v for v, gone in zip(array.reshape(-1).tolist(), absent.tolist(), strict=True)]
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
-    if isinstance(value, str | int) or not isinstance(value, Iterable) or isinstance(value, Mapping):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return None
+    return list(value)
+
+
+def check_ids(value: Any) -> tuple[str, ...]:
+    """Sample ids: a non-empty sequence without repetition."""
+    listed = as_list(value)
+    if listed is None:
         raise ValueError(f"ids must be a list of texts or ints, one for each sample; got {value!r}")
-    ids = tuple(check_text(i, "an id") for i in value)
+    ids = tuple(check_text(i, "an id") for i in listed)
     if not ids:
         raise ValueError("ids is empty: an event concerns at least one sample")
     if len(set(ids)) < len(ids):
@@ -112,7 +151,10 @@ class EventBase:
         object.__setattr__(self, name, value)
 
     def _check_id(self) -> None:
+        """Once ids and subject are checked."""
         self._set("event_id", check_text(self.event_id, "event_id"))
+        ids, subject = getattr(self, "ids", None), getattr(self, "subject", None)
+        check_event_id(self.event_id, [*(ids or ()), *([subject] if isinstance(subject, str) else subject or ())])
 
     def _check_whose(self) -> int | None:
         """Either ids or a subject; the number of samples if that is known."""
@@ -161,23 +203,25 @@ class Add(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_id()
         self._set("ids", check_ids(self.ids))
         self._set("x", check_features(self.x, len(self.ids)))
         self._set("y", check_targets(self.y, len(self.ids)))
         if self.fingerprint is not None:
             self._set("fingerprint", check_text(self.fingerprint, "fingerprint"))
-        if self.subject is None:
-            return
-        if isinstance(self.subject, str | int):
-            self._set("subject", check_text(self.subject, "subject"))
-        elif isinstance(self.subject, Iterable) and not isinstance(self.subject, Mapping):
-            names = tuple(None if s is None else check_text(s, "subject") for s in self.subject)
-            if len(names) != len(self.ids):
-                raise ValueError(f"ids and subject differ in length: {len(self.ids)} ids, {len(names)} subjects")
-            self._set("subject", names)
-        else:
-            raise ValueError(f"subject must be a text, or a list with one for each id; got {self.subject!r}")
+        if self.subject is not None:
+            self._set("subject", self._check_subject(self.subject))
+        self._check_id()
+
+    def _check_subject(self, subject: Any) -> str | tuple[str | None, ...]:
+        if isinstance(subject, str | int | np.integer):
+            return check_text(subject, "subject")
+        listed = as_list(subject)
+        if listed is None:
+            raise ValueError(f"subject must be a text, or a list with one for each id; got {subject!r}")
+        names = tuple(None if s is None else check_text(s, "subject") for s in listed)
+        if len(names) != len(self.ids):
+            raise ValueError(f"ids and subject differ in length: {len(self.ids)} ids, {len(names)} subjects")
+        return names
 
     @property
     def subjects(self) -> tuple[str | None, ...]:
@@ -197,10 +241,8 @@ class Remove(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_id()
         self._check_held("x", "y", self._check_whose())
-        if self.subject is not None and len(self.subject) >= 4 and self.subject in self.event_id:
-            raise ValueError("event_id holds the subject: it stays in the journal after the erasure, choose another")
+        self._check_id()
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +260,10 @@ class Relabel(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_id()
         count = self._check_whose()
         self._set("y", check_targets(self.y, count))
         self._check_held("x", "y_old", count)
+        self._check_id()
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,12 +282,12 @@ class Replace(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_id()
         count = self._check_whose()
         self._set("x", check_features(self.x, count))
         if self.y is not None:
             self._set("y", check_targets(self.y, self.x.shape[0]))
         self._check_held("x_old", "y_old", count)
+        self._check_id()
 
 
 Event: TypeAlias = Add | Remove | Relabel | Replace

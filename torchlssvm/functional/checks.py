@@ -42,22 +42,40 @@ def to_host(*tensors: Tensor) -> list[list[float]] | None:
 
 
 def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
-    """A detached tensor on ``device``; a tensor that lives elsewhere is an error, anything else is copied there."""
+    """A detached tensor on ``device``; a tensor that lives elsewhere is an error, anything else is copied there.
+
+    Arrays, and whatever turns into one by ``to_numpy`` (a pandas Series or DataFrame), are taken as lists are.
+    """
     if isinstance(value, Tensor):
         if value.device != device:
             raise RuntimeError(
                 f"{name} is on {value.device} but the machine is on {device}: move one of them, e.g. {name}.to({str(device)!r})"
             )
         return value.detach()
-    if isinstance(value, np.ndarray) and (not value.flags.writeable or min(value.strides, default=0) < 0):
-        value = value.copy()  # torch takes neither without a warning or an error
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
     try:
+        if isinstance(value, np.ndarray):
+            value = native(value)
         tensor = torch.as_tensor(value, device=device)
         if tensor.is_floating_point() and isinstance(value, list | tuple):
             tensor = torch.as_tensor(value, dtype=torch.float64, device=device)  # Python's floats, to the bit
         return tensor
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
+
+
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The numbers of an array in a form that torch takes: writable, forward, in this machine's byte order, of a known type."""
+    if array.dtype.hasobject:
+        array = np.array(array.tolist())  # pandas' own integers, for one
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) >= 2**63:
+            raise OverflowError(f"{int(array.max())} does not fit into 64 bits with a sign")
+        return array.astype(np.int64)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array.copy() if not array.flags.writeable or min(array.strides, default=0) < 0 else array
 
 
 def features(given: Any, J: int, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from torchlssvm.corrections import Corrector, DeadLetters, Outcome
-from torchlssvm.errors import StoreBusyError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import unpack
@@ -21,6 +22,8 @@ from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
 from torchlssvm.sources import Item, as_source
 from torchlssvm.store import SampleStore
+
+log = logging.getLogger("torchlssvm.lightning")
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,8 @@ class DataCorrection(Callback):
         events = [item.event for item in items if item.event is not None]
         try:
             results = iter(corrector.apply(events))
-        except StoreBusyError:  # another writer: they stay in the source until the next look
+        except (StoreBusyError, StoreDiskError) as error:  # they stay in the source until the next look
+            log.warning("the store cannot be written, %d events wait: %s", len(events), error)
             if self.source is not None and store is not None:
                 self.source.seek(store.notes().get(self.state_key, 0))
             return outcomes

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id, kind_of
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.journal import Journal
 from torchlssvm.store.machine import ByIds, Linear
+from torchlssvm.store.repetition import Past, check_repetition
 from torchlssvm.store.rows import BATCH, Rows, Table, commitment
 
 log = logging.getLogger("torchlssvm.store")
@@ -54,6 +55,11 @@ class Done:
     ids: Sequence[str]
     nonces: list[bytes]
 
+    @property
+    def commitments(self) -> list[bytes]:
+        """What the journal keeps of its samples."""
+        return [commitment(n, i) for n, i in zip(self.nonces, self.ids, strict=True)]
+
 
 class Work:
     """The events of one call, inside one transaction."""
@@ -70,10 +76,10 @@ class Work:
     @exactly
     def do(self, event: Event) -> Done | int:
         """Apply an event; for one that was applied before, its position."""
-        earlier = next((d.position for d in self.done if d.event.event_id == event.event_id), None)
-        entry = self.journal.of(event.event_id) if earlier is None else None
-        if earlier is not None or entry is not None:
-            return earlier if entry is None else entry.position  # type: ignore[return-value]
+        past = self._past(event.event_id)
+        if past is not None:
+            check_repetition(self.table, event, past)
+            return past.position
         self.table.db.run(f"SAVEPOINT event{len(self.undo_steps)}")
         self.undo_steps.append([])
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
@@ -83,6 +89,17 @@ class Work:
         self.position += 1
         self.done.append(done)
         return done
+
+    def _past(self, event_id: str) -> Past | None:
+        """What was applied under an event id, in this call or before."""
+        for done in self.done:
+            if done.event.event_id == event_id:
+                return Past(done.position, kind_of(done.event), done.commitments)
+        entry = self.journal.of(event_id)
+        if entry is None:
+            return None
+        self.journal.check_entry(entry)
+        return Past(entry.position, entry.kind, [bytes.fromhex(c) for c in entry.commitment_list])
 
     def _later(self, step: Callable[[], None]) -> None:
         self.undo_steps[-1].append(step)
@@ -133,6 +150,7 @@ class Work:
         for start in range(0, len(seqs), BATCH):
             part = slice(start, start + BATCH)
             rows = self.table.read(seqs[part], None if event.ids is None else event.ids[part], event.subject)
+            check_event_id(event.event_id, [*rows.ids, *rows.subjects])
             change(rows, part)
             ids += rows.ids
             nonces += rows.nonces
@@ -197,10 +215,9 @@ class Work:
         chain = b""
         for i, done in enumerate(self.done):
             last = i == len(self.done) - 1
-            commitments = [commitment(n, s) for n, s in zip(done.nonces, done.ids, strict=True)]
             mac = self.journal.mac(digest) if last else None
             kind = kind_of(done.event)
-            chain = self.journal.append(done.event.event_id, kind, commitments, mac, done.position - 1).chain
+            chain = self.journal.append(done.event.event_id, kind, done.commitments, mac, done.position - 1).chain
         return chain
 
     @exactly

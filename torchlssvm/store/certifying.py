@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torchlssvm import audit
 from torchlssvm._version import __version__
 from torchlssvm.certificate import Certificate
 from torchlssvm.errors import StoreError
+from torchlssvm.events import as_list, check_text
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.store.journal import Entry, now
 from torchlssvm.store.judged import Judged
@@ -23,6 +24,16 @@ def place(path: Any) -> str:
     return str(path) if REMOTE in str(path) else str(Path(path).absolute())
 
 
+def sizes(folder: Path) -> Iterator[int]:
+    """The sizes of a folder's files; others may add and remove some meanwhile."""
+    for path in folder.iterdir():
+        try:
+            if path.is_file():
+                yield path.stat().st_size
+        except FileNotFoundError:
+            continue
+
+
 class Certifying(Judged):
     """A store that gives account of itself."""
 
@@ -31,13 +42,13 @@ class Certifying(Judged):
 
         ``position``: of the journal, for a head as it was then.
         """
-        with self._lock, self._db.transaction():
+        with self._db.transaction():
             at = self.head_position if position is None else position
             self._db.put("checkpoints", self._db.get("checkpoints", {}) | {place(path): at})
 
     def forget_checkpoint(self, path: Any) -> None:
         """The file is gone."""
-        with self._lock, self._db.transaction():
+        with self._db.transaction():
             known = self._db.get("checkpoints", {})
             self._db.put("checkpoints", {name: at for name, at in known.items() if name != place(path)})
 
@@ -62,13 +73,15 @@ class Certifying(Judged):
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
-        with self._lock:
+        with self.view():
+            self._db.check_place()
             head = self.head
             machine = self._machine
             assert machine is not None
             if machine.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
-            entries = [self._entry_of(e) for e in ([event_id] if isinstance(event_id, str) else event_id)]
+            names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
+            entries = [self._entry_of(check_text(e, "event_id")) for e in names]
             if not entries:
                 raise ValueError("event_id is empty: name at least one event")
             state = self._db.get("state")
@@ -130,34 +143,41 @@ class Certifying(Judged):
     def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
         gone, count = set(erased), 0
-        self._db.check_structure()
-        self._table.load_codec()
-        machine = self._machine
-        exact = isinstance(machine, Linear) and machine.exact
-        fresh = Linear(LSSVMHead.from_config(machine.head.config())) if exact and machine is not None else None
-        for rows in self._table.batches():
-            count += len(rows)
-            if any(c.hex() in gone for c in rows.commitments):
-                raise StoreError("a sample that was erased is among the rows")
-            if fresh is not None:
-                fresh.add_rows(rows, self._table.codec)
-        return count, None if fresh is None else fresh.digest()
+        with self.view():
+            self._db.check_structure()
+            machine = self._machine
+            exact = isinstance(machine, Linear) and machine.exact
+            fresh = Linear(LSSVMHead.from_config(machine.head.config())) if exact and machine is not None else None
+            for rows in self._table.batches():
+                count += len(rows)
+                if any(c.hex() in gone for c in rows.commitments):
+                    raise StoreError("a sample that was erased is among the rows")
+                if fresh is not None:
+                    fresh.add_rows(rows, self._table.codec)
+            return count, None if fresh is None else fresh.digest()
 
     def relearn(self, machine: Any) -> Any:
         """Let a machine forget what it holds and learn all rows of the store."""
         adapter = machine_for(machine)
-        adapter.clear()
-        for rows in self.batches():
-            adapter.add_rows(rows, self._table.codec)
+        with self.view():
+            adapter.clear()
+            for rows in self.batches():
+                adapter.add_rows(rows, self._table.codec)
         return machine
 
     def confirms(self, position: int, digest: str) -> bool | None:
         """Whether this was the digest after the event at a position; None if nobody can tell any more."""
-        entry = self._journal.at(position)
-        return None if entry is None else self._journal.confirms(entry, digest)
+        with self.view():
+            entry = self._journal.at(position)
+            return None if entry is None else self._journal.confirms(entry, digest)
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the store, as primitives."""
+        with self.view():
+            return self._stats()
+
+    def _stats(self) -> dict[str, Any]:
+        self._table.load_codec()
         state, codec = self._db.get("state"), self._table.codec
         labels = self._db.all(
             "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
@@ -175,6 +195,6 @@ class Certifying(Judged):
             "digest": state["digest"],
             "fingerprint": self.fingerprint,
             "compacted_at": self._db.get("compacted"),
-            "bytes": sum(p.stat().st_size for p in self.path.iterdir() if p.is_file()),
+            "bytes": sum(sizes(self.path)),
             "created": self._db.get("created"),
         }

@@ -1,7 +1,8 @@
 """How features and targets become bytes.
 
-On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as the batch it came with needs; the
-length of a row says how many. Without a grid features are stored as the float32 or float64 numbers they are.
+On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
+how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid
+features are stored as the float32 or float64 numbers they are.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ class Codec:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
             return split(array.astype("<f8" if wide else "<f4", copy=False))
-        steps = self.grid.integers(x).to("cpu").contiguous()
-        low, high = (int(v) for v in torch.aminmax(steps)) if steps.numel() else (0, 0)
-        largest, q = max(high, -low - 1), steps.numpy().astype("<i4", copy=False)  # -128 still fits one byte
-        width = next(w for w in (1, 2, 3, 4) if largest < 1 << (8 * w - 1))
-        if width < 4:  # of a little-endian number the low bytes come first
-            packed, four = np.empty((*q.shape, width), np.uint8), q.view(np.uint8).reshape(*q.shape, 4)
-            for k in range(width):  # byte by byte: four times as fast as all at once
-                packed[:, :, k] = four[:, :, k]
-            q = packed
-        return split(q)
+        q = self.grid.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
+        if not q.size:
+            return split(q)
+        largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
+        widths = 1 + (largest[:, None] >= (1 << 7, 1 << 15, 1 << 23)).sum(1)
+        out = [memoryview(b"")] * len(q)
+        for width in np.unique(widths).tolist():
+            index = np.flatnonzero(widths == width)
+            for i, row in zip(
+                index.tolist(), split(narrowed(q if len(index) == len(q) else q[index], width)), strict=True
+            ):
+                out[i] = row
+        return out
 
     def decode(self, blobs: Sequence[bytes]) -> Tensor:
         """The features (B, J) as the head summed them: float64 on a grid, else as stored."""
@@ -73,7 +77,7 @@ class Codec:
     def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
         """What is written for y: labels as integers, targets as the float64 numbers the head summed."""
         if y.ndim == 1 and not y.is_floating_point() and self.K > 1:
-            return y.tolist(), None
+            return y.to(torch.int64).tolist(), None
         values = y.reshape(len(y), -1)
         values = values.to(torch.float64) if self.target_grid is None else self.target_grid.snap(values)
         return None, [bytes(b) for b in split(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
@@ -87,6 +91,16 @@ class Codec:
             raise StoreError(f"a row does not hold {self.K} targets: the store is damaged")
         values = np.frombuffer(data, "<f8").reshape(-1, self.K)
         return torch.from_numpy(values.astype(np.float64))
+
+
+def narrowed(q: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+    """The low bytes of little-endian 32-bit integers. q: (B, J) -> (B, J, width), or q itself for all four."""
+    if width == 4:
+        return q
+    packed, four = np.empty((*q.shape, width), np.uint8), q.view(np.uint8).reshape(*q.shape, 4)
+    for k in range(width):  # byte by byte: four times as fast as all at once
+        packed[:, :, k] = four[:, :, k]
+    return packed
 
 
 def split(array: np.ndarray[Any, Any]) -> list[memoryview]:

@@ -8,7 +8,10 @@ that flips on the disk is found when the record is read.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 
 FILE = "samples.sqlite"
 APPLICATION = 0x746C7376  # "tlsv": marks the file as ours
@@ -58,6 +61,8 @@ CREATE TABLE journal (
 """
 
 MISSING: Any = object()
+DISK = ("disk is full", "disk I/O error", "unable to open", "readonly database")
+"""What SQLite says when the disk is the trouble, and not what was asked."""
 
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
@@ -69,17 +74,36 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
 
 
 class Database:
-    """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file."""
+    """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file.
+
+    Several threads may use it: one lock is held through each statement, transaction and view. What an interrupt left open is
+    rolled back when the next one begins. Nothing else may open the file while it is connected: closing a second handle would
+    end the locks that this process has on it.
+    """
 
     def __init__(self, path: Path, create: bool, timeout: float = 30.0, readonly: bool = False):
         self.path = path
-        self.lock = threading.RLock()  # held through a transaction, so that other threads read what is committed
-        mode = "rwc" if create else "rw"
+        self.lock = threading.RLock()
+        self.closed = False
+        self._timeout, self._process = timeout, os.getpid()
+        self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
+        self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
+        location = path.absolute().as_uri()
+        if not readonly:
+            self._connect(f"{location}?mode={'rwc' if create else 'rw'}", create)
+            self._place = self._found()
+            return
+        try:
+            self._connect(f"{location}?mode=rw")
+        except StoreDiskError:  # it may be on a medium or in a folder that cannot be written
+            self._connect_at_rest(location)
+        self.connection.execute("PRAGMA query_only = ON")
+
+    def _connect(self, uri: str, create: bool = False) -> None:
         with self.errors():
             self.connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=timeout, isolation_level=None,
-                check_same_thread=False,
-            )  # fmt: skip
+                uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
+            )
         try:
             with self.errors():
                 if create:
@@ -87,21 +111,58 @@ class Database:
                 self._check()
                 for name, value in PRAGMAS.items():
                     self.connection.execute(f"PRAGMA {name} = {value}")
-                if readonly:
-                    self.connection.execute("PRAGMA query_only = ON")
         except BaseException:
             self.connection.close()
             raise
+
+    def _connect_at_rest(self, location: str) -> None:
+        """Read a file that cannot be locked: as it is if its log is empty, else a copy of both."""
+        self._at_rest = self._states()
+        logs = [p for p in self._logs() if p.exists() and p.stat().st_size]
+        if not logs:
+            return self._connect(f"{location}?mode=ro&immutable=1")
+        with tempfile.TemporaryDirectory(prefix="torchlssvm-", ignore_cleanup_errors=True) as folder:
+            try:
+                for file in (self.path, *logs):
+                    shutil.copyfile(file, Path(folder) / file.name)
+            except OSError as error:
+                raise StoreDiskError(
+                    f"{self.path} cannot be written, and its log is not empty: it is read from a copy of both, for which there "
+                    f"is no room ({error}). Set TMPDIR to a larger folder."
+                ) from error
+            self.check_at_rest()
+            self._at_rest = None
+            self._connect(f"{(Path(folder) / self.path.name).as_uri()}?mode=rw")
+            with self.errors():
+                self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                self.connection.execute("SELECT count(*) FROM meta").fetchall()
+        return None  # the copy has no name any more, so that no crash leaves it behind
+
+    def _logs(self) -> list[Path]:
+        return [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-journal")]
+
+    def _states(self) -> list[tuple[int, ...]]:
+        found = [p.stat() for p in (self.path, *self._logs()) if p.exists()]
+        return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found]
+
+    def check_at_rest(self) -> None:
+        """StoreBusyError if a file that is read without locks has changed since."""
+        if self._at_rest is not None and self._at_rest != self._states():
+            raise StoreBusyError(
+                f"{self.path} was changed while it was read, and cannot be locked from here: try again"
+            )
 
     def _create(self) -> None:
         if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return
         self.connection.execute("PRAGMA journal_mode = WAL")
-        with self.transaction():
+        self.connection.execute("BEGIN IMMEDIATE")
+        if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:  # nobody was faster
             for statement in TABLES.split(";"):
                 self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
             self.connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        self.connection.execute("COMMIT")
 
     def _check(self) -> None:
         application = self.connection.execute("PRAGMA application_id").fetchone()[0]
@@ -120,7 +181,7 @@ class Database:
                 f"{self.path} is damaged or was changed by another program: its tables are not those of a store"
             )
         mode = self.connection.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal":
+        if mode != "wal" and self._at_rest is None:  # a file at rest has no log, and no mode
             raise StoreError(
                 f"{self.path} is not in write-ahead mode but in {mode!r}: it was changed by another program"
             )
@@ -136,13 +197,17 @@ class Database:
                 raise StoreBusyError(
                     f"{self.path} is in use by another process or reader ({text}); try again"
                 ) from error
+            if any(trouble in text for trouble in DISK):
+                raise StoreDiskError(f"{self.path}: {text}") from error
             raise StoreError(f"{self.path}: {text}") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for damaged text, in a value or in a message
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
+    # -- statements ----------------------------------------------------------------------------------------------------
+
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
-        with self.lock, self.errors():
+        with self.held(), self.errors():
             return self.connection.execute(sql, tuple(values)).fetchall()
 
     def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
@@ -156,27 +221,99 @@ class Database:
 
     def many(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
         """Execute a statement for each of many rows."""
-        with self.lock, self.errors():
+        with self.held(), self.errors():
             self.connection.executemany(sql, values)  # type: ignore[arg-type]
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other threads out. Whoever comes first takes back what an interrupt left open."""
+        if os.getpid() != self._process:
+            raise StoreError(f"{self.path} was opened before a fork: open it again in this process")
+        first = not self.lock._is_owned()  # type: ignore[attr-defined]
+        with self.lock:
+            if self.closed:
+                raise StoreError(f"{self.path}: the store is closed")
+            if first:
+                self.roll_back()
+            try:
+                yield
+            finally:
+                if first:
+                    self.roll_back()
+
+    @contextmanager
+    def view(self) -> Iterator[None]:
+        """Read one state of the store, whatever others write meanwhile; inside a transaction, what that sees."""
+        with self.held():
+            if self.connection.in_transaction:
+                yield
+                return
+            self.run("BEGIN")
+            try:
+                yield
+            except StoreError:
+                self.check_at_rest()
+                raise
+            finally:
+                self.roll_back()
+            self.check_at_rest()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Take the write lock; everything inside is written together, or not at all."""
-        with self.lock:
-            if self.connection.in_transaction:
-                raise StoreError(f"{self.path}: a transaction is open already")
+        with self.held():
+            self.begin()
             try:
-                self.run("BEGIN IMMEDIATE")
                 yield
-                self.run("COMMIT")
+                self.commit()
             except BaseException:
                 self.roll_back()
                 raise
 
+    def begin(self) -> None:
+        """Take the write lock."""
+        if self.connection.in_transaction:
+            raise StoreError(f"{self.path}: nothing can be written inside a view or a transaction that is open already")
+        self.check_place()
+        self.run("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Make it durable; StoreError if the file that was written is no longer that of the store."""
+        self.check_place()
+        self.run("COMMIT")
+        self.check_place()
+
     def roll_back(self) -> None:
         """End a transaction, if one is open, as if it had not been."""
-        if self.connection.in_transaction:
-            self.run("ROLLBACK")
+        if not self.closed and self.connection.in_transaction:
+            with self.errors():
+                self.connection.execute("ROLLBACK")
+
+    def _found(self) -> list[tuple[int, int]] | None:
+        """The file and the log that are at the path now; None if one is not there."""
+        try:
+            found = [os.stat(p) for p in (self.path, self._logs()[0])]
+        except OSError:
+            return None
+        return [(s.st_dev, s.st_ino) for s in found]
+
+    def check_place(self) -> None:
+        """StoreError if the files that are open were deleted, moved or exchanged: what is written to them would be lost."""
+        if self._place is not None and self._found() != self._place:
+            raise StoreError(
+                f"{self.path} or its log was deleted, moved or replaced while it was open: nothing can be kept there. "
+                "Open the store again."
+            )
+
+    def changes(self) -> int:
+        """A number that is another one once another connection has written."""
+        row = self.one("PRAGMA data_version")
+        assert row is not None
+        return int(row[0])
+
+    # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = MISSING) -> Any:
         """A value of the meta table; StoreError when it is not there, unless there is a default."""
@@ -207,5 +344,6 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; the last one to close removes the log."""
-        with self.errors():
+        with self.lock, self.errors():
+            self.closed = True
             self.connection.close()

@@ -47,7 +47,10 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         """A batch at once, which is how a DataLoader asks."""
         try:
-            rows = self._table().read(self._seqs[indices].tolist())
+            table = self._table()
+            with table.db.view():
+                table.load_codec()
+                rows = table.read(self._seqs[indices].tolist())
         except StoreError as error:
             raise StoreError(f"{error}. A sample of this dataset may have been erased since it was made.") from error
         return list(zip(rows.x, rows.y, strict=True))

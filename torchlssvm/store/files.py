@@ -41,11 +41,15 @@ def sync_folder(path: Path) -> None:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file: whoever looks sees the old content or the new one, never a part."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk its room is needed
+        raise
     sync_folder(path.parent)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import StoreError
+from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.labels import LabelErrors, from_scores
 from torchlssvm.store.machine import Linear
@@ -29,7 +29,7 @@ class Judged(StoreBase):
 
         ``pairs``: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
         """
-        with self._lock:
+        with self.view():
             head = self._linear("leave_one_out")
             ids: list[str] = []
             scores: list[Tensor] = []
@@ -56,11 +56,15 @@ class Judged(StoreBase):
         """
         if self.readonly:
             raise StoreError(f"the store at {self.path} was opened for reading only")
-        with self._lock:
+        with self._db.held():
             head = self._linear("calibrate")
             _, scores, labels = self.leave_one_out()
-            head.calibrate_on(scores, labels, method)
             machine = self._machine
             assert machine is not None
             with self._db.transaction():
-                self._save_options(machine)
+                if self._db.get("state")["position"] != self._position:
+                    raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
+                self._stale = True  # until the calibration is kept
+                head.calibrate_on(scores, labels, method)
+                options = self._save_options(machine)
+            self._options, self._stale = options, False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import Calibration, choices_to_save
+from torchlssvm.heads.persistence import arguments
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.rows import Rows
+
+SETTABLE = ("rho", "class_weight")
+"""Options of a head that may change while it holds samples."""
 
 
 class Linear:
@@ -37,9 +42,25 @@ class Linear:
         """Whether it holds nothing."""
         return self.head.n == 0
 
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held by the store while the head is between two states: whoever reads it meanwhile waits."""
+        return getattr(self.head, "_lock", nullcontext())
+
+    def holds(self, digest: str | None, samples: int) -> bool:
+        """Whether the state is the one that was recorded, as far as it can tell."""
+        return self.digest() == digest if self.exact else self.head.n == samples
+
     def config(self) -> dict[str, Any]:
         """What is needed to make an empty one."""
         return {"type": "LSSVMHead"} | self.head.config()
+
+    def set_options(self, config: dict[str, Any]) -> None:
+        """Take over those options of another head's :meth:`config` that may change."""
+        mine, given = self.config(), arguments({k: v for k, v in config.items() if k != "type"})
+        for name in SETTABLE:
+            if mine[name] != config[name]:
+                setattr(self.head, name, given[name])
 
     def chosen(self) -> dict[str, Any] | None:
         """What was chosen from data, with the calibration, as primitives; None if nothing was."""
@@ -153,6 +174,18 @@ class ByIds:
     def empty(self) -> bool:
         """Whether it holds nothing."""
         return len(self.head.ids) == 0
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """A kernel machine has none."""
+        return nullcontext()
+
+    def holds(self, digest: str | None, samples: int) -> bool:
+        """Whether it holds as many samples as were recorded."""
+        return len(self.head.ids) == len(self.where) == samples
+
+    def set_options(self, config: dict[str, Any]) -> None:
+        """Nothing of it can change."""
 
     def config(self) -> dict[str, Any]:
         """What must agree when the store is opened with another machine."""

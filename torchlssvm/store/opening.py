@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.files import Snapshots, Witness, sync_folder
 from torchlssvm.store.journal import START, Journal, now
-from torchlssvm.store.machine import ByIds, Linear, machine_for
+from torchlssvm.store.machine import SETTABLE, ByIds, Linear, machine_for
 from torchlssvm.store.reading import Reading
 from torchlssvm.store.rows import Table
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchlssvm.store")
 
 WITNESS = "acknowledged"
-SETTABLE = ("rho", "class_weight")
-"""Options of a head that may change while it holds samples."""
+
+Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
+"""The options of a head, and what was chosen from data, as the store keeps them."""
 
 
 class StoreBase(Reading):
@@ -53,15 +54,21 @@ class StoreBase(Reading):
         self._snapshots, self._witness = Snapshots(self.path), Witness(self.path / WITNESS)
         self._source = fingerprint
         self._machine: Linear | ByIds | None = None
-        self._position, self._saved, self._stale, self._rows_since = 0, -1, True, 0
+        self._position, self._saved, self._rows_since = 0, -1, 0
+        self._stale = True  # whether the head must be brought in step before it is used
+        self._torn = False  # whether it may be in the middle of a change, so that not even its digest is believed
+        self._options: Options | None = None  # as the store had them when this handle last looked
+        self._seen = -1  # the number of the database's changes then
         self._db = self._open_file(head is not None and not readonly)
-        self._lock = self._db.lock
         try:
             self._journal = Journal(self._db)
             self._table = Table(self._db, Codec(1, 1))
             if head is not None:
-                self._machine = machine_for(head)
-            self._start(accept_loss)
+                self._machine = self._own(head)
+            self._finish_creation()
+            told = self._witness.read()  # before the view: what was acknowledged by then is in it
+            with self._db.view():
+                self._start(None if accept_loss else told)
         except BaseException:
             self._db.close()
             raise
@@ -82,12 +89,12 @@ class StoreBase(Reading):
             return database
         return Database(file, create, self._timeout, self.readonly)
 
-    def _start(self, accept_loss: bool) -> None:
-        if self._db.get("state", None) is None:
-            if self._machine is None or self.readonly:
-                raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
-            self._create(self._machine)
-        self._check_start(accept_loss)
+    def _own(self, head: Any) -> Linear | ByIds:
+        """Drive a head from now on. The store has its rows: whatever a head keeps to recognize its samples is not needed."""
+        return machine_for(head)
+
+    def _start(self, told: tuple[int, bytes] | None) -> None:
+        self._check_start(told)
         bound = self._db.get("fingerprint")
         if self._source is not None and bound not in (None, self._source):
             raise ValueError(
@@ -96,20 +103,28 @@ class StoreBase(Reading):
         config = self._db.get("head")
         if self._machine is None and config["type"] == LSSVMHead.__name__:
             options = {k: v for k, v in config.items() if k != "type"}
-            self._machine = machine_for(LSSVMHead.from_config(options, device=self._device))
+            self._machine = self._own(LSSVMHead.from_config(options, device=self._device))
         elif self._machine is not None:
             self._check_machine(config, self._machine)
         self._table.load_codec()
         if self._machine is not None and not self.readonly:
-            self._reload()
+            self._reload(self._machine)
 
-    def _create(self, machine: Linear | ByIds) -> None:
+    def _finish_creation(self) -> None:
+        """Write the records that every store has, if they are not there."""
+        machine = self._machine
+        if self._db.get("state", None) is not None:
+            return
+        if machine is None or self.readonly:
+            raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
         if not machine.empty:
             raise StoreError(
                 "the head already holds samples, which the store knows nothing of: give an empty head and add them through "
                 "the store"
             )
         with self._db.transaction():
+            if self._db.get("state", None) is not None:  # another process was faster
+                return
             self._db.put("head", machine.config())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
@@ -123,8 +138,8 @@ class StoreBase(Reading):
     def _put_state(self, position: int, digest: str | None, samples: int, chain: bytes) -> None:
         self._db.put("state", {"position": position, "digest": digest, "samples": samples, "chain": chain.hex()})
 
-    def _check_start(self, accept_loss: bool) -> None:
-        """The end of the journal agrees with the state, and nothing that was acknowledged is missing."""
+    def _check_start(self, told: tuple[int, bytes] | None) -> None:
+        """The end of the journal agrees with the state, and what a caller was told is in there."""
         state = self._db.get("state")
         position = state["position"]
         last = self._db.one("SELECT max(position) FROM journal")
@@ -132,8 +147,7 @@ class StoreBase(Reading):
             raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
         if position:
             self._journal.check(position - 1)
-        told = self._witness.read()
-        if told is None or accept_loss or told == (position, bytes.fromhex(state["chain"])):
+        if told is None or told == (position, bytes.fromhex(state["chain"])):
             return
         if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
             raise StoreError(
@@ -156,13 +170,12 @@ class StoreBase(Reading):
     @property
     def head(self) -> Any:
         """The live head, in step with the store. Change it through :meth:`apply` only."""
-        with self._lock:
+        with self.view():
             if self._machine is None:
                 raise StoreError(
                     f"the store at {self.path} was made with a {self._db.get('head')['type']}: open it with one as head"
                 )
-            if self._stale or self._db.get("state")["position"] != self._position:
-                self._reload()
+            self._follow(self._machine)
             return self._machine.head
 
     @property
@@ -182,28 +195,49 @@ class StoreBase(Reading):
 
     def restore(self) -> str:
         """Bring the head back to what the store says, whatever was done to it; returns what was done."""
-        with self._lock:
+        with self.view():
             self._stale = True
             _ = self.head
             return self.recovery
 
-    def _reload(self) -> None:
-        """Restore the head from one consistent view of the store."""
-        inside = self._db.connection.in_transaction
-        if not inside:
-            self._db.run("BEGIN")
-        try:
-            assert self._machine is not None
+    def _follow(self, machine: Linear | ByIds) -> None:
+        """Bring the head in step with what the open view or transaction shows."""
+        changes = self._db.changes()
+        if not self._stale and changes == self._seen:
+            return
+        if self._stale or self._db.get("state")["position"] != self._position:
+            self._reload(machine)
+        else:
+            self._take_options(machine)
+        self._seen = changes
+
+    def _reload(self, machine: Linear | ByIds) -> None:
+        """Restore the head from the open view or transaction; while that lasts, and if it fails, the head is not believed."""
+        with machine.lock:
+            trusted = not self._torn
+            self._stale = self._torn = True
             self._table.load_codec()
-            self.recovery = self._recover(self._machine)
-            self._machine.restore_chosen(self._db.get("chosen", None))
-            self._stale = False
-        finally:
-            if not inside:
-                self._db.run("COMMIT")
+            self.recovery = self._recover(machine, trusted)
+            self._take_options(machine, again=True)
+            self._stale = self._torn = False
+
+    def _take_options(self, machine: Linear | ByIds, again: bool = False) -> None:
+        """Take over what other handles have set or chosen since this one last looked; ``again``: also what they had before.
+
+        Where this handle has changed an option too and not written it, the store's is the newer one.
+        """
+        config, chosen = self._db.get("head"), self._db.get("chosen", None)
+        known, mine = self._options, machine.config()
+        if known is not None and config != known[0] and config != mine:
+            if mine != known[0]:
+                log.warning("%s: options set here were set by another process, too; the store's are taken", self.path)
+            machine.set_options(config)
+        if again or known is None or chosen != known[1]:
+            machine.restore_chosen(chosen)
+        self._options = (config, chosen)
 
     @exactly
-    def _recover(self, machine: Linear | ByIds) -> str:
+    def _recover(self, machine: Linear | ByIds, trusted: bool) -> str:
         state = self._db.get("state")
         position, digest = state["position"], state["digest"]
         was = self._position
@@ -211,7 +245,7 @@ class StoreBase(Reading):
         if len(self._table) != state["samples"]:
             raise StoreError(f"{self._db.path} is damaged: it holds {len(self._table)} rows, not {state['samples']}")
         if isinstance(machine, Linear) and machine.exact:
-            if not machine.empty and machine.digest() == digest:
+            if trusted and not machine.empty and self._in_step(machine, state):
                 machine.note()
                 return "the head was in step"
             for path in reversed(self._snapshots.paths()):
@@ -231,6 +265,14 @@ class StoreBase(Reading):
         )
         self._report(done, machine.exact and position > 0)
         return done
+
+    def _in_step(self, machine: Linear | ByIds, state: dict[str, Any]) -> bool:
+        """Whether the head itself says that it is what the state says."""
+        try:
+            return machine.holds(state["digest"], state["samples"])
+        except TorchLSSVMError as error:  # it was interrupted in the middle of a change
+            log.info("%s: the head cannot be used as it is: %s", self.path, error)
+            return False
 
     def _from_snapshot(self, machine: Linear, path: Path, position: int, digest: str) -> str | None:
         found = self._snapshots.read(path)
@@ -280,26 +322,52 @@ class StoreBase(Reading):
         self._saved, self._rows_since = self._position, 0
 
     def close(self) -> None:
-        """Write a snapshot and close the files. Nothing is lost without it; opening is then slower."""
-        with self._lock:
-            if self._closed:
-                return
+        """Keep options that were set, write a snapshot, and close the files. No event is lost without it.
+
+        StoreError if options that were set on the head cannot be written; the files are closed all the same.
+        """
+        if self._closed:
+            return
+        with self._db.held():
             self._closed = True
             try:
-                if not self.readonly and self._machine is not None:
-                    with self._db.transaction():
-                        self._save_options(self._machine)
-                        self._snapshot()
-            except StoreBusyError:
-                log.info("%s: another writer is at work, closed without a snapshot", self.path)
+                if not self.readonly and self._machine is not None and not self._stale:
+                    self._keep(self._machine)
             finally:
                 self._db.close()
 
-    def _save_options(self, machine: Linear | ByIds) -> None:
-        if machine.config() != self._db.get("head"):
-            self._db.put("head", machine.config())
-        if machine.chosen() != self._db.get("chosen", None):
-            self._db.put("chosen", machine.chosen())
+    def _keep(self, machine: Linear | ByIds) -> None:
+        """Before closing: first what would be lost, then what only saves time."""
+        trouble: StoreError | None = None
+        if (machine.config(), machine.chosen()) != self._options:
+            try:
+                with self._db.transaction():
+                    stored = (self._db.get("head"), self._db.get("chosen", None))
+                    if self._db.get("state")["position"] == self._position and stored == self._options:
+                        self._save_options(machine)
+                    else:
+                        log.warning("%s: others have written since; options set here are not kept", self.path)
+            except StoreError as error:
+                trouble = error
+        try:
+            with self._db.transaction():
+                self._snapshot()
+        except StoreBusyError:
+            log.info("%s: another writer is at work, closed without a snapshot", self.path)
+        except (OSError, StoreError) as error:
+            log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
+        if trouble is not None:
+            raise type(trouble)(
+                f"{self.path} is closed and every event is kept, but not the options that were set on its head: {trouble}"
+            ) from trouble
+
+    def _save_options(self, machine: Linear | ByIds) -> Options:
+        """Write what this handle has changed; returns what the store has then, for when it is committed."""
+        now, known = (machine.config(), machine.chosen()), self._options or (None, None)
+        for name, value, old in zip(("head", "chosen"), now, known, strict=True):
+            if value != old:
+                self._db.put(name, value)
+        return now
 
     def __enter__(self) -> Self:
         return self

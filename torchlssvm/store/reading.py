@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.events import check_ids
+from torchlssvm.events import check_ids, check_text
 from torchlssvm.store.database import Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry, Journal
@@ -38,7 +38,13 @@ class Reading:
     _db: Database
     _table: Table
     _journal: Journal
-    _lock: threading.RLock
+
+    def view(self) -> AbstractContextManager[None]:
+        """``with store.view():`` what is read inside is of one position, whatever other processes write meanwhile.
+
+        Other threads wait, and a compaction elsewhere cannot finish until it ends; nothing can be written inside.
+        """
+        return self._db.view()
 
     @property
     def position(self) -> int:
@@ -61,7 +67,11 @@ class Reading:
 
     def __contains__(self, sample_id: object) -> bool:
         """Whether there is a sample with this id."""
-        return self._db.one("SELECT 1 FROM samples WHERE id = ?", (str(sample_id),)) is not None
+        try:
+            wanted = check_text(sample_id, "an id")
+        except ValueError:
+            return False
+        return self._db.one("SELECT 1 FROM samples WHERE id = ?", (wanted,)) is not None
 
     def __iter__(self) -> Iterator[Sample]:
         """All samples, one by one, in the order they were added."""
@@ -71,22 +81,24 @@ class Reading:
 
     def batches(self, size: int = BATCH) -> Iterator[Rows]:
         """All samples in batches; x is what the head summed."""
-        self._table.load_codec()
         return self._table.batches(size=size)
 
     def get(self, ids: Any) -> Rows:
         """Samples by their ids, in that order."""
-        self._table.load_codec()
         wanted = check_ids(ids)
-        return self._table.read(self._table.find(wanted), wanted)
+        with self.view():
+            self._table.load_codec()
+            return self._table.read(self._table.find(wanted), wanted)
 
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
-        return self._table.ids(subject, label)
+        with self.view():
+            return self._table.ids(None if subject is None else check_text(subject, "subject"), label)
 
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
-        return self._table.subjects()
+        with self.view():
+            return self._table.subjects()
 
     def dataset(self) -> StoreDataset:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
@@ -94,8 +106,9 @@ class Reading:
 
     def notes(self) -> dict[str, Any]:
         """What was written with :meth:`set_note`."""
-        names = self._db.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE, NOTE_END))
-        return {name.removeprefix(NOTE): self._db.get(name) for (name,) in names}
+        with self.view():
+            names = self._db.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE, NOTE_END))
+            return {name.removeprefix(NOTE): self._db.get(name) for (name,) in names}
 
     def note(self, name: str) -> Any:
         """One note; None if there is none."""
@@ -107,13 +120,13 @@ class Reading:
 
     def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
         """The same for a value made from the present one (None if there is none), while no other process can change it."""
-        with self._lock, self._db.transaction():
+        with self._db.transaction():
             value = change(self.note(name))
             self._db.put(NOTE + name, value)
             return value
 
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""
-        with self._lock:
+        with self.view():
             self._journal.check()
             return list(self._journal.entries())

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,7 @@ class Rows:
     x: Tensor
     added: list[float]
     nonces: list[bytes]
+    positions: list[int] = field(default_factory=list)  # of the events that wrote them last
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -71,10 +72,11 @@ class Table:
 
     def load_codec(self) -> None:
         """Undo :meth:`save_codec`."""
-        found = self.db.get("rows")
-        numbers = (found["grid"], found["target_grid"])
-        grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
-        self.codec = Codec(found["features"], found["targets"], *grids)
+        with self.db.held():
+            found = self.db.get("rows")
+            numbers = (found["grid"], found["target_grid"])
+            grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+            self.codec = Codec(found["features"], found["targets"], *grids)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
@@ -86,20 +88,36 @@ class Table:
         """The rows of some ids, in their order, or of a subject, in the order they were added; RemovalError if unknown."""
         if ids is None:
             assert subject is not None
-            found = self._of_subject(subject)
+            found = self.of_subject(subject)
             if not found:
                 raise RemovalError(f"the store holds no sample of the subject {subject!r}. Nothing was changed.")
             return found
-        where: dict[str, int] = {}
-        for start in range(0, len(ids), LOOKUP):
-            part = ids[start : start + LOOKUP]
-            marks = ",".join("?" * len(part))
-            where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
+        where = self.held(ids)
         for sample in ids:
             if sample not in where:
                 self._really_absent("id", sample)
                 raise RemovalError(f"the store holds no sample with the id {sample!r}. Nothing was changed.")
         return [where[sample] for sample in ids]
+
+    def held(self, ids: Sequence[str]) -> dict[str, int]:
+        """The rows of those ids that are there."""
+        where: dict[str, int] = {}
+        for start in range(0, len(ids), LOOKUP):
+            part = ids[start : start + LOOKUP]
+            marks = ",".join("?" * len(part))
+            where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
+        return where
+
+    def count(self, commitments: Iterable[bytes]) -> int:
+        """How many of these commitments are to samples that are held; looks at all rows."""
+        wanted, found, last = set(commitments), 0, -1
+        while True:
+            sql = f"SELECT seq, id, nonce FROM samples WHERE seq > ? ORDER BY seq LIMIT {BATCH}"
+            part = self.db.all(sql, (last,))
+            if not part:
+                return found
+            last = part[-1][0]
+            found += sum(commitment(nonce, sample) in wanted for _, sample, nonce in part)
 
     def _really_absent(self, column: str, value: str) -> None:
         """Before an index is believed that something is not there, look at all rows: an erasure may hang on it."""
@@ -111,7 +129,7 @@ class Table:
         if subject is None:
             seqs = self._ordered([r[0] for r in self.db.all("SELECT seq FROM samples NOT INDEXED ORDER BY seq")])
         else:
-            seqs = self._of_subject(subject)
+            seqs = self.of_subject(subject)
         out = []
         for start in range(0, len(seqs), LOOKUP):
             for row in self._raw(seqs[start : start + LOOKUP]):
@@ -119,7 +137,7 @@ class Table:
                 out += [row[1]] if label is None or row[3] == label else []
         return out
 
-    def _of_subject(self, subject: str) -> list[int]:
+    def of_subject(self, subject: str) -> list[int]:
         """The numbers of a subject's rows, in order."""
         sql = "SELECT seq FROM samples WHERE subject = ? ORDER BY seq"
         found = self._ordered([r[0] for r in self.db.all(sql, (subject,))])
@@ -171,17 +189,23 @@ class Table:
         return self._checked([raw[s] for s in seqs])
 
     def batches(self, after: int | None = None, size: int = BATCH) -> Iterator[Rows]:
-        """All rows in batches; only those written by events after a position, if one is given."""
+        """All rows in batches; only those written by events after a position, if one is given.
+
+        Each batch is read in a view of its own; inside a view of the caller's all of them are of one state.
+        """
         last = -1
         condition = "" if after is None else " AND position > ?"
         while True:
             values = (last,) if after is None else (last, after)
             sql = f"SELECT {COLUMNS} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
-            found = self.db.all(sql, values)
-            if not found:
-                return
-            last = self._ordered([last, *(row[0] for row in found)])[-1]
-            yield self._decode(self._checked(found))
+            with self.db.view():
+                self.load_codec()
+                found = self.db.all(sql, values)
+                if not found:
+                    return
+                last = self._ordered([last, *(row[0] for row in found)])[-1]
+                rows = self._decode(self._checked(found))
+            yield rows
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         for row in found:
@@ -198,6 +222,7 @@ class Table:
             self.codec.decode([r[9] for r in found]),
             [r[6] for r in found],
             [r[7] for r in found],
+            [r[5] for r in found],
         )
 
     # -- writing -------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import StoreBusyError, StoreError
-from torchlssvm.events import Event, EventBase
+from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
+from torchlssvm.events import CPU, Event, EventBase
+from torchlssvm.functional.checks import as_tensor
 from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
 from torchlssvm.store.files import UNTIL_COMPACTION
@@ -19,6 +20,9 @@ from torchlssvm.store.machine import ByIds, Linear
 from torchlssvm.store.reading import NOTE
 
 log = logging.getLogger("torchlssvm.store")
+
+REFUSALS = (ValueError, TypeError, TorchLSSVMError)
+"""What head and store raise for what they do not take, before or after a change but never in the middle of one."""
 
 
 @dataclass(frozen=True)
@@ -84,27 +88,37 @@ class SampleStore(Certifying):
 
         ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
 
-        An event whose id was applied before changes nothing, and its receipt says so. Errors leave everything as it was:
-        RemovalError for an unknown id or subject, ValueError or GridError for samples the head refuses, StoreError for a head
-        that was changed behind the store's back, StoreBusyError while another writer is at work.
+        An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
+        that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
+        ValueError or GridError for samples the head refuses, StoreError for a head that was changed behind the store's back,
+        StoreBusyError while another writer is at work, StoreDiskError for a disk that is full.
+
+        Threads may share a store: they take turns, and whoever reads the head meanwhile waits. After an interrupt the events
+        are applied or not, as with any other error; repeat them with their event ids.
         """
         given = checked(events)
-        with self._lock:
+        with self._db.held():
             machine = self._writable()
-            work: Work | None = None
-            try:
-                self._db.run("BEGIN IMMEDIATE")
-                work = self._begin(machine)
-                results = [work.do(event) for event in given]
-                digest, chain = self._finish(machine, work)
-                for name, value in (notes or {}).items():
-                    self._db.put(NOTE + name, value)
-                self._db.run("COMMIT")
-            except BaseException:
-                self._take_back(work)
-                raise
+            self._db.begin()
+            with machine.lock:
+                work: Work | None = None
+                try:
+                    work = self._begin(machine)
+                    self._stale = self._torn = True  # until rows and head are known to agree again
+                    results = [work.do(event) for event in given]
+                    digest, chain = self._finish(work)
+                    options = self._save_options(machine) if work.done else self._options
+                    for name, value in (notes or {}).items():
+                        self._db.put(NOTE + name, value)
+                    self._db.commit()
+                except BaseException as error:
+                    self._take_back(machine, work, error)
+                    raise
+                self._position, self._options = work.position, options
+                machine.note()
+                self._stale = self._torn = False
             if work.done:
-                self._committed(machine, work, chain)
+                self._committed(work, chain)
             receipts = [
                 self._repeated(event, result) if isinstance(result, int) else receipt_of(result, digest)
                 for event, result in zip(given, results, strict=True)
@@ -125,30 +139,26 @@ class SampleStore(Certifying):
                 "the head was changed behind the store's back: samples are added and removed through store.apply only. "
                 "store.restore() brings the head back to what the store says. Nothing was changed."
             )
-        state = self._db.get("state")
-        if self._stale or state["position"] != self._position:
-            self._reload()
-        return Work(self._table, self._journal, machine, state["position"], self._source)
+        self._table.load_codec()
+        self._follow(machine)
+        return Work(self._table, self._journal, machine, self._position, self._source)
 
-    def _finish(self, machine: Linear | ByIds, work: Work) -> tuple[str | None, bytes]:
+    def _finish(self, work: Work) -> tuple[str | None, bytes]:
         """Write the journal and the state; returns the digest and the end of the chain."""
         state = self._db.get("state")
         if not work.done:
             return state["digest"], bytes.fromhex(state["chain"])
-        digest = machine.digest()
+        digest = work.machine.digest()
         chain = work.write_journal(digest)
         change = {"add": 1, "remove": -1}
         samples = state["samples"] + sum(
             change.get(type(done.event).__name__.lower(), 0) * len(done.ids) for done in work.done
         )
         self._put_state(work.position, digest, samples, chain)
-        self._save_options(machine)
         return digest, chain
 
-    def _committed(self, machine: Linear | ByIds, work: Work, chain: bytes) -> None:
+    def _committed(self, work: Work, chain: bytes) -> None:
         """The events are durable. What fails from here on is only for speed, or for later: it is logged, not raised."""
-        self._position = work.position
-        machine.note()
         self._rows_since += sum(len(done.ids) for done in work.done)
         try:
             self._witness.write(work.position, chain)
@@ -160,14 +170,26 @@ class SampleStore(Certifying):
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Work | None) -> None:
+    def _take_back(self, machine: Linear | ByIds, work: Work | None, error: BaseException) -> None:
+        """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
+
+        Whatever is not a refusal may have come in the middle of a change, and the head is not asked.
+        """
         if work is None:
             self._db.roll_back()
             return
-        if work.undo():
-            work.machine.note()
-        else:
-            self._stale = True
+        undone = isinstance(error, REFUSALS) and work.undo()
+        self._db.roll_back()
+        try:
+            state = self._db.get("state")
+            if undone and state["position"] == self._position and self._in_step(machine, state):
+                machine.note()
+                self._stale = self._torn = False
+                return
+            log.warning("%s: the head is restored from the store after %r", self.path, error)
+            _ = self.head
+        except Exception:  # the first error is raised; the head is restored when it is next asked for
+            log.exception("%s: the head could not be restored yet", self.path)
 
     def _repeated(self, event: Event, position: int) -> Receipt:
         entry = self._journal.at(position)
@@ -180,10 +202,10 @@ class SampleStore(Certifying):
         x: (B, J); y: (B,) labels. Works on a copy of the head, inside a transaction that is rolled back.
         """
         given = checked(events)
-        with self._lock:
+        with self._db.held():
             machine = self._writable()
+            self._db.begin()
             try:
-                self._db.run("BEGIN IMMEDIATE")
                 self._begin(machine)
                 before = predictions(machine, x)
                 trial = machine.copy()
@@ -209,12 +231,13 @@ class SampleStore(Certifying):
         statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the log
         from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went through.
         """
-        with self._lock:
+        with self._db.held():
             machine = self._writable()
             with self._db.transaction():
                 self._begin(machine)
                 self._journal.new_key(self._position)
-                self._save_options(machine)
+                options = self._save_options(machine)
+            self._options = options
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(
@@ -249,11 +272,12 @@ def predictions(machine: Linear | ByIds, x: Any) -> Tensor | None:
     """Predicted classes, or None when there is nothing to predict from."""
     if x is None or machine.empty:
         return None
-    return machine.head.predict(torch.as_tensor(x))
+    return machine.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
 
 
 def accuracy(predicted: Tensor | None, y: Any) -> float | None:
     """The share of predictions that are right."""
     if predicted is None or y is None:
         return None
-    return float((predicted.cpu() == torch.as_tensor(y).cpu()).double().mean())
+    labels = y.cpu() if isinstance(y, Tensor) else as_tensor(y, "y", CPU)
+    return float((predicted.cpu() == labels).double().mean())

@@ -1,0 +1,88 @@
+"""Events that come a second time: the same one again, which changes nothing, or another one under an id that is taken.
+
+The journal keeps of an event its kind, its number of samples and a commitment to each, and nothing is kept besides. So what
+can be compared is compared: kind and number; of samples that are still held, whether they are those of the entry; and of rows
+that no later event has written, the content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
+from torchlssvm.store.rows import BATCH, Rows, Table
+
+
+@dataclass(frozen=True)
+class Past:
+    """An event that was applied: where, what it was, and the commitments to its samples in their order."""
+
+    position: int
+    kind: str
+    commitments: Sequence[bytes]
+
+
+def check_repetition(table: Table, event: Event, past: Past) -> None:
+    """ValueError unless an event can be the one that was applied under its id, and is still in effect."""
+    if kind_of(event) != past.kind:
+        raise used(event, past, f"it is a {kind_of(event)}")
+    if event.ids is not None and len(event.ids) != len(past.commitments):
+        raise used(event, past, f"it has {len(event.ids)}")
+    seqs = table.of_subject(event.subject) if event.ids is None else list(table.held(event.ids).values())
+    if isinstance(event, Remove):
+        if seqs:
+            raise used(event, past, f"{len(seqs)} of its samples are in the store")
+        return
+    table.load_codec()
+    known = 0
+    for start in range(0, len(seqs), BATCH):
+        known += compare(table, event, past, table.read(seqs[start : start + BATCH]))
+    if (seqs and not known) or (known < len(past.commitments) and table.count(past.commitments) > known):
+        raise used(event, past, "the samples it names are others")
+
+
+def compare(table: Table, event: Add | Relabel | Replace, past: Past, rows: Rows) -> int:
+    """Compare rows that are held with the event; returns how many of them are samples of the entry."""
+    place = {c: k for k, c in enumerate(past.commitments)}
+    found = [place.get(c) for c in rows.commitments]  # where each row stands in the event
+    if event.ids is not None:
+        for sample, k in zip(rows.ids, found, strict=True):
+            if k is None or event.ids[k] != sample:
+                raise used(event, past, f"the sample {sample!r} that is held is another one, or was added again since")
+    same = [i for i, k in enumerate(found) if k is not None and rows.positions[i] == past.position]
+    at = [k for i, k in enumerate(found) if k is not None and i in set(same)]
+    if same and not same_content(table, event, at, rows, same):
+        raise used(event, past, "features, labels or subjects of its samples are others")
+    return sum(k is not None for k in found)
+
+
+def same_content(table: Table, event: Add | Relabel | Replace, at: list[int], rows: Rows, same: list[int]) -> bool:
+    """Whether the samples ``at`` of an event are what the rows ``same`` hold, as they are written."""
+    codec = table.codec
+    if isinstance(event, Add) and [event.subjects[k] for k in at] != [rows.subjects[i] for i in same]:
+        return False
+    if not isinstance(event, Relabel):
+        if event.x.shape[1] != codec.J or max(at) >= len(event.x):
+            return False
+        x = codec.decode([bytes(b) for b in codec.encode(event.x[at])])
+        if not torch.equal(x.to(torch.float64), rows.x[same].to(torch.float64)):
+            return False
+    y: Tensor | None = event.y
+    if y is None:
+        return True
+    if y.ndim == 0:
+        y = y.expand(len(rows) + max(at) + 1)
+    return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
+
+
+def used(event: Event, past: Past, why: str) -> ValueError:
+    """The error for an event id that is taken."""
+    return ValueError(
+        f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "
+        f"{len(past.commitments)} samples, and this is not that event in effect: {why}. Give it an id of its own. Nothing was "
+        "changed."
+    )
