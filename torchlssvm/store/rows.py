@@ -101,6 +101,14 @@ class Table:
                 raise RemovalError(f"the store holds no sample with the id {sample!r}. Nothing was changed.")
         return [where[sample] for sample in ids]
 
+    def holds(self, sample_id: str) -> bool:
+        """Whether there is a sample with this id."""
+        return self.db.one("SELECT 1 FROM samples WHERE id = ?", (sample_id,)) is not None
+
+    def count_of(self, subject: str) -> int:
+        """The number of samples of a subject."""
+        return len(self._of_subject(subject))
+
     def _really_absent(self, column: str, value: str) -> None:
         """Before an index is believed that something is not there, look at all rows: an erasure may hang on it."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -16,7 +16,6 @@ from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
 from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.machine import ByIds, Linear
-from torchlssvm.store.reading import NOTE
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -76,13 +75,26 @@ class SampleStore(Certifying):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
-    def apply(self, events: Event, notes: Mapping[str, Any] | None = None) -> Receipt: ...
+    def apply(
+        self, events: Event, notes: Mapping[str, Any] | None = None, kept_out: Mapping[str, Sequence[str]] | None = None
+    ) -> Receipt: ...
     @overload
-    def apply(self, events: Iterable[Event], notes: Mapping[str, Any] | None = None) -> list[Receipt]: ...
-    def apply(self, events: Event | Iterable[Event], notes: Mapping[str, Any] | None = None) -> Receipt | list[Receipt]:
+    def apply(
+        self,
+        events: Iterable[Event],
+        notes: Mapping[str, Any] | None = None,
+        kept_out: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Receipt]: ...
+    def apply(
+        self,
+        events: Event | Iterable[Event],
+        notes: Mapping[str, Any] | None = None,
+        kept_out: Mapping[str, Sequence[str]] | None = None,
+    ) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
+        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
+        of a Remove, samples that came by and were not added because of it; the journal counts them among its samples.
 
         An event whose id was applied before changes nothing, and its receipt says so. Errors leave everything as it was:
         RemovalError for an unknown id or subject, ValueError or GridError for samples the head refuses, StoreError for a head
@@ -95,10 +107,10 @@ class SampleStore(Certifying):
             try:
                 self._db.run("BEGIN IMMEDIATE")
                 work = self._begin(machine)
-                results = [work.do(event) for event in given]
+                results = [work.do(event, (kept_out or {}).get(event.event_id, ())) for event in given]
                 digest, chain = self._finish(machine, work)
                 for name, value in (notes or {}).items():
-                    self._db.put(NOTE + name, value)
+                    self._put_note(name, value)
                 self._db.run("COMMIT")
             except BaseException:
                 self._take_back(work)
@@ -139,7 +151,7 @@ class SampleStore(Certifying):
         chain = work.write_journal(digest)
         change = {"add": 1, "remove": -1}
         samples = state["samples"] + sum(
-            change.get(type(done.event).__name__.lower(), 0) * len(done.ids) for done in work.done
+            change.get(type(done.event).__name__.lower(), 0) * (len(done.ids) - done.absent) for done in work.done
         )
         self._put_state(work.position, digest, samples, chain)
         self._save_options(machine)
