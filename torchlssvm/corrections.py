@@ -236,8 +236,8 @@ class Corrector:
             if pending.standing and isinstance(pending.event, Remove):
                 return pending
         first = next((p for p in found if not p.standing and not p.refusal), None)
-        if first is None or not isinstance(first.event, Remove):
-            return None
+        if first is None or not isinstance(first.event, Remove) or self.pending.blocked(first):
+            return None  # learned: what an earlier event does to another of its samples decides whether it is removed
         if self.store is None and isinstance(self.machine, Linear):
             carried = self._carried(first.event)[first.event.ids.index(sample_id)]
             return first if carried == hashes(x[None], y[None])[0] else None
@@ -265,6 +265,9 @@ class Corrector:
                 if outcome.status == "refused" and self._uncertain(p.event, outcome):
                     continue
                 if outcome.status == "refused":
+                    if p.kept_out:
+                        lost = f"; {len(p.kept_out)} of its samples came by before and were kept out"
+                        outcome = replace(outcome, reason=outcome.reason + lost)
                     pending.refuse(p, outcome.reason)
                 elif p.event.event_id in pending and not pending[p.event.event_id].standing:
                     pending.forget(p.event.event_id)

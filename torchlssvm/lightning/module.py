@@ -312,7 +312,7 @@ class LSSVMModule(LightningModule):
         self._resumed = self._resumed and self.trainer.ckpt_path is not None
         self._run = self.learner.begin(self._run if self._resumed else None, self.current_epoch)
         self._begun = False
-        self._filled = not self._resumed and not self.learner.empty
+        self._filled = not self._resumed and not self.learner.empty and self.hparams["store"] is None
 
     def on_validation_start(self) -> None:
         """With a store, the head is what the store says."""
