@@ -175,6 +175,7 @@ class Learner:
                 self.head.add(x, y)
                 self._tell(None, x, y)
             return 0
+        self._settle()  # what a run left behind that was stopped: an event that is decided keeps nothing out
         new = self.offered.new(ids)
         learned, y = self._screen(x, y, ids, subjects, new)
         ranks.agree_on_grid(self.head, x[learned])
@@ -185,9 +186,13 @@ class Learner:
                 raise ValueError(f"samples cannot be added: {outcome.reason}")
             self.offered.record(event.ids, event.event_id)
             self._tell(list(event.ids), event.x, event.y)
-        if not (ranks.several() and ranks.is_summed(self.head)):  # else events are applied where the ranks add up
-            self.corrector.settle()
+        self._settle()
         return len(ids) - len(new)
+
+    def _settle(self) -> None:
+        """Apply pending events that are answered; ranks that hold shares do it where they add up."""
+        if self.path is not None or not (ranks.several() and ranks.is_summed(self.head)):
+            self.corrector.settle()
 
     def _screen(
         self, x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
@@ -214,6 +219,7 @@ class Learner:
         """With a store: the samples of all ranks that are new, and how far the run is, in one transaction."""
         store, cursor = self.store, self.cursor
         assert store is not None
+        self._settle()  # as above; not between two parts, which are not learned yet
         left_out = self.forgetful and cursor is not None and cursor.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
@@ -235,7 +241,7 @@ class Learner:
             store.apply(events, notes=notes)
         for event in events:
             self._tell(list(event.ids), event.x, event.y)
-        self.corrector.settle()
+        self._settle()
         return skipped
 
     def _tell(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
