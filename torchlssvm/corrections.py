@@ -116,6 +116,7 @@ class Corrector:
         burst: dict[int, Event] = {}
         held: dict[int, Event] = {}
         changed = Changed()
+        self.pending.reserve(given)
         for k, event in enumerate(given):
             earlier = next((e for e in held.values() if e.event_id == event.event_id), None)
             if earlier is not None or event.event_id in self.pending:
@@ -126,12 +127,15 @@ class Corrector:
             else:
                 burst[k] = event
                 changed.note(event)
+        self.pending.hold(list(held.values()))
+        late: list[Event] = []
         for (k, event), outcome in zip(burst.items(), self.apply_now(list(burst.values())), strict=True):
             if outcome.status == "refused" and (self._waits(event) or self._uncertain(event, outcome)):
                 held[k] = event
+                late.append(event)
             else:
                 outcomes[k] = outcome
-        self.pending.hold([held[k] for k in sorted(held)])
+        self.pending.hold(late)
         outcomes |= {k: Outcome(e.event_id, kind_of(e), 0, "held") for k, e in held.items()}
         return [outcomes[k] for k in range(len(given))]
 
@@ -168,6 +172,10 @@ class Corrector:
             else []
         )
         notes = {} if self.offered is None else self.pending.notes_when_applied(new)
+        if self.pending.unanswered:
+            for event in (e for e in new if isinstance(e, Remove)):
+                ids = event.ids or store.find(subject=event.subject)
+                notes |= self.pending.notes_when_removed(ids, event.event_id, notes)
         removals = [e.event_id for e in new if isinstance(e, Remove)]
         if self.certified and removals:
             notes[UNCERTIFIED] = [*(store.note(UNCERTIFIED) or []), *removals]
@@ -232,10 +240,11 @@ class Corrector:
 
         Without a store an event that carries another sample under this id is refused, whenever it comes.
         """
-        for pending in found:
-            if pending.standing and isinstance(pending.event, Remove):
-                return pending
+        standing = next((p for p in found if p.standing and isinstance(p.event, Remove)), None)
         first = next((p for p in found if not p.standing and not p.refusal), None)
+        if standing is not None:
+            earlier = first is not None and first.note < standing.note and isinstance(first.event, Remove)
+            return first if earlier else standing
         if first is None or not isinstance(first.event, Remove) or self.pending.blocked(first):
             return None  # learned: what an earlier event does to another of its samples decides whether it is removed
         if self.store is None and isinstance(self.machine, Linear):

@@ -94,6 +94,7 @@ class PendingEvents:
         self.touched: set[str] = set()
         """Notes of events for which something has changed since they were last judged."""
         self._unsaved: set[str] = set()
+        self._reserved: dict[str, str] = {}
         for note, saved in ({} if store is None else store.notes(NOTE)).items():
             try:
                 self._insert(Pending(from_primitives(saved["event"]), note, saved["kept_out"], saved["standing"]))
@@ -105,7 +106,7 @@ class PendingEvents:
         return len(self._by_note)
 
     def __iter__(self) -> Iterator[Pending]:
-        return iter(list(self._by_note.values()))
+        return iter([self._by_note[note] for note in sorted(self._by_note)])
 
     def __contains__(self, event_id: str) -> bool:
         return event_id in self._by_event
@@ -123,9 +124,17 @@ class PendingEvents:
         for name in pending.names:
             self._by_name.setdefault(name, {})[pending.note] = pending
 
+    def reserve(self, events: Sequence[Event]) -> None:
+        """Give events their places in the order, whether they will be held or not."""
+        self._reserved = {event.event_id: new_note() for event in events}
+
+    def _note_of(self, event_id: str) -> str:
+        held = self._by_event.get(event_id)
+        return held.note if held is not None else self._reserved.get(event_id) or new_note()
+
     def hold(self, events: Sequence[Event]) -> None:
         """Hold events; with a store they are on the disk when this returns."""
-        new = [Pending(event, new_note()) for event in events]
+        new = [Pending(event, self._note_of(event.event_id)) for event in events]
         if self.store is not None and new:
             self.store.apply([], notes={p.note: p.to_primitives() for p in new})
         for pending in new:
@@ -195,16 +204,32 @@ class PendingEvents:
         """What is to be written with events: those that were held go, those that stand for their subject stay."""
         notes: dict[str, Any] = {}
         for event in events:
-            pending = self._by_event.get(event.event_id) or Pending(event, new_note())
+            note = self._note_of(event.event_id)
             if stands(event):
-                notes[pending.note] = Pending(event, pending.note, standing=True).to_primitives()
+                notes[note] = Pending(event, note, standing=True).to_primitives()
             elif event.event_id in self:
-                notes[pending.note] = None
+                notes[note] = None
         return notes
+
+    def notes_when_removed(self, ids: Sequence[str], by: str, notes: dict[str, Any]) -> dict[str, Any]:
+        """What is to be written when samples are removed: an earlier removal of theirs that waits for others has them too."""
+        before = self._note_of(by)
+        out: dict[str, Any] = {}
+        for i in ids:
+            for pending in self._by_name.get(("id", i), {}).values():
+                waits = isinstance(pending.event, Remove) and not pending.standing and pending.event.event_id != by
+                if waits and pending.note < before and pending.note not in notes:
+                    saved = out.setdefault(pending.note, pending.to_primitives())
+                    saved["kept_out"] = list(dict.fromkeys([*saved["kept_out"], i]))
+        return out
 
     def applied(self, notes: dict[str, Any]) -> None:
         """These notes were written with their events."""
         for note, saved in notes.items():
+            if saved is not None and not saved["standing"]:
+                self._by_note[note].kept_out = saved["kept_out"]
+                self.touched.add(note)
+                continue
             if note in self._by_note:
                 self.remove(self._by_note[note])
             if saved is not None:
