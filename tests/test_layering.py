@@ -21,7 +21,7 @@ LAYERS = [
     ["distributed/", "export", "window", "selection", "backbones"],
     ["events", "audit", "labels"],
     ["store/"],
-    ["sources", "corrections", "offered", "cursor"],
+    ["sources", "corrections", "pending", "offered", "cursor"],
     ["__init__"],
     ["lightning/", "sklearn/", "report/", "spark"],
     ["demo/"],

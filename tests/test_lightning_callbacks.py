@@ -112,7 +112,7 @@ def test_sanity_checking_takes_no_events(tmp_path: Path) -> None:
 
     quiet(tmp_path, num_sanity_val_steps=1, callbacks=[correction, Look()]).fit(module(), loader(), VAL)
     assert looked == [0]
-    assert correction.reports[0].applied == 1
+    assert sum(r.applied for r in correction.reports) == 1
 
 
 def test_removals_through_a_store_are_certified(tmp_path: Path) -> None:

@@ -74,8 +74,12 @@ class Offered:
                 places.append(k)
         return places
 
+    def __contains__(self, sample_id: str) -> bool:
+        """Whether a sample with this id was offered."""
+        return self._hash(sample_id) in self.hashes
+
     def record(self, ids: Iterable[str], event_id: str) -> None:
-        """These ids are about to be added by an event (with a store), or were just added (without)."""
+        """These ids are about to be added, or kept out, by an event (with a store), or just were (without)."""
         self._record(ids, event_id)
 
     def held(self, ids: Iterable[str]) -> None:

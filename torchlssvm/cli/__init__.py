@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm import __version__
-from torchlssvm.cli import adding, changing, creating, reporting, showing, training, verifying
+from torchlssvm.cli import adding, changing, creating, pending, reporting, showing, training, verifying
 from torchlssvm.cli.console import BUSY, EXTRAS, FAILED, INTERRUPTED, NOT_VERIFIED, USAGE, UsageError, one_line
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
-    creating.register, adding.register, changing.register, verifying.register, showing.register,
+    creating.register, adding.register, changing.register, pending.register, verifying.register, showing.register,
     reporting.register, training.register,
 )  # fmt: skip
 EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchlssvm.cli.console import FAILED, OK
+
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
 
@@ -31,7 +33,6 @@ def options(given: Sequence[str]) -> argparse.Namespace | None:
     def run(_: argparse.Namespace) -> int:
         from torchlssvm.lightning.cli import run as run_stage
 
-        run_stage(given)
-        return 0
+        return OK if run_stage(given) else FAILED
 
     return argparse.Namespace(command=given[0], run=run, json=False, parser=None)

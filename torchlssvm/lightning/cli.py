@@ -8,16 +8,23 @@ from collections.abc import Sequence
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 
+from torchlssvm.lightning.data_correction import DataCorrection
 from torchlssvm.lightning.module import LSSVMModule
 
 STAGES = ("fit", "validate", "test", "predict")
 
 
-def run(args: Sequence[str]) -> None:
-    """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default."""
+def run(args: Sequence[str]) -> bool:
+    """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default.
+
+    Returns whether all events of a fit were answered; only the first rank says that one was not, so that the others end well.
+    """
     warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # we are the command line
-    LightningCLI(
+    cli = LightningCLI(
         LSSVMModule, LightningDataModule, subclass_mode_model=False, subclass_mode_data=True, args=list(args),
         auto_configure_optimizers=False, trainer_defaults={"max_epochs": 1}, save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
     )  # fmt: skip
+    corrections = [callback for callback in cli.trainer.callbacks if isinstance(callback, DataCorrection)]  # type: ignore[attr-defined]
+    refused = sum(callback.refused for callback in corrections)
+    return not (cli.model.unanswered or refused) or not cli.trainer.is_global_zero

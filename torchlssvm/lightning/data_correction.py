@@ -13,14 +13,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections import Corrector, DeadLetters, Outcome
+from torchlssvm.corrections import UNCERTIFIED, Corrector, DeadLetters, Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
-from torchlssvm.sources import Item, as_source
+from torchlssvm.sources import FileSource, Item, as_source
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
@@ -33,6 +33,7 @@ class Report:
     applied: int
     repeated: int
     refused: int
+    held: int
     samples: int
     accuracy_before: float | None
     accuracy_after: float | None
@@ -42,8 +43,14 @@ class Report:
 class DataCorrection(Callback):
     """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
 
-    It looks at the source every so many training batches, before each validation, and at the end of the training. What it did
-    is logged and kept in ``reports``. The place in the source is saved with the head: in the store, or else in the checkpoint.
+    It looks at the source before the first batch, every so many training batches, before each validation, and at the end of
+    each epoch and of the training. What it did is logged and kept in ``reports``. The place in the source is saved with the
+    head: in the store, or else in the checkpoint.
+
+    An event for a sample that an ``LSSVMModule`` has not learned yet is held: when the sample comes by it is kept out, or
+    learned and corrected, and the event is applied then (:mod:`torchlssvm.pending`). So it does not matter when an event
+    arrives, nor in which order and on which rank the samples come. What is not answered when the run ends is printed, stays
+    pending for the next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
 
     With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
     events carry the samples as they were added. When the source is a store, the head follows what others do to it.
@@ -92,6 +99,8 @@ class DataCorrection(Callback):
         self.certificates = None if certificates is None else Path(certificates)
         self.position = 0
         self.reports: list[Report] = []
+        self.refused = 0
+        """Events of the last fit that could not be applied."""
         self.corrector: Corrector | None = None
         self._learner: Learner | None = None
         self._saved: dict[str, Any] = {}
@@ -112,10 +121,12 @@ class DataCorrection(Callback):
         self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to where the head is. Checkpoints of this run are registered with the store that was given."""
+        """Go to where the head is, and take what has arrived. Checkpoints are registered with the store that was given."""
         self.begin(pl_module)
+        self.refused = 0
         if self.given_store is not None:
             register_with(trainer, self.given_store)
+        self.look(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Look at the source, when it is time."""
@@ -149,9 +160,18 @@ class DataCorrection(Callback):
             self._hook.remove()
             self._hook = None
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All samples have come by: what waited for that is applied."""
+        self.look(trainer, pl_module, final=trainer.is_last_batch)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What arrived until the end counts."""
-        self.look(trainer, pl_module)
+        """What arrived until the end counts. Say what was refused."""
+        while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
+            pass  # a file has an end, also where it holds more than one look takes
+        if self.refused and self.dead_letters is not None:
+            pl_module.print(
+                f"torchlssvm: {self.refused} event(s) could not be applied: {self.dead_letters.path} has them, with the reasons"
+            )
 
     # -- what ----------------------------------------------------------------------------------------------------------
 
@@ -172,7 +192,8 @@ class DataCorrection(Callback):
             raise ValueError("certificates need a store: only that knows which samples were erased")
         cursor = self._saved.get("cursor", 0)
         if store is not None and not self.follows:
-            cursor = store.notes().get(self.state_key, 0)
+            cursor = store.note(self.state_key) or 0
+        corrector.certified = self.certificates is not None
         if self.source is not None and self.source.cursor != cursor and ranks.is_first():
             self.source.seek(cursor)
         if store is not None and not (self.follows and self.position):
@@ -180,34 +201,44 @@ class DataCorrection(Callback):
         self.corrector = corrector
         return corrector
 
-    def look(self, trainer: Trainer, pl_module: LightningModule) -> Report | None:
-        """Take what has arrived and apply it; None if there was nothing."""
+    def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> Report | None:
+        """Take what has arrived and apply it; None if there was nothing. ``final``: the pass over the samples is over."""
         corrector = self.corrector or self.begin(pl_module)
         head = corrector.head
         items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
         news = ranks.share(corrector.store is not None and corrector.store.position != self.position)
-        if not items and not (self.follows and news):
+        due = ranks.share(self._due(corrector, final))
+        if not items and not (self.follows and news) and not due:
             return None
         before, start = self._accuracy(head), time.perf_counter()
-        outcomes = self._apply(corrector, items)
+        outcomes = self._apply(corrector, items, final)
+        if not outcomes:
+            return None
         spent = 1000 * (time.perf_counter() - start)
         report = self._report(outcomes, len(items), before, self._accuracy(head), spent)
         log_metrics(trainer, {f"corrections/{k}": float(v) for k, v in asdict(report).items() if v is not None})
         self.reports.append(report)
         return report
 
-    def _apply(self, corrector: Corrector, items: list[Item]) -> list[Outcome]:
+    def _due(self, corrector: Corrector, final: bool) -> bool:
+        """Whether events that were held are to be judged, reported or certified."""
+        pending = corrector.pending
+        waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
+        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED)
+        return bool(waiting or corrector.answered or uncertified)
+
+    def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
         """Apply on the first rank, which holds all, and let the others have it; or on every rank alike."""
         alone = corrector.store is None and not ranks.is_summed(corrector.head)
         if ranks.several() and ranks.share(alone):
-            return self._work(corrector, items, writes=ranks.is_first())
+            return self._work(corrector, items, final, writes=ranks.is_first())
         if self._learner is not None:
             self._learner.level()
         else:
             ranks.level(corrector.head)
         stored = ranks.share(corrector.store is not None)
         try:
-            outcomes = ranks.on_first(lambda: self._work(corrector, items, writes=True))
+            outcomes = ranks.on_first(lambda: self._work(corrector, items, final, writes=True))
         finally:
             if ranks.several():
                 if stored:
@@ -215,9 +246,12 @@ class DataCorrection(Callback):
                 else:
                     ranks.level(corrector.head)
                     corrector.held = ranks.share(corrector.held)
+                    pending = ranks.share(corrector.pending.state_dict())
+                    if not ranks.is_first():
+                        corrector.pending.load_state_dict(pending)
         return outcomes
 
-    def _work(self, corrector: Corrector, items: list[Item], writes: bool) -> list[Outcome]:
+    def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[Outcome]:
         store = corrector.store
         outcomes = corrector.follow(self.position) if self.follows else []
         events = [item.event for item in items if item.event is not None]
@@ -226,28 +260,36 @@ class DataCorrection(Callback):
         except (StoreBusyError, StoreDiskError) as error:  # they stay in the source until the next look
             log.warning("the store cannot be written, %d events wait: %s", len(events), error)
             if self.source is not None and store is not None:
-                self.source.seek(store.notes().get(self.state_key, 0))
+                self.source.seek(store.note(self.state_key) or 0)
             return outcomes
-        for item in items:
-            outcome = Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results)
+        told = [
+            (item, Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
+            for item in items
+        ]
+        corrector.settle(final)
+        for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
             if outcome.status == "refused" and writes and self.dead_letters is not None:
                 self.dead_letters.write(item, outcome.reason)
+            if outcome.status == "refused" and item.event is not None:
+                corrector.give_up(item.event)
         if store is not None:
             if self.source is not None:
                 store.set_note(self.state_key, self.source.cursor)
             self.position = store.position
-            self._certify(store, outcomes)
+            self._certify(store)
         refused = next((o for o in outcomes if o.status == "refused"), None)
         if refused is not None and self.on_error == "raise":
             raise TorchLSSVMError(f"event {refused.event_id!r} cannot be applied: {refused.reason}")
         return outcomes
 
-    def _certify(self, store: SampleStore, outcomes: list[Outcome]) -> None:
-        removed = [o.event_id for o in outcomes if o.kind == "remove" and o.status == "applied"]
+    def _certify(self, store: SampleStore) -> None:
+        """Certify the removals that are not yet; also those of a run that was killed before it could."""
+        removed = store.note(UNCERTIFIED)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
             store.certificate(removed, key=self.key).save(self.certificates / f"position_{store.position}.json")
+            store.set_note(UNCERTIFIED, None)
 
     def _accuracy(self, head: Any) -> float | None:
         right = total = 0
@@ -262,7 +304,8 @@ class DataCorrection(Callback):
     def _report(
         self, outcomes: list[Outcome], items: int, before: float | None, after: float | None, spent: float
     ) -> Report:
-        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused")}
+        counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
+        self.refused += counts["refused"]
         samples = sum(o.samples for o in outcomes if o.status == "applied")
         return Report(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torchlssvm.audit import fingerprint
 from torchlssvm.corrections import Corrector
 from torchlssvm.cursor import Cursor, forgets
-from torchlssvm.events import Add
+from torchlssvm.events import Add, Relabel
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.order import RANDOM, difference
 from torchlssvm.offered import Offered
+from torchlssvm.pending import Pending
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
@@ -32,10 +33,11 @@ class Learner:
 
     def __init__(self, head: Any):
         self.head = head
-        self.corrector = Corrector(head)
         self.offered = Offered()
+        self.corrector = Corrector(head, offered=self.offered)
         self.cursor: Cursor | None = None  # of a run with a store, on the first rank
         self.left_out = 0  # samples that were erased, as far as anybody can tell
+        self.kept_out = 0  # samples that pending events kept out of this run, on this rank
         self.forgetful = False  # whether ids alone no longer tell what this run was offered
         self.path: str | None = None
         self.observers: list[Any] = []  # called with (ids, x, y) of what was learned here
@@ -63,12 +65,15 @@ class Learner:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
                 self.corrector.machine.clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone))
-            self.corrector, self.offered = Corrector(self.head, store), Offered(store)
+            self.offered = Offered(store)
+            self.corrector = Corrector(self.head, store, self.offered)
+            for pending in self.corrector.pending:
+                self.offered.record(pending.kept_out, pending.event.event_id)
 
         ranks.on_first(work)
         self.path = str(path)
         if not ranks.is_first():
-            self.corrector, self.offered = Corrector(self.head), Offered()
+            self._forget()
 
     def restore(self) -> None:
         """The head is what the store says, on all ranks."""
@@ -80,6 +85,8 @@ class Learner:
         """A run begins, or goes on if it has a name; returns its name, on all ranks."""
 
         def work() -> str:
+            if run is None:
+                self.corrector.pending.end_run()
             if self.store is None:
                 return run or secrets.token_hex(8)
             self.cursor = Cursor.begin(self.store, epoch) if run is None else Cursor.resume(self.store, run)
@@ -127,8 +134,13 @@ class Learner:
         if self.store is not None:
             self.store.close()
         if self.path is not None:
-            self.corrector, self.offered, self.path = Corrector(self.head), Offered(), None
+            self._forget()
+            self.path = None
         self.cursor, self.forgetful, self.left_out = None, False, 0
+
+    def _forget(self) -> None:
+        self.offered = Offered()
+        self.corrector = Corrector(self.head, offered=self.offered)
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +158,6 @@ class Learner:
                 "a store needs an id for each sample: batches (x, y, ids), e.g. of torchlssvm.lightning.Indexed(dataset)"
             )
         if ranks.is_summed(self.head) and self.path is None:
-            ranks.agree_on_grid(self.head, x)
             return self._learn(x, y, ids, subjects)
         several = ranks.several()
         parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if several else [(x, y, ids, subjects)]
@@ -158,25 +169,57 @@ class Learner:
     def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
         """Without a store: the samples that are new go into the head, as an event."""
         if ids is None:
+            ranks.agree_on_grid(self.head, x)
             if len(x):
                 self.corrector.complete = False
                 self.head.add(x, y)
                 self._tell(None, x, y)
             return 0
+        self._settle()  # what a run left behind that was stopped: an event that is decided keeps nothing out
         new = self.offered.new(ids)
-        if new:
-            event = addition(x, y, ids, subjects, new)
-            outcome = self.corrector.apply([event])[0]
+        learned, y = self._screen(x, y, ids, subjects, new)
+        ranks.agree_on_grid(self.head, x[learned])
+        if learned:
+            event = addition(x, y, ids, subjects, learned)
+            outcome = self.corrector.apply_now([event])[0]
             if outcome.status != "applied":
                 raise ValueError(f"samples cannot be added: {outcome.reason}")
             self.offered.record(event.ids, event.event_id)
             self._tell(list(event.ids), event.x, event.y)
+        self._settle()
         return len(ids) - len(new)
+
+    def _settle(self) -> None:
+        """Apply pending events that are answered; ranks that hold shares do it where they add up."""
+        if self.path is not None or not (ranks.several() and ranks.is_summed(self.head)):
+            self.corrector.settle()
+
+    def _screen(
+        self, x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
+    ) -> tuple[list[int], Tensor]:
+        """Of the places ``new``, those that no pending event keeps out, and the labels that events for subjects give them."""
+        pending = self.corrector.pending
+        if not len(pending):
+            return new, y
+        learned = []
+        for k in new:
+            found = pending.of(ids[k], None if subjects is None else subjects[k])
+            remover = self.corrector.remover(found, ids[k], x[k], y[k])
+            if remover is not None:
+                pending.keep_out(remover, ids[k])
+                self.offered.record([ids[k]], remover.event.event_id)
+                self.kept_out += 1
+            else:
+                y = with_labels(y, k, found)
+                learned.append(k)
+            pending.touched.update(p.note for p in found if not p.standing)
+        return learned, y
 
     def _store(self, parts: list[Any], at: tuple[int, int]) -> int:
         """With a store: the samples of all ranks that are new, and how far the run is, in one transaction."""
         store, cursor = self.store, self.cursor
         assert store is not None
+        self._settle()  # as above; not between two parts, which are not learned yet
         left_out = self.forgetful and cursor is not None and cursor.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
@@ -186,16 +229,19 @@ class Learner:
                 self.left_out += len(new)
                 new = []
             skipped += len(ids) - len(new)
-            if new:
-                events.append(addition(x, y, ids, subjects, new))
+            learned, y = self._screen(x, y, ids, subjects, new)
+            if learned:
+                events.append(addition(x, y, ids, subjects, learned))
                 self.offered.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
         if cursor is not None:
             self.cursor = cursor.after(*at)
         notes = {} if self.cursor is None or self.cursor == cursor else self.cursor.note()
+        notes |= self.corrector.pending.changed_notes()
         if events or notes:
             store.apply(events, notes=notes)
         for event in events:
             self._tell(list(event.ids), event.x, event.y)
+        self._settle()
         return skipped
 
     def _tell(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
@@ -212,12 +258,32 @@ class Learner:
             ranks.level(self.head)
             self.meet()
 
+    def end_pass(self) -> None:
+        """All samples of an epoch have come by: apply what waited for that, where one rank does it alone."""
+        if self.path is not None:
+            ranks.on_first(lambda: self.corrector.settle(final=True))
+        elif not ranks.several():
+            self.corrector.settle(final=True)
+
+    def unanswered(self, over: bool) -> list[str]:
+        """The events that still wait, in words, on all ranks; ``over``: what stands for this run ends with it."""
+
+        def work() -> list[str]:
+            pending = self.corrector.pending
+            if over:
+                pending.end_run()
+            return [str(p) for p in pending.unanswered]
+
+        return ranks.on_first(work)
+
     def meet(self) -> None:
         """All ranks know what each of them was offered."""
-        states = ranks.gather((self.corrector.held, self.corrector.complete, self.offered.hashes))
-        self.corrector.held = {name: value for held, _, _ in states for name, value in held.items()}
-        self.corrector.complete = all(complete for _, complete, _ in states)
-        self.offered.hashes = set().union(*(hashes for _, _, hashes in states))
+        corrector = self.corrector
+        states = ranks.gather((corrector.held, corrector.complete, self.offered.hashes, corrector.pending.kept_out()))
+        corrector.held = {name: value for held, *_ in states for name, value in held.items()}
+        corrector.complete = all(complete for _, complete, *_ in states)
+        self.offered.hashes = set().union(*(hashes for _, _, hashes, _ in states))
+        corrector.pending.merge([kept_out for *_, kept_out in states])
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
@@ -232,6 +298,15 @@ class Learner:
         if self.path is None and state:
             self.corrector.load_state_dict(state["corrector"])
             self.offered.load_state_dict(state["offered"])
+
+
+def with_labels(y: Tensor, k: int, found: list[Pending]) -> Tensor:
+    """Labels y (B,) with those of sample k as the events that stand for its subject say."""
+    for pending in found:
+        if pending.standing and isinstance(pending.event, Relabel):
+            y = y.clone()
+            y[k] = pending.event.y.to(y)
+    return y
 
 
 def addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:

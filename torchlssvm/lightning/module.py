@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
@@ -129,6 +130,9 @@ class LSSVMModule(LightningModule):
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
         self._loader: dict[str, Any] | None = None  # what its batches hang on
         self._begun = self._resumed = False
+        self._filled = False  # whether the head held samples when a new run began
+        self.unanswered = 0
+        """Events that waited for samples when the last fit ended: they have not come by."""
         self._settled = -1  # the version of the head for which rho was chosen
 
     @property
@@ -165,6 +169,13 @@ class LSSVMModule(LightningModule):
                 "or give ids, e.g. with torchlssvm.lightning.Indexed",
             )  # fmt: skip
             return loss
+        if part.ids is None and self._filled:
+            self._filled = False
+            rank_zero_warn(
+                "the head holds samples from before this fit, and these come without ids: if they are the same ones, they are "
+                "counted twice. Fit a new module, resume with ckpt_path, or give ids, e.g. with torchlssvm.lightning.Indexed, "
+                "then none is counted twice"
+            )
         phi = self.classifier.features(part.x)
         skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
         if self.learner.left_out:
@@ -220,7 +231,18 @@ class LSSVMModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """The epoch is learned."""
+        if self.trainer.is_last_batch:
+            self.learner.end_pass()
         self.settle()
+
+    def on_train_end(self) -> None:
+        """Say which events wait for samples that did not come."""
+        waiting = self.learner.unanswered(over=self.trainer.is_last_batch)
+        self.unanswered = len(waiting)
+        if self.learner.kept_out:
+            self.print(f"torchlssvm: {self.learner.kept_out} sample(s) were kept out by events that came before them")
+        if waiting:
+            self.print(unanswered_text(waiting, self.hparams["store"]))
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -290,6 +312,7 @@ class LSSVMModule(LightningModule):
         self._resumed = self._resumed and self.trainer.ckpt_path is not None
         self._run = self.learner.begin(self._run if self._resumed else None, self.current_epoch)
         self._begun = False
+        self._filled = not self._resumed and not self.learner.empty and self.hparams["store"] is None
 
     def on_validation_start(self) -> None:
         """With a store, the head is what the store says."""
@@ -321,6 +344,22 @@ class LSSVMModule(LightningModule):
             self.learner.load_state_dict(saved["learner"])
             self._at["train"] = (saved["train"][0], saved["train"][1])
             self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
+
+
+LINES = 10
+"""So many unanswered events are listed on the console."""
+
+
+def unanswered_text(waiting: list[str], store: str | None) -> str:
+    """What is said of events that were not answered: which, where they stay, what can be done."""
+    kept = f"the store at {store}" if store else "the checkpoints of this run"
+    drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
+    lines = [
+        f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
+        f"for its next run; one that can never be answered is dropped by {drop}",
+        *(f"  {text}" for text in waiting[:LINES]),
+    ]
+    return "\n".join([*lines, *([f"  and {len(waiting) - LINES} more"] if len(waiting) > LINES else [])])
 
 
 def unpack_inputs(batch: Any) -> Tensor:

@@ -8,6 +8,7 @@ the old state bit for bit.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.store.journal import Journal
 from torchlssvm.store.machine import ByIds, Linear
 from torchlssvm.store.repetition import Past, check_repetition
-from torchlssvm.store.rows import BATCH, Rows, Table, commitment
+from torchlssvm.store.rows import BATCH, NONCE, Rows, Table, commitment
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -54,6 +55,8 @@ class Done:
     position: int
     ids: Sequence[str]
     nonces: list[bytes]
+    absent: int = 0
+    """How many of its samples were never held: they were kept out before they could be added."""
 
     @property
     def commitments(self) -> list[bytes]:
@@ -74,8 +77,11 @@ class Work:
     # -- forth ---------------------------------------------------------------------------------------------------------
 
     @exactly
-    def do(self, event: Event) -> Done | int:
-        """Apply an event; for one that was applied before, its position."""
+    def do(self, event: Event, kept_out: Sequence[str] = ()) -> Done | int:
+        """Apply an event; for one that was applied before, its position.
+
+        ``kept_out``: samples of a Remove that came by and were not added because of it.
+        """
         past = self._past(event.event_id)
         if past is not None:
             check_repetition(self.table, event, past)
@@ -85,7 +91,10 @@ class Work:
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
         }  # fmt: skip
-        done = Done(event, self.position + 1, *handlers[type(event)](event))
+        if isinstance(event, Remove) and kept_out:
+            done = Done(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
+        else:
+            done = Done(event, self.position + 1, *handlers[type(event)](event))
         self.position += 1
         self.done.append(done)
         return done
@@ -167,6 +176,20 @@ class Work:
             self.table.erase(rows)
 
         return self._each(event, self.table.find(event.ids, event.subject), change)
+
+    def _remove_and_keep_out(self, event: Remove, kept_out: Sequence[str]) -> tuple[list[str], list[bytes], int]:
+        """Remove those that are held; the others get a nonce too, so that the journal has a commitment for each."""
+        absent = [i for i in kept_out if not self.table.holds(i)]
+        nonces = {i: os.urandom(NONCE) for i in absent}
+        if event.ids is None:
+            rest = event if self.table.count_of(event.subject) else None
+        else:
+            ids = [i for i in event.ids if i not in nonces]
+            rest = Remove(ids=ids, event_id=event.event_id) if ids else None
+        if rest is not None:
+            nonces |= dict(zip(*self._remove(rest), strict=True))
+        names = list(nonces) if event.ids is None else list(event.ids)
+        return names, [nonces[i] for i in names], len(absent)
 
     def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)

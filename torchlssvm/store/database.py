@@ -331,6 +331,10 @@ class Database:
         text = json.dumps(value, sort_keys=True)
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum((name, text))))
 
+    def delete(self, name: str) -> None:
+        """Take a value of the meta table away."""
+        self.run("DELETE FROM meta WHERE name = ?", (name,))
+
     def check_structure(self) -> None:
         """SQLite's own check of pages and indexes; reads the whole file."""
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]

@@ -95,6 +95,14 @@ class Reading:
         with self.view():
             return self._table.ids(None if subject is None else check_text(subject, "subject"), label)
 
+    def count_of(self, subject: str) -> int:
+        """The number of samples of a subject."""
+        return self._table.count_of(subject)
+
+    def has_applied(self, event_id: str) -> bool:
+        """Whether an event with this id is in the journal."""
+        return self._journal.of(event_id) is not None
+
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
         with self.view():
@@ -104,26 +112,36 @@ class Reading:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
         return StoreDataset(self.path)
 
-    def notes(self) -> dict[str, Any]:
-        """What was written with :meth:`set_note`."""
+    def notes(self, prefix: str = "") -> dict[str, Any]:
+        """What was written with :meth:`set_note`, by name, in their order; with a prefix, those whose names begin with it."""
         with self.view():
             names = self._db.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE, NOTE_END))
-            return {name.removeprefix(NOTE): self._db.get(name) for (name,) in names}
+            found = [name for (name,) in names if name.startswith(NOTE + prefix)]
+            return {name.removeprefix(NOTE): self._db.get(name) for name in found}
 
     def note(self, name: str) -> Any:
         """One note; None if there is none."""
         return self._db.get(NOTE + name, None)
 
     def set_note(self, name: str, value: Any) -> None:
-        """Keep something of the caller's own beside the samples: any value of JSON. Not for data about people."""
+        """Keep something of the caller's own beside the samples: any value of JSON; None takes it away.
+
+        Not for data about people, but for as long as an event that names them waits (:mod:`torchlssvm.pending`).
+        """
         self.update_note(name, lambda _: value)
 
     def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
         """The same for a value made from the present one (None if there is none), while no other process can change it."""
         with self._db.transaction():
             value = change(self.note(name))
-            self._db.put(NOTE + name, value)
+            self._put_note(name, value)
             return value
+
+    def _put_note(self, name: str, value: Any) -> None:
+        if value is None:
+            self._db.delete(NOTE + name)
+        else:
+            self._db.put(NOTE + name, value)
 
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""

@@ -119,6 +119,14 @@ class Table:
             last = part[-1][0]
             found += sum(commitment(nonce, sample) in wanted for _, sample, nonce in part)
 
+    def holds(self, sample_id: str) -> bool:
+        """Whether there is a sample with this id."""
+        return self.db.one("SELECT 1 FROM samples WHERE id = ?", (sample_id,)) is not None
+
+    def count_of(self, subject: str) -> int:
+        """The number of samples of a subject."""
+        return len(self.of_subject(subject))
+
     def _really_absent(self, column: str, value: str) -> None:
         """Before an index is believed that something is not there, look at all rows: an erasure may hang on it."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):

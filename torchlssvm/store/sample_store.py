@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -17,7 +17,6 @@ from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
 from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.machine import ByIds, Linear
-from torchlssvm.store.reading import NOTE
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -80,13 +79,26 @@ class SampleStore(Certifying):
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
-    def apply(self, events: Event, notes: Mapping[str, Any] | None = None) -> Receipt: ...
+    def apply(
+        self, events: Event, notes: Mapping[str, Any] | None = None, kept_out: Mapping[str, Sequence[str]] | None = None
+    ) -> Receipt: ...
     @overload
-    def apply(self, events: Iterable[Event], notes: Mapping[str, Any] | None = None) -> list[Receipt]: ...
-    def apply(self, events: Event | Iterable[Event], notes: Mapping[str, Any] | None = None) -> Receipt | list[Receipt]:
+    def apply(
+        self,
+        events: Iterable[Event],
+        notes: Mapping[str, Any] | None = None,
+        kept_out: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Receipt]: ...
+    def apply(
+        self,
+        events: Event | Iterable[Event],
+        notes: Mapping[str, Any] | None = None,
+        kept_out: Mapping[str, Sequence[str]] | None = None,
+    ) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
+        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
+        of a Remove, samples that came by and were not added because of it; the journal counts them among its samples.
 
         An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
         that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
@@ -105,11 +117,11 @@ class SampleStore(Certifying):
                 try:
                     work = self._begin(machine)
                     self._stale = self._torn = True  # until rows and head are known to agree again
-                    results = [work.do(event) for event in given]
+                    results = [work.do(event, (kept_out or {}).get(event.event_id, ())) for event in given]
                     digest, chain = self._finish(work)
                     options = self._save_options(machine) if work.done else self._options
                     for name, value in (notes or {}).items():
-                        self._db.put(NOTE + name, value)
+                        self._put_note(name, value)
                     self._db.commit()
                 except BaseException as error:
                     self._take_back(machine, work, error)
@@ -152,7 +164,7 @@ class SampleStore(Certifying):
         chain = work.write_journal(digest)
         change = {"add": 1, "remove": -1}
         samples = state["samples"] + sum(
-            change.get(type(done.event).__name__.lower(), 0) * len(done.ids) for done in work.done
+            change.get(type(done.event).__name__.lower(), 0) * (len(done.ids) - done.absent) for done in work.done
         )
         self._put_state(work.position, digest, samples, chain)
         return digest, chain
