@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -88,7 +89,7 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
     from torchlssvm.store import SampleStore
     from torchlssvm.store.database import FILE
 
-    if not (options.store / FILE).exists():
+    if not os.path.lexists(options.store / FILE):
         raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
     return SampleStore(options.store, readonly=readonly, timeout=options.timeout)
 

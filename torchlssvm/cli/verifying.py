@@ -67,27 +67,34 @@ def judge_with_store(options: argparse.Namespace, judge: Callable[..., Report], 
 
     try:
         with open_store(options, readonly=True) as store:
+            store.check_structure()  # first: pages that lead back to themselves hold more rows than anybody can read
             checks = judge(store.head, store).checks
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:
         raise
     except (StoreError, UnicodeDecodeError) as error:  # SQLite's messages quote damaged text
-        if not (options.store / FILE).exists():  # a mistake of whoever calls, not of the store
+        if not os.path.lexists(options.store / FILE):  # a mistake of whoever calls, not of the store
             raise
         raise VerificationError(f"the store does not hold up: {error}") from error
 
 
 def load_head(path: Path) -> LSSVMHead:
     """A head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
-    from torchlssvm import LSSVMHead, VerificationError
+    from torchlssvm import StoreError, VerificationError
     from torchlssvm.audit import TOLERANCE
     from torchlssvm.backbones import load_pt
+    from torchlssvm.store.machine import head_from
+    from torchlssvm.untrusted import check_regular
 
-    found = load_pt(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by torchlssvm export")
     try:
-        head = LSSVMHead.from_config(found["config"])
+        check_regular(path)
+        found = load_pt(path)
+    except ValueError as error:
+        raise VerificationError(str(error)) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise VerificationError(f"{path} was not written by torchlssvm export")
+    try:
+        head = head_from(found["config"], None)
         head.load_state_dict(found["state_dict"])
         for name, value in head.state_dict().items():
             given = found["state_dict"][name]
@@ -95,8 +102,8 @@ def load_head(path: Path) -> LSSVMHead:
                 given, TOLERANCE, TOLERANCE * float(value.abs().max())
             ):
                 raise VerificationError(f"{name} in {path} is not what the head there computes with")
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path} does not hold a head that can be loaded: {error}") from error
+    except (AttributeError, KeyError, RecursionError, RuntimeError, StoreError, TypeError, ValueError) as error:
+        raise VerificationError(f"{path} does not hold a head that can be loaded: {str(error)[:500]}") from error
     return head
 
 

@@ -68,7 +68,9 @@ class Certifying(Judged):
             assert machine is not None
             if machine.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
-            entries = [self._entry_of(e) for e in ([event_id] if isinstance(event_id, str) else event_id)]
+            entries = [
+                self._entry_of(e) for e in ([event_id] if isinstance(event_id, str) else dict.fromkeys(event_id))
+            ]
             if not entries:
                 raise ValueError("event_id is empty: name at least one event")
             state = self._db.get("state")
@@ -126,6 +128,10 @@ class Certifying(Judged):
         return out | (head.choices if isinstance(head, LSSVMHead) else {})
 
     # -- for verify ----------------------------------------------------------------------------------------------------
+
+    def check_structure(self) -> None:
+        """SQLite's own check of the whole file; StoreError when a page, a row or an index is not where it should be."""
+        self._db.check_structure()
 
     def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""

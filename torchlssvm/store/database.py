@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm.errors import StoreBusyError, StoreError
+from torchlssvm.store.records import check_record
+from torchlssvm.untrusted import check_regular, loads
 
 FILE = "samples.sqlite"
 APPLICATION = 0x746C7376  # "tlsv": marks the file as ours
@@ -58,6 +60,12 @@ CREATE TABLE journal (
 """
 
 MISSING: Any = object()
+LOGS = ("-wal", "-shm", "-journal")
+"""Names of the files that SQLite keeps beside the database end in these."""
+
+STEPS, STEPS_A_BYTE, STEPS_A_CALL = 50_000_000, 100, 1_000_000
+"""Of SQLite's machine, for one query of a reader: 2 seconds, and more than a store of that size can need. Damaged or crafted
+pages that lead back to themselves end there."""
 
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
@@ -75,6 +83,8 @@ class Database:
         self.path = path
         self.lock = threading.RLock()  # held through a transaction, so that other threads read what is committed
         mode = "rwc" if create else "rw"
+        self._check_files(readonly)
+        self._calls, self._most_calls = 0, 0
         with self.errors():
             self.connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=timeout, isolation_level=None,
@@ -82,6 +92,8 @@ class Database:
             )  # fmt: skip
         try:
             with self.errors():
+                if readonly:
+                    self._limit()
                 if create:
                     self._create()
                 self._check()
@@ -92,6 +104,34 @@ class Database:
         except BaseException:
             self.connection.close()
             raise
+
+    def _check_files(self, readonly: bool) -> None:
+        """Refuse what is no regular file, and to a reader a rollback journal: SQLite would do what it says, to other files too."""
+        for suffix in ("", *LOGS):
+            try:
+                check_regular(f"{self.path}{suffix}")
+            except ValueError as error:
+                raise StoreError(f"{error}: this is no store") from None
+        if readonly and Path(f"{self.path}-journal").exists():
+            raise StoreError(
+                f"{self.path} has a rollback journal: it was changed by another program, or never finished"
+            )
+
+    def _limit(self) -> None:
+        """Bound the steps of a query and the length of a value by what is really on the disk."""
+        sizes = [
+            Path(f"{self.path}{suffix}").stat() for suffix in ("", "-wal") if Path(f"{self.path}{suffix}").exists()
+        ]
+        allocated = sum(getattr(s, "st_blocks", s.st_size // 512 + 1) * 512 for s in sizes)
+        self._most_calls = (STEPS + STEPS_A_BYTE * allocated) // STEPS_A_CALL
+        self.connection.set_progress_handler(self._count_call, STEPS_A_CALL)
+        if hasattr(self.connection, "setlimit"):  # from Python 3.11
+            longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+
+    def _count_call(self) -> int:
+        self._calls += 1
+        return self._calls > self._most_calls
 
     def _create(self) -> None:
         if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -136,13 +176,16 @@ class Database:
                 raise StoreBusyError(
                     f"{self.path} is in use by another process or reader ({text}); try again"
                 ) from error
+            if text == "interrupted":
+                text = "it is damaged: a query takes more steps than its size explains"
             raise StoreError(f"{self.path}: {text}") from error
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for damaged text, in a value or in a message
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
         with self.lock, self.errors():
+            self._calls = 0
             return self.connection.execute(sql, tuple(values)).fetchall()
 
     def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
@@ -187,7 +230,14 @@ class Database:
             raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
         if checksum((name, row[0])) != row[1]:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
-        return json.loads(row[0])
+        try:
+            value = loads(row[0])
+            check_record(name, value)
+        except (ValueError, TypeError) as error:
+            raise StoreError(
+                f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
+            ) from None
+        return value
 
     def put(self, name: str, value: Any) -> None:
         """Write a value of the meta table."""

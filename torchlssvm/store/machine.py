@@ -7,6 +7,7 @@ machine, which keeps its samples and removes them by ids of its own.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,30 @@ from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import Calibration, choices_to_save
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.rows import Rows
+
+
+MATRICES = 4
+"""J x J matrices that a head needs to be summed and solved, at least."""
+
+
+def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSVMHead:
+    """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
+    options = {k: v for k, v in config.items() if k != "type"}
+    try:
+        J, groups = (
+            options["in_features"],
+            max(1, options["folds"]) * (options["num_classes"] if options["per_class"] else 1),
+        )
+        if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            need = 8 * J * (MATRICES * J + options["num_classes"]) * groups
+            if need > memory:
+                raise StoreError(
+                    f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
+                )
+        return LSSVMHead.from_config(options, device=device)
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
 class Linear:
@@ -56,12 +81,18 @@ class Linear:
     def restore_chosen(self, chosen: dict[str, Any] | None) -> None:
         """Undo :meth:`chosen`, on a head with the samples it was written for."""
         chosen = chosen or {"made": {}, "calibration": None}
-        head = self.head
-        head._made = {name: (head._version if now else -1, text) for name, (text, now) in chosen["made"].items()}
-        head._calibration = None
-        if chosen["calibration"] is not None:
-            values = torch.tensor([float.fromhex(v) for v in chosen["values"]], dtype=torch.float64, device=head.device)
-            head._calibration = Calibration.restore(chosen["calibration"], values)
+        head, calibration = self.head, None
+        try:
+            made = {
+                str(name): (head._version if now else -1, str(text)) for name, (text, now) in chosen["made"].items()
+            }
+            if chosen["calibration"] is not None:
+                numbers = [float.fromhex(v) for v in chosen["values"]]
+                values = torch.tensor(numbers, dtype=torch.float64, device=head.device)
+                calibration = Calibration.restore(chosen["calibration"], values)
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
+        head._made, head._calibration = made, calibration
 
     def codec(self) -> Codec:
         """How its features are written at the moment."""
@@ -100,9 +131,12 @@ class Linear:
     def add_rows(self, rows: Rows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
         stats = self.head.statistics
-        if stats is not None and stats.empty and len(rows):
-            stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-        self.add(rows.ids, rows.x, rows.y)
+        try:
+            if stats is not None and stats.empty and len(rows):
+                stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
+            self.add(rows.ids, rows.x, rows.y)
+        except ValueError as error:  # no row that the head would refuse was ever written
+            raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def remove(self, rows: Rows) -> None:
         """Unlearn samples of the store."""

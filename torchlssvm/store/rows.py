@@ -52,6 +52,7 @@ class Rows:
 
 
 COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
+TYPES: tuple[Any, ...] = (int, str, str | None, int | None, bytes | None, int, float, bytes, int, bytes)
 
 
 class Table:
@@ -73,7 +74,10 @@ class Table:
         """Undo :meth:`save_codec`."""
         found = self.db.get("rows")
         numbers = (found["grid"], found["target_grid"])
-        grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+        try:
+            grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+        except (IndexError, OverflowError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
         self.codec = Codec(found["features"], found["targets"], *grids)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
@@ -187,6 +191,8 @@ class Table:
         for row in found:
             if not isinstance(row[9], bytes) or row[8] != checksum(row[:8], row[9]):
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
+            if not all(map(isinstance, row, TYPES)) or len(row[7]) != NONCE:
+                raise StoreError(f"{self.db.path} is damaged: row {row[0]} holds values of other types")
         return found
 
     def _decode(self, found: list[tuple[Any, ...]]) -> Rows:
