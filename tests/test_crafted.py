@@ -72,7 +72,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     logging.disable(logging.CRITICAL)
     write(folder)
-    columns = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt"]
+    columns = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
     assert run("init", "s", "--features", 5, "--classes", 3, "--grid", 16)[0] == 0
     assert run("add", "s", "--features", "x.npy", *columns)[0] == 0
     assert run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact")[0] == 0
@@ -162,7 +162,7 @@ STORES: dict[str, c.Craft] = {
         f"sample {field} {value!r:.20}": c.sample(**{field: value})
         for field, values in {
             "id": (b"bytes", b"\xff\xfe"), "subject": (b"x", 5), "label": ("x", -1, 3, 2**62, b"1", 1.5, None),
-            "target": (b"", b"12345678", "text", 4), "added": ("soon", b"now", None or "x"), "position": ("x", b"x"),
+            "target": (b"", b"12345678", "text", 4), "added": ("soon", b"now", "x"), "position": ("x", b"x"),
             "nonce": ("text", b"", 5, b"x" * 10_000), "features": (b"", b"12345", "text", b"x" * 1_000_003, b"\x7f" * 20),
             "checksum": ("x", 0, b"x"),
         }.items()

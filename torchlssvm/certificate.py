@@ -135,7 +135,7 @@ class Certificate:
                 raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
         if not data["events"]:
             raise VerificationError("not a certificate: it names no event")
-        if not 0 < data["position"] <= LAST or not 0 <= data["samples"] <= LAST:
+        if not 0 <= data["position"] <= LAST or not 0 <= data["samples"] <= LAST:
             raise VerificationError("not a certificate: its position or its number of samples is out of range")
         seen: set[int] = set()
         for event in data["events"]:
@@ -146,7 +146,7 @@ class Certificate:
                     raise VerificationError(
                         f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}"
                     )
-            if event["kind"] not in KINDS or not 0 < event["position"] <= data["position"] or event["position"] in seen:
+            if event["kind"] not in KINDS or not 0 < event["position"] <= LAST or event["position"] in seen:
                 raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
             seen.add(event["position"])
             if len(event["commitments"]) != event["samples"]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open_store, seconds
+from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open_store, refuse_inside_store, seconds
 
 if TYPE_CHECKING:
     from torchlssvm import LSSVMHead
@@ -33,7 +33,7 @@ def register(commands: Commands) -> None:
     verify.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="wait so long for a writer")
 
     text = "Write the head, or the samples, to a file. That file is listed in certificates of later erasures."
-    export = command(commands, "export", run_export, text)
+    export = command(commands, "export", run_export, text, changes="the file was written")
     export.add_argument("out", type=Path, metavar="OUT", help="the file")
     export.add_argument(
         "--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"
@@ -50,8 +50,8 @@ def run_verify(options: argparse.Namespace) -> int:
     key = None if options.public_key is None else audit.public_key(options.public_key)
     head = None if options.head is None else load_head(options.head)
     judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
-    with Progress("verifying"):
-        checks = judge(head).checks if options.store is None else judge_with_store(options, judge, head)
+    with Progress(options, "verifying") as bar:
+        checks = judge(head).checks if options.store is None else judge_with_store(options, judge, head, bar)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -60,13 +60,16 @@ def run_verify(options: argparse.Namespace) -> int:
     return OK
 
 
-def judge_with_store(options: argparse.Namespace, judge: Callable[..., Report], head: Any) -> dict[str, str]:
+def judge_with_store(
+    options: argparse.Namespace, judge: Callable[..., Report], head: Any, bar: Progress
+) -> dict[str, str]:
     """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
     from torchlssvm.store.database import FILE
 
     try:
         with open_store(options, readonly=True) as store:
+            store.watch(bar.advance)
             store.check_structure()  # first: pages that lead back to themselves hold more rows than anybody can read
             checks = judge(store.head, store).checks
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
@@ -116,7 +119,9 @@ def run_export(options: argparse.Namespace) -> int:
     if options.out.exists() and not options.force:
         raise ValueError(f"{options.out} is there already: choose another name, or --force")
     temporary = options.out.with_name(options.out.name + ".tmp")
-    with open_store(options) as store:
+    refuse_inside_store(options.out, options.store)
+    with open_store(options) as store, Progress(options, "writing") as bar:
+        store.watch(bar.advance)
         for path in (temporary, options.out):  # first: a file that holds samples is never unknown
             store.register_checkpoint(path)
         said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
@@ -150,7 +155,8 @@ def write_head(store: SampleStore, path: Path) -> int:
 
 def write_samples(store: SampleStore, path: Path) -> int:
     """One JSON object in a line for each sample; returns their number."""
-    with open(path, "w", encoding="utf-8") as file, Progress("writing", len(store)) as bar:
+    written = 0
+    with open(path, "w", encoding="utf-8") as file:
         for rows in store.batches():
             for i in range(len(rows)):
                 one = {
@@ -160,5 +166,5 @@ def write_samples(store: SampleStore, path: Path) -> int:
                     "x": rows.x[i].tolist(),
                 }
                 file.write(json.dumps(one) + "\n")
-            bar.advance(len(rows))
-        return bar.done
+            written += len(rows)
+    return written

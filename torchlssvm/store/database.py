@@ -106,7 +106,7 @@ class Database:
             raise
 
     def _check_files(self, readonly: bool) -> None:
-        """Refuse what is no regular file, and to a reader a rollback journal: SQLite would do what it says, to other files too."""
+        """Refuse what is no regular file. A reader refuses a rollback journal: SQLite would delete files it names."""
         for suffix in ("", *LOGS):
             try:
                 check_regular(f"{self.path}{suffix}")

@@ -20,7 +20,6 @@ from torchlssvm.heads.calibration import Calibration, choices_to_save
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.rows import Rows
 
-
 MATRICES = 4
 """J x J matrices that a head needs to be summed and solved, at least."""
 

@@ -74,6 +74,10 @@ class Reading:
         self._table.load_codec()
         return self._table.batches(size=size)
 
+    def watch(self, on_read: Callable[[int], None] | None) -> None:
+        """Call a function with the number of samples of each batch that is read from now on, for a progress bar."""
+        self._table.on_read = on_read
+
     def get(self, ids: Any) -> Rows:
         """Samples by their ids, in that order."""
         self._table.load_codec()

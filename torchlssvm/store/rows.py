@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class Table:
 
     def __init__(self, db: Database, codec: Codec):
         self.db, self.codec = db, codec
+        self.on_read: Callable[[int], None] | None = None
 
     def save_codec(self) -> None:
         """Write how features are stored beside them."""
@@ -185,6 +186,8 @@ class Table:
             if not found:
                 return
             last = self._ordered([last, *(row[0] for row in found)])[-1]
+            if self.on_read is not None:
+                self.on_read(len(found))
             yield self._decode(self._checked(found))
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
