@@ -96,7 +96,10 @@ VALUES = {"--intercept": ("free", "none"), "--format": ("pt", "jsonl")}
 
 
 @pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in SINGLE.items() for o in options])
-def test_an_option_that_takes_one_value_takes_it_once(command: str, option: str, shell: Shell) -> None:
+def test_an_option_that_takes_one_value_takes_it_once(
+    command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(capsys, tmp_path)
     first, second = VALUES.get(option, ("1", "2"))
     said = shell.run(command, *(["x"] if command not in ("verify", "demo") else []), option, first, option, second)
     assert said[0] == 2
@@ -166,7 +169,7 @@ def test_nothing_is_written_into_a_store(filled: Shell, out: str, command: str) 
     Path("s/deep").mkdir()
     Path("link").symlink_to("s")
     before = {p: p.stat().st_size for p in Path("s").rglob("*")}
-    more = {
+    more: dict[str, list[str]] = {
         "report": ["--out", out, "--force"],
         "export": [out, "--force"],
         "remove": ["--id", "s1", "--certificate", out],
@@ -209,7 +212,7 @@ def start(folder: Path, *arguments: Any, **options: Any) -> subprocess.Popen[str
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("output", ["full", "broken", "closed"])
+@pytest.mark.parametrize("output", ["full", *(pytest.param(o, marks=pytest.mark.slow) for o in ("broken", "closed"))])
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -315,7 +318,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", ["verify", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG if n != "verify")])
 def test_long_commands_show_a_bar_on_a_terminal(filled: Shell, name: str) -> None:
     filled("remove", "s", "--id", "s1", "--certificate", "c.json")
     arguments, word = LONG[name]

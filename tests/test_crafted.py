@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import pickle
+import random
 import shutil
 import signal
+import sqlite3
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -435,3 +437,77 @@ def test_a_crafted_head(place: Path, name: str) -> None:
     good = torch.load("h.pt", weights_only=True)
     (place / "h.pt").write_bytes(HEADS[name](good))
     refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    None, True, 0, -1, 2**31, 2**63 - 1, -(2**63), 1.5, "", "x", "0" * 64, "NaN", "[" * 2000, b"", b"\xff" * 3, b"x" * 32, b"x" * 5000,
+]  # fmt: skip
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """One thing changed somewhere in a structure of JSON."""
+    if isinstance(value, dict | list) and value and dice.random() < 0.9:
+        out = value.copy()
+        key = dice.choice(sorted(out)) if isinstance(out, dict) else dice.randrange(len(out))
+        if dice.random() < 0.1:
+            del out[key]
+        else:
+            out[key] = mutated(out[key], dice)
+        return out
+    return dice.choice(
+        [None, True, -1, 0, 10**30, 1.5, "", "x", "0" * 64, [], {}, [[]], {"a": []}, float("nan"), "\ud800"]
+    )
+
+
+def craft_at_random(store: Path, dice: random.Random) -> None:
+    """Change a record, a cell or a file, with right checksums where there are some."""
+    kind = dice.random()
+    if kind < 0.4:
+        with c.sql(store) as db:
+            name, text = dice.choice(db.execute("SELECT name, value FROM meta ORDER BY name").fetchall())
+        c.record(name, json.dumps(mutated(json.loads(text), dice)))(store)
+    elif kind < 0.6:
+        c.sample(dice.randrange(50), **{dice.choice(c.SAMPLE): dice.choice(JUNK)})(store)
+    elif kind < 0.8:
+        name = dice.choice(["position", "event_id", "kind", "time", "samples", "commitments", "mac", "chain"])
+        c.entry(dice.choice([1, 2]), dice.random() < 0.5, **{name: dice.choice(JUNK)})(store)
+    elif kind < 0.9:
+        name = dice.choice(["type", "name", "tbl_name", "rootpage", "sql"])
+        value = dice.choice(["NULL", "''", "0", "1", "2", "3", "-1", "999999", "'CREATE TABLE x (a)'", "x'ff'"])
+        row = dice.randrange(1, 9)
+        c.schema(f"UPDATE sqlite_master SET {name} = {value} WHERE rowid = {row}")(store)
+    else:
+        data = bytearray((store / c.FILE).read_bytes())
+        for _ in range(dice.choice([1, 3, 30])):
+            page = dice.randrange(len(data) // 4096) * 4096
+            data[page + dice.randrange(dice.choice([12, 120, 4096]))] = dice.randrange(256)
+        (store / c.FILE).write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_stores_at_random(place: Path, count: int) -> None:
+    dice, codes = random.Random(count), []
+    shutil.copytree("s", "kept")
+    for _ in range(count):
+        shutil.rmtree("s")
+        shutil.copytree("kept", "s")
+        with contextlib.suppress(sqlite3.Error, OverflowError, StopIteration):  # what SQLite itself refuses to write
+            craft_at_random(place / "s", dice)
+        code, said = check_store()
+        assert code == 0 or refused(code, said)
+        codes.append(code)
+    assert codes.count(3) > count / 3
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_certificates_at_random(place: Path, count: int) -> None:
+    dice, good = random.Random(count), json.loads((place / "c.json").read_text())
+    codes = []
+    for _ in range(count):
+        (place / "c.json").write_text(json.dumps(mutated(good, dice)))
+        code, said = run("verify", "c.json", "--allow-unsigned")
+        assert code == 0 or refused(code, said)
+        codes.append(code)
+    assert codes.count(3) > count / 3
