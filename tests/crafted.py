@@ -96,13 +96,13 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def entry(position: int = 1, relink: bool = True, **values: Any) -> Craft:
+def entry(at: int = 1, relink: bool = True, **values: Any) -> Craft:
     """Other values in an entry of the journal; the chain behind it, the state and the witness are made to fit."""
 
     def craft(store: Path) -> None:
         with sql(store) as db:
             sets = ", ".join(f"{name} = ?" for name in values)
-            db.execute(f"UPDATE journal SET {sets} WHERE position = ?", (*values.values(), position))
+            db.execute(f"UPDATE journal SET {sets} WHERE position = ?", (*values.values(), at))
         if relink:
             link_again(store)
 
@@ -122,7 +122,7 @@ def link_again(store: Path) -> None:
                 chain = hashlib.sha256(chain + canonical(body)).digest()
             db.execute("UPDATE journal SET chain = ? WHERE position = ?", (chain, p))
     change("state", chain=chain.hex())(store)
-    (store / "acknowledged").unlink()
+    (store / "acknowledged").unlink(missing_ok=True)
 
 
 def execute(*statements: str) -> Craft:

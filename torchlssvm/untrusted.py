@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -23,8 +24,10 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return
-    except OSError as error:  # a link that leads to itself
-        raise ValueError(f"{os.fspath(path)} is not a regular file: {error.strerror}") from None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{os.fspath(path)} is a link that leads to itself") from None
     if not stat.S_ISREG(mode):
         raise ValueError(f"{os.fspath(path)} is not a regular file")
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, UsageError, command, count, emit
+from torchlssvm.cli.console import OK, UsageError, command, count, emit, refuse_inside_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
@@ -129,6 +129,7 @@ def run_keygen(options: argparse.Namespace) -> int:
     """Write a pair of keys."""
     from torchlssvm import audit
 
+    refuse_inside_store(options.out)
     public = audit.new_key(options.out)
     emit(
         options,

@@ -28,13 +28,12 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
     """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
-        J, groups = (
-            options["in_features"],
-            max(1, options["folds"]) * (options["num_classes"] if options["per_class"] else 1),
-        )
+        J, K, folds = options["in_features"], options["num_classes"], max(1, options["folds"])
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            need = 8 * J * (MATRICES * J + options["num_classes"]) * groups
+            need = 8 * (
+                MATRICES * J**2 + J * K + folds * K
+            )  # sums of classes and folds are made when they have samples
             if need > memory:
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
