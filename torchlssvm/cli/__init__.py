@@ -108,7 +108,7 @@ def flush() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every command of :data:`COMMANDS`."""
     text = "Classifier heads that learn and unlearn exactly."
-    parser = Parser(prog="torchlssvm", description=text, epilog=EPILOG)
+    parser: argparse.ArgumentParser = Parser(prog="torchlssvm", description=text, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

@@ -83,7 +83,7 @@ class Database:
         self.path = path
         self.lock = threading.RLock()  # held through a transaction, so that other threads read what is committed
         mode = "rwc" if create else "rw"
-        self._check_files(readonly)
+        self._check_files(create)
         self._calls, self._most_calls = 0, 0
         with self.errors():
             self.connection = sqlite3.connect(
@@ -105,14 +105,14 @@ class Database:
             self.connection.close()
             raise
 
-    def _check_files(self, readonly: bool) -> None:
-        """Refuse what is no regular file. A reader refuses a rollback journal: SQLite would delete files it names."""
+    def _check_files(self, create: bool) -> None:
+        """Refuse what is no regular file. A finished store has no rollback journal: SQLite would delete files that it names."""
         for suffix in ("", *LOGS):
             try:
                 check_regular(f"{self.path}{suffix}")
             except ValueError as error:
                 raise StoreError(f"{error}: this is no store") from None
-        if readonly and Path(f"{self.path}-journal").exists():
+        if not create and Path(f"{self.path}-journal").exists():
             raise StoreError(
                 f"{self.path} has a rollback journal: it was changed by another program, or never finished"
             )
