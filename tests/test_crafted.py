@@ -486,7 +486,7 @@ def craft_at_random(store: Path, dice: random.Random) -> None:
         (store / c.FILE).write_bytes(data)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_stores_at_random(place: Path, count: int) -> None:
     dice, codes = random.Random(count), []
     shutil.copytree("s", "kept")
@@ -501,7 +501,7 @@ def test_stores_at_random(place: Path, count: int) -> None:
     assert codes.count(3) > count / 3
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_certificates_at_random(place: Path, count: int) -> None:
     dice, good = random.Random(count), json.loads((place / "c.json").read_text())
     codes = []
