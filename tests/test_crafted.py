@@ -144,7 +144,7 @@ STORES: dict[str, c.Craft] = {
         for field, values in {
             "type": (..., None, 3, "Other"), "in_features": (..., None, -1, 0, HUGE, 10**6, "5", True, 2.5),
             "num_classes": (..., -1, 0, HUGE, 10**9, "3", [3]), "rho": (-1, 0, "1", None),
-            "folds": (-1, 10**9, HUGE, "x"), "grid": (..., [], ["x", 1, 2], ["0x1p+99999", 20, 0], [16, 20, 0], "none", 7, {}),
+            "folds": (-1, 10**9, HUGE, "x"), "grid": (..., [], ["x", 1, 2], ["0x1p+99999", 20, 0], ["0x1p+4", 19, 0], [16, 20, 0], "none", 7, {}),
             "class_weight": (["a"], [1e400], {"a": 1}, "x", 5), "multiclass": ("x", None), "intercept": ("x", []),
             "device": ("cuda:99", "meta", 4), "unknown": (1,), "statistics": (False,), "per_class": ("x",),
         }.items()

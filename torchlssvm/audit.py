@@ -248,8 +248,7 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
         raise VerificationError(f"the head cannot be certified: {reason}")
     if head.digest() != expected:
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    fresh._adopt(head.statistics.state())
+    fresh = _solved_anew(head)
     largest = 0.0
     for name in ("w", "b", "P"):
         used, solved = getattr(head, name), getattr(fresh, name)
@@ -261,6 +260,16 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
             )
         largest = max(largest, error)
     return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+
+
+def _solved_anew(head: Any) -> LSSVMHead:
+    """Another head with the same options and statistics; VerificationError when they contradict each other."""
+    fresh = LSSVMHead.from_config(head.config(), device=head.device)
+    try:
+        fresh._adopt(head.statistics.state())
+    except ValueError as error:
+        raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
+    return fresh
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
@@ -277,8 +286,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    fresh._adopt(head.statistics.state())
+    fresh = _solved_anew(head)
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))
