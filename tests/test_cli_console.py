@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_the_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "70")
-    with Progress("adding", 1000) as bar:
+    with Progress(Namespace(json=False), "adding", 1000) as bar:
         bar.drawn = 0.0
         bar.advance(500)
     lines = screen.getvalue().replace("\x1b[K", "").split("\r")
@@ -170,7 +171,7 @@ def test_the_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Progress("adding", 1000) as bar:
+    with Progress(Namespace(json=False), "adding", 1000) as bar:
         bar.advance(500)
     assert screen.getvalue() == ""
 
@@ -178,7 +179,7 @@ def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [0, 5, 20, 200])
 @pytest.mark.parametrize("total", [None, 0, 10])
 def test_the_bar_fits(width: int, total: int | None) -> None:
-    bar = Progress("reading a long name", total)
+    bar = Progress(Namespace(json=False), "reading a long name", total)
     for _ in range(12):
         assert len(bar.line(width)) <= width
         bar.advance(1)

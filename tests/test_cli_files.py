@@ -60,8 +60,18 @@ def test_every_form_gives_the_same_head(shell: Shell) -> None:
         "big-endian": ["--features", "big.npy", "--labels", "names.npy", "--ids", "numbers.npy"],
         "csv": ["--features", "x.csv", "--labels", "kind", "--ids", "who", "--subjects", "person"],
         "csv.gz": ["--features", "x.csv.gz", "--labels", "-1", "--ids", "0", "--subjects", "6"],
-        "text": ["--features", "x.npy", "--labels", "y.txt", "--ids", "ids.txt", "--subject", "all"],
-        "by id": ["--features", "x.npy", "--labels", "y.csv", "--ids", "ids.txt", "--subjects", "y.csv"],
+        "text": ["--features", "x.npy", "--labels", "y.txt", "--ids", "ids.txt", "--subject", "all", "--by-position"],
+        "by id": [
+            "--features",
+            "x.npy",
+            "--labels",
+            "y.csv",
+            "--ids",
+            "ids.txt",
+            "--subjects",
+            "y.csv",
+            "--by-position",
+        ],
     }
     for name, arguments in forms.items():
         shell("init", name, "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
@@ -196,7 +206,9 @@ def test_bad_columns(shell: Shell, option: str, content: str, reason: str) -> No
     Path("column.txt").write_text(content)
     arguments = {"--labels": "y.npy", "--ids": "ids.txt", option: "column.txt"}
     before = shell.json("stats", "s")["digest"]
-    assert reason in shell("add", "s", "--features", "x.npy", *[a for pair in arguments.items() for a in pair], code=1)
+    assert reason in shell(
+        "add", "s", "--features", "x.npy", "--by-position", *[a for pair in arguments.items() for a in pair], code=1
+    )
     assert shell.json("stats", "s")["digest"] == before
 
 

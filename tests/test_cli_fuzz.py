@@ -17,7 +17,19 @@ import pytest
 from tests.cli_tools import write
 from torchlssvm import cli
 
-ADD = ["add", "s", "--features", "x.npy", "--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt"]
+ADD = [
+    "add",
+    "s",
+    "--features",
+    "x.npy",
+    "--labels",
+    "y.npy",
+    "--ids",
+    "ids.txt",
+    "--subjects",
+    "subjects.txt",
+    "--by-position",
+]
 VERIFY = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
 VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--allow-unsigned"]
 ON_STORE = [

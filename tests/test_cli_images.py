@@ -151,7 +151,9 @@ def test_bad_folders(shell: Shell) -> None:
     (shell.folder / "broken" / "ants" / "1.png").write_bytes((shell.folder / "photos/ants/1.png").read_bytes()[:60])
     assert "1.png is no image" in shell("add", "s", "--images", "broken", code=1)
     (shell.folder / "who.txt").write_text("a\n")
-    assert "1 values of subject for 7 samples of photos" in shell(*ADD, "--subjects", "who.txt", code=1)
+    assert "1 values of subject for 7 samples of photos" in shell(
+        *ADD, "--subjects", "who.txt", "--by-position", code=1
+    )
     after = shell.json("stats", "s")
     assert (after["digest"], after["samples"]) == (before["digest"], 0)
 
@@ -207,7 +209,9 @@ def test_ants_and_bees(
     )
     paths = sorted((photos / "train").rglob("*.jpg"))
     (tmp_path / "who.txt").write_text("".join(f"photographer-{i % 9:02d}\n" for i in range(len(paths))))
-    assert shell.json("add", "s", "--images", photos / "train", "--subjects", "who.txt")["added"] == len(paths)
+    assert shell.json("add", "s", "--images", photos / "train", "--subjects", "who.txt", "--by-position")[
+        "added"
+    ] == len(paths)
 
     network = Backbone("mobilenet_v2", str(state), 2)
     val = FromImages(photos / "val", None).through(network, Settings(["ants", "bees"]), 2)

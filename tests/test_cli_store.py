@@ -38,7 +38,19 @@ def filled(shell: Shell) -> Shell:
     return shell
 
 
-ADD = ["add", "s", "--features", "x.npy", "--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt"]
+ADD = [
+    "add",
+    "s",
+    "--features",
+    "x.npy",
+    "--labels",
+    "y.npy",
+    "--ids",
+    "ids.txt",
+    "--subjects",
+    "subjects.txt",
+    "--by-position",
+]
 
 
 def test_the_whole_story(shell: Shell) -> None:
@@ -133,9 +145,9 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
         torch.save(served, filled.folder / "served.pt")
         assert reason in filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
     torch.save({"w": torch.zeros(3)}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=1)
+    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
     torch.save({"format": "torchlssvm-export-1", "config": {"a": 1}, "state_dict": 3}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=1)
+    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
 
 
 def test_samples_as_lines(filled: Shell) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 # A module imports from the rows below its own; from its own row only within its package, where the single files of a
 # row count as one package (store.py may use events.py; heads/ may not use machines/).
 LAYERS = [
-    ["errors", "_version"],
+    ["errors", "_version", "_interrupts", "untrusted"],
     ["functional/"],
     ["statistics/", "certificate", "fingerprint", "kernels/"],
     ["heads/", "machines/", "features/"],

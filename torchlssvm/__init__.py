@@ -1,5 +1,6 @@
 """Classifier heads that learn and unlearn exactly."""
 
+import torchlssvm._interrupts  # noqa: F401  first: what follows takes seconds
 from torchlssvm._version import __version__
 from torchlssvm.audit import verify
 from torchlssvm.certificate import Certificate

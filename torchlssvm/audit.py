@@ -23,6 +23,7 @@ from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError, Verif
 from torchlssvm.fingerprint import fingerprint
 from torchlssvm.heads import LSSVMHead
 from torchlssvm.heads.calibration import fit
+from torchlssvm.untrusted import read_regular
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -33,6 +34,9 @@ __all__ = ["Report", "fingerprint", "new_key", "sign", "verify"]
 
 TOLERANCE = 1e-9
 """How far weights in use may be from those solved from statistics: rounding, on another number of threads or device."""
+
+LARGEST_KEY = 2**16
+"""Bytes of a file with a key: a PEM has 120."""
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------
@@ -83,7 +87,7 @@ def _key(given: Any, private: bool) -> Any:
     if isinstance(data, str) and "-----BEGIN" in data:
         data = data.encode()
     if isinstance(data, str | os.PathLike):
-        data = Path(data).read_bytes()
+        data = read_regular(data, LARGEST_KEY)
     if not isinstance(data, bytes | bytearray):
         raise ValueError(f"a {what} is 32 bytes, a PEM or a path to one; got {type(given).__name__}")
     from cryptography.hazmat.primitives import serialization as s
@@ -224,10 +228,10 @@ def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dic
         entry = entries.get(event["position"])
         if entry is None or (entry.event_id, entry.kind) != (event["event_id"], event["kind"]):
             raise VerificationError(
-                f"the journal has no {event['kind']} event {event['event_id']!r} at {event['position']}"
+                f"the journal has no {event['kind']} event {event['event_id'][:80]!r} at {event['position']}"
             )
         if entry.commitment_list != event["commitments"] or entry.time != event["time"]:
-            raise VerificationError(f"the samples of event {event['event_id']!r} are not those of the journal")
+            raise VerificationError(f"the samples of event {event['event_id'][:80]!r} are not those of the journal")
         if event["kind"] == "remove":
             erased.update(event["commitments"])
     if store.fingerprint != cert.fingerprint:
@@ -257,8 +261,7 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
         raise VerificationError(f"the head cannot be certified: {reason}")
     if head.digest() != expected:
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    fresh._adopt(head.statistics.state())
+    fresh = _solved_anew(head)
     largest = 0.0
     for name in ("w", "b", "P"):
         used, solved = getattr(head, name), getattr(fresh, name)
@@ -270,6 +273,16 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
             )
         largest = max(largest, error)
     return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+
+
+def _solved_anew(head: Any) -> LSSVMHead:
+    """Another head with the same options and statistics; VerificationError when they contradict each other."""
+    fresh = LSSVMHead.from_config(head.config(), device=head.device)
+    try:
+        fresh._adopt(head.statistics.state())
+    except ValueError as error:
+        raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
+    return fresh
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
@@ -286,8 +299,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    fresh._adopt(head.statistics.state())
+    fresh = _solved_anew(head)
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.heads.attach import find_last
+from torchlssvm.untrusted import check_regular, check_unpacked
 
 __all__ = ["AUTO", "build", "load_pt", "preprocessing"]
 
@@ -97,6 +98,8 @@ def load_pt(path: Path) -> Any:
     """What ``torch.save`` wrote, as long as it is plain data."""
     path.stat()
     try:
+        check_regular(path)
+        check_unpacked(path)
         return torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
     except OSError:
         raise

@@ -9,16 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torchlssvm.errors import VerificationError
+from torchlssvm.untrusted import loads, read_regular
 
 __all__ = ["Certificate"]
 
 FORMAT = "torchlssvm-certificate-1"
+LARGEST = 2**28
+"""Bytes of a certificate: four million samples."""
+
+LAST = 2**63 - 1
+KINDS = ("add", "remove", "relabel", "replace")
+COMMITMENT = re.compile("[0-9a-f]{64}")
 
 
 def canonical(data: Any) -> bytes:
@@ -89,16 +97,20 @@ class Certificate:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read it from a file."""
-        return cls.from_json(Path(path).read_bytes())
+        """Read it from a regular file; VerificationError when it holds no certificate."""
+        try:
+            text = read_regular(path, LARGEST)
+        except ValueError as error:
+            raise VerificationError(f"not a certificate: {error}") from None
+        return cls.from_json(text)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
         """Read canonical JSON; VerificationError when it is no certificate."""
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise VerificationError(f"not a certificate: no JSON ({error})") from None
+            data = loads(text)
+        except ValueError as error:
+            raise VerificationError(f"not a certificate: no JSON ({str(error)[:200]})") from None
         return cls.from_dict(data)
 
     @classmethod
@@ -107,20 +119,25 @@ class Certificate:
         if not isinstance(data, Mapping):
             raise VerificationError(f"not a certificate: expected an object, got {type(data).__name__}")
         if data.get("format") != FORMAT:
-            raise VerificationError(f"not a certificate: its format is {data.get('format')!r}, not {FORMAT!r}")
+            raise VerificationError(
+                f"not a certificate: its format is {str(data.get('format'))[:40]!r}, not {FORMAT!r}"
+            )
         names = [f.name for f in fields(cls)]
         for name in names:
             if name not in data:
                 raise VerificationError(f"not a certificate: {name!r} is missing")
         for name in data:
             if name not in names:
-                raise VerificationError(f"not a certificate: unknown field {str(name)!r}")
+                raise VerificationError(f"not a certificate: unknown field {str(name)[:40]!r}")
         for name, kinds in TYPES.items():
             value = data[name]
             if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
                 raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
         if not data["events"]:
             raise VerificationError("not a certificate: it names no event")
+        if not 0 <= data["position"] <= LAST or not 0 <= data["samples"] <= LAST:
+            raise VerificationError("not a certificate: its position or its number of samples is out of range")
+        seen: set[int] = set()
         for event in data["events"]:
             if not isinstance(event, dict) or set(event) != set(EVENT):
                 raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT)}")
@@ -129,8 +146,22 @@ class Certificate:
                     raise VerificationError(
                         f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}"
                     )
+            if event["kind"] not in KINDS or not 0 < event["position"] <= LAST or event["position"] in seen:
+                raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
+            seen.add(event["position"])
             if len(event["commitments"]) != event["samples"]:
                 raise VerificationError("not a certificate: an event has another number of commitments than of samples")
+            if not all(isinstance(c, str) and COMMITMENT.fullmatch(c) for c in event["commitments"]):
+                raise VerificationError("not a certificate: a commitment is not 64 digits of lower-case hex")
+        for name, kinds in INSIDE.items():
+            for key, value in (data[name] or {}).items():
+                if not isinstance(value, kinds) or isinstance(value, bool):
+                    raise VerificationError(f"not a certificate: {key[:40]!r} of {name!r} is a {type(value).__name__}")
+        scope = data["scope"]
+        if not isinstance(scope.get("choices", {}), dict) or not all(
+            isinstance(v, str) for part in scope.values() for v in (part.values() if isinstance(part, dict) else part)
+        ):
+            raise VerificationError("not a certificate: 'scope' holds something else than texts")
         return cls(**data)
 
 
@@ -149,6 +180,7 @@ TYPES: dict[str, Any] = {
     "time": str,
     "signature": str,
 }
+INSIDE: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list}
 EVENT: dict[str, type] = {
     "event_id": str,
     "kind": str,

@@ -1,22 +1,37 @@
 """The ``torchlssvm`` command. Each sub-command imports what it needs when it runs.
 
 Exit codes: 0 it worked; 1 it did not, or was refused (one line on stderr says why); 2 the command line is wrong;
-3 a certificate does not hold; 4 the store is busy, try again; 130 interrupted. With ``--json`` there is one JSON object on
-stdout, for an error too: ``{"error": {"type", "message", "exit_code"}}``.
+3 a certificate does not hold; 4 the store is busy, try again; 5 it worked, but what it says could not be written; 130
+interrupted. With ``--json`` there is one JSON object on stdout, for an error too:
+``{"error": {"type", "message", "exit_code"}}``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm import __version__
+from torchlssvm import __version__, _interrupts
 from torchlssvm.cli import adding, changing, creating, pending, reporting, showing, training, verifying
-from torchlssvm.cli.console import BUSY, EXTRAS, FAILED, INTERRUPTED, NOT_VERIFIED, USAGE, UsageError, one_line
+from torchlssvm.cli.console import (
+    BUSY,
+    EXTRAS,
+    FAILED,
+    INTERRUPTED,
+    NOT_VERIFIED,
+    UNSAID,
+    USAGE,
+    OutputError,
+    Parser,
+    UsageError,
+    one_line,
+    warn,
+    write,
+)
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
 if TYPE_CHECKING:
@@ -27,29 +42,35 @@ COMMANDS: tuple[Callable[[Commands], None], ...] = (
     reporting.register, training.register,
 )  # fmt: skip
 EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;
-4 the store is busy; 130 interrupted. Whatever a command reported as done is on the disk."""
+4 the store is busy; 5 it worked, but its output could not be written; 130 interrupted. Whatever a command reported as done is
+on the disk."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a wrong command line leaves by SystemExit(2), as argparse does."""
+    given = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
-    given = sys.argv[1:] if argv is None else argv
-    options = training.options(given) or parser.parse_args(given)
-    if options.run is None:
-        parser.print_help()
-        return 0
+    options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
     try:
+        _interrupts.restore()
+        options = training.options(given) or parser.parse_args(given)
+        if options.run is None:
+            parser.print_help()
+            return 0
         code: int = options.run(options)
-        sys.stdout.flush()
+        write("", end="")
         return code
+    except SystemExit:  # of --help and --version
+        flush()
+        raise
     except UsageError as error:
-        options.parser.error(one_line(error))
-        return USAGE  # not reached: error() leaves
+        blamed = error.parser or options.parser
+        fail(options, error, USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
+        raise SystemExit(USAGE) from None
     except KeyboardInterrupt:
         return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
-    except BrokenPipeError:  # whoever read the output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except OutputError as error:
+        return fail(options, error, UNSAID)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -67,20 +88,27 @@ def exit_code(error: Exception) -> int:
     return BUSY if isinstance(error, StoreBusyError) else FAILED
 
 
-def fail(options: argparse.Namespace, error: BaseException, code: int) -> int:
+def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
     """Say what went wrong in one line; as JSON too, if that was asked for."""
     message = one_line(error)
-    print(f"torchlssvm: error: {message}", file=sys.stderr)
+    warn(f"{start}{message}")
     if options.json:
         said: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": code}
-        print(json.dumps({"error": said}))
+        with contextlib.suppress(OutputError):  # stderr has it
+            write(json.dumps({"error": said}))
     return code
+
+
+def flush() -> None:
+    """Write what is waiting; nothing is said of a reader that has left."""
+    with contextlib.suppress(OutputError):
+        write("", end="")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every command of :data:`COMMANDS`."""
     text = "Classifier heads that learn and unlearn exactly."
-    parser = argparse.ArgumentParser(prog="torchlssvm", description=text, epilog=EPILOG)
+    parser: argparse.ArgumentParser = Parser(prog="torchlssvm", description=text, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Learn samples. After a crash run it again: what is there already is compared and skipped."
-    parser = command(commands, "add", run_add, text)
+    parser = command(commands, "add", run_add, text, changes="the samples were added")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--features", type=Path, metavar="FILE", help=".npy or .pt (n, J), or .csv")
     source.add_argument("--images", type=Path, metavar="FOLDER", help="images; the class is the sub-folder")
@@ -30,7 +30,12 @@ def register(commands: Commands) -> None:
     parser.add_argument("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row)")
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--subject", metavar="NAME", help="whose samples these are")
-    whose.add_argument("--subjects", metavar="FILE|COLUMN", help="the same for each sample; an empty line is nobody")
+    whose.add_argument(
+        "--subjects", metavar="FILE|COLUMN", help="the same for each sample: a CSV with the header id,subject"
+    )
+    parser.add_argument(
+        "--by-position", action="store_true", help="lists without ids: their first value is that of the first sample"
+    )
     parser.add_argument("--fingerprint", metavar="F", help="the network the features of a file come from")
     parser.add_argument("--weights", metavar="FILE", help="weights of the backbone, if the file has moved since init")
     parser.add_argument(
@@ -53,7 +58,7 @@ def run_add(options: argparse.Namespace) -> int:
         size = options.batch_size or (64 if options.images else 1024)
         counts = {"added": 0, "skipped": 0, "events": 0}
         seen: set[str] = set()
-        with Progress("adding", samples.total) as bar:
+        with Progress(options, "adding", samples.total) as bar:
             for batch in samples.batches(size):
                 try:
                     twice = next((i for i in batch.ids if i in seen or seen.add(i)), None)  # type: ignore[func-returns-value]
@@ -83,7 +88,9 @@ def from_file(options: argparse.Namespace, store: SampleStore) -> tuple[Samples,
             f"--fingerprint {store.fingerprint}"
         )
     columns = {"labels": options.labels, "ids": options.ids, "subjects": options.subjects}
-    return FromFile(options.features, kept, store.head.num_classes, **columns), options.fingerprint or store.fingerprint
+    with Progress(options, f"reading {options.features}"):
+        source = FromFile(options.features, kept, store.head.num_classes, **columns, by_position=options.by_position)
+    return source, options.fingerprint or store.fingerprint
 
 
 def from_images(options: argparse.Namespace, store: SampleStore) -> tuple[Samples, str | None]:
@@ -94,9 +101,9 @@ def from_images(options: argparse.Namespace, store: SampleStore) -> tuple[Sample
     kept = settings.load(store)
     if kept.backbone is None:
         raise ValueError("this store has no backbone: it was made without init --backbone NAME")
-    found = FromImages(options.images, options.subjects)
+    found = FromImages(options.images, options.subjects, options.by_position)
     classes = store.head.num_classes
-    with Progress(f"loading {kept.backbone}"):
+    with Progress(options, f"loading {kept.backbone}"):
         backbone = Backbone(kept.backbone, options.weights or kept.weights or DEFAULT, classes, store.head)
     if backbone.fingerprint != store.fingerprint:
         raise ValueError(

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import BUSY, OK, Progress, UsageError, add_whose, command, emit, one_line, open_store
+from torchlssvm.cli.console import (
+    BUSY,
+    OK,
+    Progress,
+    UsageError,
+    add_whose,
+    command,
+    emit,
+    one_line,
+    open_store,
+    refuse_inside_store,
+    warn,
+)
 
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
@@ -19,16 +31,24 @@ EVENT = "name of the event; one that was applied before changes nothing (default
 
 def register(commands: Commands) -> None:
     """Add the commands to the parser."""
-    remove = command(commands, "remove", run_remove, "Unlearn and erase samples, by subject or by id.")
+    remove = command(
+        commands,
+        "remove",
+        run_remove,
+        "Unlearn and erase samples, by subject or by id.",
+        changes="the samples were removed",
+    )
     add_whose(remove)
     remove.add_argument("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure")
     remove.add_argument("--key", type=Path, metavar="KEY.pem", help="sign the certificate (see keygen)")
     remove.add_argument("--compact", action="store_true", help="also destroy the bytes, see compact")
     remove.add_argument("--event-id", metavar="E", help=EVENT)
 
-    relabel = command(commands, "relabel", run_relabel, "Give samples other labels.")
+    relabel = command(commands, "relabel", run_relabel, "Give samples other labels.", changes="the labels were changed")
     add_whose(relabel, required=False)
-    relabel.add_argument("--label", nargs="+", metavar="L", help="one label for each id, or one for all")
+    relabel.add_argument(
+        "--label", nargs="+", action="extend", metavar="L", help="one label for each id, or one for all"
+    )
     relabel.add_argument("--file", type=Path, metavar="CSV", help="a CSV with the columns id and label")
     relabel.add_argument("--event-id", metavar="E", help=EVENT)
 
@@ -36,9 +56,12 @@ def register(commands: Commands) -> None:
     add_whose(preview)
     preview.add_argument("--features", type=Path, metavar="FILE", help="data to judge by: .npy, .pt or .csv")
     preview.add_argument("--labels", metavar="FILE|COLUMN", help="its labels, for the accuracy")
+    preview.add_argument(
+        "--by-position", action="store_true", help="labels without ids: the first is that of the first sample"
+    )
 
     text = "Destroy the bytes of what was erased in all files of the store."
-    command(commands, "compact", run_compact, text)
+    command(commands, "compact", run_compact, text, changes="the store was compacted")
 
 
 def run_remove(options: argparse.Namespace) -> int:
@@ -56,44 +79,58 @@ def run_remove(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{options.certificate.absolute().parent} is not a folder: the certificate cannot be written there"
         )
-    event = Remove(ids=options.id, subject=options.subject, **event_id(options))
+    if options.certificate is not None:
+        refuse_inside_store(options.certificate, options.store)
+    events = [Remove(**whose, **event_id(options)) for whose in each_subject(options)]
     busy: StoreBusyError | None = None
     with open_store(options) as store:
-        receipt = store.apply(event)
-        said = told(receipt, store) | {"nonces": receipt.nonces, "compacted": False, "certificate": None}
-        text = [str(receipt)]
+        receipts = store.apply(events)
+        nonces = {name: nonce for receipt in receipts for name, nonce in receipt.nonces.items()}
+        said = told(receipts, store) | {"nonces": nonces, "compacted": False, "certificate": None}
+        text = [str(receipt) for receipt in receipts]
         if options.compact:
             try:
-                text.append(compact(store, said))
+                text.append(compact(options, store, said))
             except StoreBusyError as error:
                 busy = error
         if options.certificate is not None:
-            certificate = store.certificate(receipt.event_id, key)
+            certificate = store.certificate([receipt.event_id for receipt in receipts], key)
             certificate.save(options.certificate)
             said |= {"certificate": str(options.certificate), "signed": bool(certificate.signature)}
             how = "signed" if certificate.signature else "not signed"
             text.append(f"certificate: {options.certificate} ({how}, compacted: {str(certificate.compacted).lower()})")
-    emit(options, said, "\n".join(text))
     if busy is not None:
-        print(f"torchlssvm: error: the samples are removed, but: {one_line(busy)}", file=sys.stderr)
-        return BUSY
-    return OK
+        warn(f"torchlssvm: error: the samples are removed, but: {one_line(busy)}")
+    emit(options, said, "\n".join(text))
+    return OK if busy is None else BUSY
 
 
 def event_id(options: argparse.Namespace) -> dict[str, str]:
     """The event id of the command line, if there is one."""
+    if options.event_id is not None and len(options.subject or ()) > 1:
+        raise UsageError("--event-id goes with one subject: each subject is an event of its own")
     return {} if options.event_id is None else {"event_id": options.event_id}
 
 
-def told(receipt: Receipt, store: SampleStore) -> dict[str, Any]:
-    """A receipt as primitives, without the samples' secrets."""
-    said = {k: getattr(receipt, k) for k in ("event_id", "kind", "position", "applied", "samples", "digest")}
-    return said | {"remaining": len(store)}
+def each_subject(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Whose samples the events are about: one event for all ids, or one for each subject."""
+    if options.subject is None:
+        return [{"ids": options.id}]
+    options.subject = list(dict.fromkeys(options.subject))
+    return [{"subject": name} for name in options.subject]
 
 
-def compact(store: SampleStore, said: dict[str, Any]) -> str:
+def told(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:
+    """Receipts as primitives, without the samples' secrets: the last one's values, all samples, and each event."""
+    names = ("event_id", "kind", "position", "applied", "samples")
+    events = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
+    said = events[-1] | {"applied": any(r.applied for r in receipts), "samples": sum(r.samples for r in receipts)}
+    return said | {"digest": receipts[-1].digest, "remaining": len(store), "events": events}
+
+
+def compact(options: argparse.Namespace, store: SampleStore, said: dict[str, Any]) -> str:
     """Compact, and say so."""
-    with Progress("compacting"):
+    with Progress(options, "compacting"):
         done = store.compact()
     said |= {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
     older = (
@@ -108,7 +145,7 @@ def run_compact(options: argparse.Namespace) -> int:
     """Compact."""
     with open_store(options) as store:
         said: dict[str, Any] = {"position": store.position}
-        text = compact(store, said)
+        text = compact(options, store, said)
     emit(options, said, text)
     return OK
 
@@ -133,14 +170,14 @@ def run_relabel(options: argparse.Namespace) -> int:
     elif len(labels) == 1 and ids is not None:
         labels = labels * len(ids)
     if len(labels) != (1 if ids is None else len(ids)):
-        raise UsageError(f"{len(labels)} labels for {'a subject' if ids is None else f'{len(ids)} ids'}")
+        raise UsageError(f"{len(labels)} labels for {'subjects, which take one' if ids is None else f'{len(ids)} ids'}")
     with open_store(options) as store:
         kept, classes = settings.load(store), store.head.num_classes
         y = [kept.label(text, classes) for text in labels]
-        event = Relabel(y[0] if ids is None else y, ids=ids, subject=options.subject, **event_id(options))
-        receipt = store.apply(event)
-        said = told(receipt, store)
-    emit(options, said, str(receipt))
+        whose = each_subject(options) if ids is None else [{"ids": ids}]
+        receipts = store.apply([Relabel(y[0] if ids is None else y, **w, **event_id(options)) for w in whose])
+        said = told(receipts, store)
+    emit(options, said, "\n".join(map(str, receipts)))
     return OK
 
 
@@ -154,7 +191,7 @@ def run_preview(options: argparse.Namespace) -> int:
 
     if options.labels is not None and options.features is None:
         raise UsageError("--labels needs --features")
-    event = Remove(ids=options.id, subject=options.subject)
+    events = [Remove(**whose) for whose in each_subject(options)]
     with open_store(options) as store:
         x = y = None
         if options.features is not None:
@@ -165,6 +202,7 @@ def run_preview(options: argparse.Namespace) -> int:
                 labels=options.labels,
                 ids=None,
                 subjects=None,
+                by_position=options.by_position,
             )
             if source.width != store.head.in_features:
                 raise ValueError(f"{options.features} has {source.width} features, the store {store.head.in_features}")
@@ -173,7 +211,8 @@ def run_preview(options: argparse.Namespace) -> int:
             y = None if options.labels is None else torch.cat([torch.as_tensor(b.y) for b in batches])
             if y is not None and y.ndim != 1:
                 raise ValueError(f"the accuracy needs one label for each sample, got {tuple(y.shape)}")
-        found = store.preview(event, x, y)
+        with Progress(options, "previewing"):
+            found = store.preview(events, x, y)
     lines = [f"{found.samples} samples would go, {found.remaining} would stay"]
     if x is not None:
         lines.append(f"{found.flips} of {len(x)} predictions would change")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, UsageError, command, count, emit
+from torchlssvm.cli.console import OK, UsageError, command, count, emit, refuse_inside_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the commands to the parser."""
     parser = command(
-        commands, "init", run_init, "Make an empty store. Its head and its network are fixed from then on."
-    )
+        commands, "init", run_init, "Make an empty store. Its head and its network are fixed from then on.",
+        changes="the store was made",
+    )  # fmt: skip
     parser.add_argument("--features", type=count, metavar="J", help="number of features (a backbone knows its own)")
     parser.add_argument("--classes", required=True, metavar="K", help="number of classes, or their names: ants,bees")
     parser.add_argument("--rho", type=float, default=1.0, metavar="R", help="regularization (default: 1)")
@@ -32,7 +33,14 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--weights", metavar="FILE", help="state_dict of the backbone, or default: torchvision's (default)"
     )
-    keys = command(commands, "keygen", run_keygen, "Make an Ed25519 key to sign certificates with.", store=False)
+    keys = command(
+        commands,
+        "keygen",
+        run_keygen,
+        "Make an Ed25519 key to sign certificates with.",
+        store=False,
+        changes="the keys were written",
+    )
     keys.add_argument("out", type=Path, metavar="OUT", help="private key (PEM); the public one is written to OUT.pub")
 
 
@@ -121,6 +129,7 @@ def run_keygen(options: argparse.Namespace) -> int:
     """Write a pair of keys."""
     from torchlssvm import audit
 
+    refuse_inside_store(options.out)
     public = audit.new_key(options.out)
     emit(
         options,

@@ -143,14 +143,15 @@ def is_number(cell: str) -> bool:
 class Column:
     """One value for each sample: labels, ids or subjects.
 
-    From a .npy or .pt file or the lines of a text file, in the order of the samples; or from a CSV with a header that has a
-    column ``id`` and one with the name asked for, in any order.
+    From a .npy or .pt file (``array``) or the lines of a text file, in the order of the samples; or from a CSV with a header
+    that has a column ``id`` and one with the name asked for, in any order.
     """
 
     def __init__(self, path: Path, name: str):
         self.path, self.name = path, name
         self.by_id: dict[str, str] | None = None
         self.values: list[str] | Tensor = []
+        self.array = path.suffix in (".npy", ".pt")
         if path.suffix == ".npy":
             self.values = as_column(load_npy(path, False), path)
         elif path.suffix == ".pt":
@@ -159,12 +160,22 @@ class Column:
             table = CSV(path, ("id", name)) if is_table(path) else None
             if table is not None and table.header is not None and {"id", name} <= set(table.header):
                 self.by_id = pairs(table, name)
+            elif table is not None and table.width > 1:
+                raise ValueError(
+                    f"{path} has {table.width} columns and not the header it needs: its first line must name the columns "
+                    f"id and {name}, e.g. 'id,{name}'"
+                )
             else:
                 with lines_of(path) as lines:
                     self.values = [line.strip() for line in lines]
 
-    def check(self, total: int, source: Path) -> None:
-        """ValueError when there are not as many values as samples."""
+    def check(self, total: int, source: Path, by_position: bool) -> None:
+        """ValueError when there are not as many values as samples, or when they have no ids and may be in any order."""
+        if self.by_id is None and not by_position:
+            raise ValueError(
+                f"{self.path} is a list without ids: give a CSV with the header id,{self.name}, or say with --by-position that "
+                "its order is that of the samples"
+            )
         if self.by_id is None and len(self.values) != total:
             raise ValueError(
                 f"{self.path} has {len(self.values)} values of {self.name} for {total} samples of {source}"

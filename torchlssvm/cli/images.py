@@ -42,7 +42,7 @@ class FromImages:
 
     tolerance = 1e-3
 
-    def __init__(self, folder: Path, subjects: str | None):
+    def __init__(self, folder: Path, subjects: str | None, by_position: bool = False):
         self.folder = folder
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
@@ -58,7 +58,7 @@ class FromImages:
         self.total = len(self.paths)
         self.subjects = None if subjects is None else Column(Path(subjects), "subject")
         if self.subjects is not None:
-            self.subjects.check(self.total, folder)
+            self.subjects.check(self.total, folder, by_position)
 
     def class_name(self, path: Path) -> str:
         """The first folder below the one given."""

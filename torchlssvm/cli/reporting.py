@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchlssvm.cli.console import OK, command, count, emit, open_store
+from torchlssvm.cli.console import OK, Progress, command, count, emit, open_store, refuse_inside_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
-    report = command(commands, "report", run_report, text)
+    report = command(commands, "report", run_report, text, changes="the page was written")
     report.add_argument(
         "--out",
         type=Path,
@@ -30,6 +31,7 @@ def register(commands: Commands) -> None:
         help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
     )
     report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
+    report.add_argument("--force", action="store_true", help="write over a file that is there")
     report.add_argument("--title", metavar="TEXT", help="of the page")
     report.add_argument(
         "--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"
@@ -41,7 +43,13 @@ def run_report(options: argparse.Namespace) -> int:
     from torchlssvm.cli import settings
     from torchlssvm.report import write_report
 
-    with open_store(options, readonly=True) as store:
+    refuse_inside_store(options.out, options.store)
+    if options.out.is_dir():
+        raise ValueError(f"{options.out} is a folder: name a file in it")
+    if os.path.lexists(options.out) and not options.force:
+        raise ValueError(f"{options.out} is there already: choose another name, or --force")
+    with open_store(options, readonly=True) as store, Progress(options, "reporting") as bar:
+        store.watch(bar.advance)
         found = write_report(
             store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
             certificates=options.certificates, count=options.count,

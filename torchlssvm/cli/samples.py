@@ -49,8 +49,9 @@ class FromFile:
     tolerance = 0.0
 
     def __init__(
-        self, path: Path, settings: Settings, classes: int, *, labels: str | None, ids: str | None, subjects: str | None
-    ):
+        self, path: Path, settings: Settings, classes: int, *, labels: str | None, ids: str | None, subjects: str | None,
+        by_position: bool = False,
+    ):  # fmt: skip
         self.path, self.settings, self.classes = path, settings, classes
         self.table = CSV(path, (labels, ids, subjects)) if is_table(path) else None
         if self.table is None and path.suffix not in (".npy", ".pt"):
@@ -69,7 +70,7 @@ class FromFile:
         self.width = len(self.features) if self.matrix is None else self.matrix.shape[1]
         self.total = self._count()
         for column in self.columns.values():
-            column.check(self.total, self.path)
+            column.check(self.total, self.path, by_position or column.array)
 
     def _column(self, value: str, name: str) -> Column:
         if self.table is not None and not Path(value).exists():

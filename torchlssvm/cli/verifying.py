@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open_store, seconds
+from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open_store, refuse_inside_store, seconds
 
 if TYPE_CHECKING:
     from torchlssvm import LSSVMHead
@@ -33,7 +33,7 @@ def register(commands: Commands) -> None:
     verify.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="wait so long for a writer")
 
     text = "Write the head, or the samples, to a file. That file is listed in certificates of later erasures."
-    export = command(commands, "export", run_export, text)
+    export = command(commands, "export", run_export, text, changes="the file was written")
     export.add_argument("out", type=Path, metavar="OUT", help="the file")
     export.add_argument(
         "--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"
@@ -50,8 +50,8 @@ def run_verify(options: argparse.Namespace) -> int:
     key = None if options.public_key is None else audit.public_key(options.public_key)
     head = None if options.head is None else load_head(options.head)
     judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
-    with Progress("verifying"):
-        checks = judge(head).checks if options.store is None else judge_with_store(options, judge, head)
+    with Progress(options, "verifying") as bar:
+        checks = judge(head).checks if options.store is None else judge_with_store(options, judge, head, bar)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -60,34 +60,44 @@ def run_verify(options: argparse.Namespace) -> int:
     return OK
 
 
-def judge_with_store(options: argparse.Namespace, judge: Callable[..., Report], head: Any) -> dict[str, str]:
+def judge_with_store(
+    options: argparse.Namespace, judge: Callable[..., Report], head: Any, bar: Progress
+) -> dict[str, str]:
     """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
     from torchlssvm.store.database import FILE
 
     try:
         with open_store(options, readonly=True) as store:
+            store.watch(bar.advance)
+            store.check_structure()  # first: pages that lead back to themselves hold more rows than anybody can read
             checks = judge(store.head, store).checks
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:
         raise
     except (StoreError, UnicodeDecodeError) as error:  # SQLite's messages quote damaged text
-        if not (options.store / FILE).exists():  # a mistake of whoever calls, not of the store
+        if not os.path.lexists(options.store / FILE):  # a mistake of whoever calls, not of the store
             raise
         raise VerificationError(f"the store does not hold up: {error}") from error
 
 
 def load_head(path: Path) -> LSSVMHead:
     """A head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
-    from torchlssvm import LSSVMHead, VerificationError
+    from torchlssvm import StoreError, VerificationError
     from torchlssvm.audit import TOLERANCE
     from torchlssvm.backbones import load_pt
+    from torchlssvm.store.machine import head_from
+    from torchlssvm.untrusted import check_regular
 
-    found = load_pt(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by torchlssvm export")
     try:
-        head = LSSVMHead.from_config(found["config"])
+        check_regular(path)
+        found = load_pt(path)
+    except ValueError as error:
+        raise VerificationError(str(error)) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise VerificationError(f"{path} was not written by torchlssvm export")
+    try:
+        head = head_from(found["config"], None)
         head.load_state_dict(found["state_dict"])
         for name, value in head.state_dict().items():
             given = found["state_dict"][name]
@@ -95,8 +105,8 @@ def load_head(path: Path) -> LSSVMHead:
                 given, TOLERANCE, TOLERANCE * float(value.abs().max())
             ):
                 raise VerificationError(f"{name} in {path} is not what the head there computes with")
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{path} does not hold a head that can be loaded: {error}") from error
+    except (AttributeError, KeyError, RecursionError, RuntimeError, StoreError, TypeError, ValueError) as error:
+        raise VerificationError(f"{path} does not hold a head that can be loaded: {str(error)[:500]}") from error
     return head
 
 
@@ -109,7 +119,9 @@ def run_export(options: argparse.Namespace) -> int:
     if options.out.exists() and not options.force:
         raise ValueError(f"{options.out} is there already: choose another name, or --force")
     temporary = options.out.with_name(options.out.name + ".tmp")
-    with open_store(options) as store:
+    refuse_inside_store(options.out, options.store)
+    with open_store(options) as store, Progress(options, "writing") as bar:
+        store.watch(bar.advance)
         for path in (temporary, options.out):  # first: a file that holds samples is never unknown
             store.register_checkpoint(path)
         said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
@@ -143,7 +155,8 @@ def write_head(store: SampleStore, path: Path) -> int:
 
 def write_samples(store: SampleStore, path: Path) -> int:
     """One JSON object in a line for each sample; returns their number."""
-    with open(path, "w", encoding="utf-8") as file, Progress("writing", len(store)) as bar:
+    written = 0
+    with open(path, "w", encoding="utf-8") as file:
         for rows in store.batches():
             for i in range(len(rows)):
                 one = {
@@ -153,5 +166,5 @@ def write_samples(store: SampleStore, path: Path) -> int:
                     "x": rows.x[i].tolist(),
                 }
                 file.write(json.dumps(one) + "\n")
-            bar.advance(len(rows))
-        return bar.done
+            written += len(rows)
+    return written

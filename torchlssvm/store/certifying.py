@@ -81,7 +81,7 @@ class Certifying(Judged):
             if machine.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
             names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
-            entries = [self._entry_of(check_text(e, "event_id")) for e in names]
+            entries = [self._entry_of(e) for e in dict.fromkeys(check_text(name, "event_id") for name in names)]
             if not entries:
                 raise ValueError("event_id is empty: name at least one event")
             state = self._db.get("state")
@@ -139,6 +139,10 @@ class Certifying(Judged):
         return out | (head.choices if isinstance(head, LSSVMHead) else {})
 
     # -- for verify ----------------------------------------------------------------------------------------------------
+
+    def check_structure(self) -> None:
+        """SQLite's own check of the whole file; StoreError when a page, a row or an index is not where it should be."""
+        self._db.check_structure()
 
     def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""

@@ -59,7 +59,7 @@ class Codec:
             return x
         size = sizes.pop()
         allowed = (4, 8) if self.grid is None else (1, 2, 3, 4)
-        if size % self.J or size // self.J not in allowed:
+        if self.J < 1 or size % self.J or size // self.J not in allowed:
             raise StoreError(f"a row of {size} bytes does not hold {self.J} features: the store is damaged")
         width, data = size // self.J, b"".join(blobs)
         if self.grid is None:
@@ -85,6 +85,8 @@ class Codec:
     def y(self, labels: Sequence[int | None], targets: Sequence[bytes | None]) -> Tensor:
         """Undo :meth:`labels_and_targets`."""
         if all(t is None for t in targets):
+            if None in labels:
+                raise StoreError("a row has neither a label nor targets: the store is damaged")
             return torch.tensor(labels, dtype=torch.int64)
         data = b"".join(t or b"" for t in targets)
         if len(data) != 8 * len(targets) * self.K:

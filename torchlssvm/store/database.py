@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
+from torchlssvm.store.records import check_record
+from torchlssvm.untrusted import check_regular, loads
 
 FILE = "samples.sqlite"
 APPLICATION = 0x746C7376  # "tlsv": marks the file as ours
@@ -64,6 +66,13 @@ MISSING: Any = object()
 DISK = ("disk is full", "disk I/O error", "unable to open", "readonly database")
 """What SQLite says when the disk is the trouble, and not what was asked."""
 
+LOGS = ("-wal", "-shm", "-journal")
+"""Names of the files that SQLite keeps beside the database end in these."""
+
+STEPS, STEPS_A_BYTE, STEPS_A_CALL = 50_000_000, 100, 1_000_000
+"""Of SQLite's machine, for one query of a reader: 2 seconds, and more than a store of that size can need. Damaged or crafted
+pages that lead back to themselves end there."""
+
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     """CRC-32 of a record: Python's ASCII form of its values, then a large value as it is.
@@ -86,8 +95,10 @@ class Database:
         self.lock = threading.RLock()
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
+        self._calls, self._most_calls, self._reads_only = 0, 0, readonly
         self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
         self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
+        self._check_files(create)
         location = path.absolute().as_uri()
         if not readonly:
             self._connect(f"{location}?mode={'rwc' if create else 'rw'}", create)
@@ -106,6 +117,8 @@ class Database:
             )
         try:
             with self.errors():
+                if self._reads_only:
+                    self._limit()
                 if create:
                     self._create()
                 self._check()
@@ -152,6 +165,34 @@ class Database:
                 f"{self.path} was changed while it was read, and cannot be locked from here: try again"
             )
 
+    def _check_files(self, create: bool) -> None:
+        """Refuse what is no regular file. A finished store has no rollback journal: SQLite would delete files that it names."""
+        for suffix in ("", *LOGS):
+            try:
+                check_regular(f"{self.path}{suffix}")
+            except ValueError as error:
+                raise StoreError(f"{error}: this is no store") from None
+        if not create and Path(f"{self.path}-journal").exists():
+            raise StoreError(
+                f"{self.path} has a rollback journal: it was changed by another program, or never finished"
+            )
+
+    def _limit(self) -> None:
+        """Bound the steps of a query and the length of a value by what is really on the disk."""
+        sizes = [
+            Path(f"{self.path}{suffix}").stat() for suffix in ("", "-wal") if Path(f"{self.path}{suffix}").exists()
+        ]
+        allocated = sum(getattr(s, "st_blocks", s.st_size // 512 + 1) * 512 for s in sizes)
+        self._most_calls = (STEPS + STEPS_A_BYTE * allocated) // STEPS_A_CALL
+        self.connection.set_progress_handler(self._count_call, STEPS_A_CALL)
+        if hasattr(self.connection, "setlimit"):  # from Python 3.11
+            longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+
+    def _count_call(self) -> int:
+        self._calls += 1
+        return self._calls > self._most_calls
+
     def _create(self) -> None:
         if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return
@@ -197,10 +238,12 @@ class Database:
                 raise StoreBusyError(
                     f"{self.path} is in use by another process or reader ({text}); try again"
                 ) from error
+            if text == "interrupted":
+                text = "it is damaged: a query takes more steps than its size explains"
             if any(trouble in text for trouble in DISK):
                 raise StoreDiskError(f"{self.path}: {text}") from error
             raise StoreError(f"{self.path}: {text}") from error
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for damaged text, in a value or in a message
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -208,6 +251,7 @@ class Database:
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
         with self.held(), self.errors():
+            self._calls = 0
             return self.connection.execute(sql, tuple(values)).fetchall()
 
     def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
@@ -324,7 +368,14 @@ class Database:
             raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
         if checksum((name, row[0])) != row[1]:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
-        return json.loads(row[0])
+        try:
+            value = loads(row[0])
+            check_record(name, value)
+        except (ValueError, TypeError) as error:
+            raise StoreError(
+                f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
+            ) from None
+        return value
 
     def put(self, name: str, value: Any) -> None:
         """Write a value of the meta table."""

@@ -7,6 +7,7 @@ machine, which keeps its samples and removes them by ids of its own.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,28 @@ from torchlssvm.store.rows import Rows
 
 SETTABLE = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""
+
+MATRICES = 4
+"""J x J matrices that a head needs to be summed and solved, at least."""
+
+
+def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSVMHead:
+    """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
+    options = {k: v for k, v in config.items() if k != "type"}
+    try:
+        J, K, folds = options["in_features"], options["num_classes"], max(1, options["folds"])
+        if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            need = 8 * (
+                MATRICES * J**2 + J * K + folds * K
+            )  # sums of classes and folds are made when they have samples
+            if need > memory:
+                raise StoreError(
+                    f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
+                )
+        return LSSVMHead.from_config(options, device=device)
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
 class Linear:
@@ -77,12 +100,18 @@ class Linear:
     def restore_chosen(self, chosen: dict[str, Any] | None) -> None:
         """Undo :meth:`chosen`, on a head with the samples it was written for."""
         chosen = chosen or {"made": {}, "calibration": None}
-        head = self.head
-        head._made = {name: (head._version if now else -1, text) for name, (text, now) in chosen["made"].items()}
-        head._calibration = None
-        if chosen["calibration"] is not None:
-            values = torch.tensor([float.fromhex(v) for v in chosen["values"]], dtype=torch.float64, device=head.device)
-            head._calibration = Calibration.restore(chosen["calibration"], values)
+        head, calibration = self.head, None
+        try:
+            made = {
+                str(name): (head._version if now else -1, str(text)) for name, (text, now) in chosen["made"].items()
+            }
+            if chosen["calibration"] is not None:
+                numbers = [float.fromhex(v) for v in chosen["values"]]
+                values = torch.tensor(numbers, dtype=torch.float64, device=head.device)
+                calibration = Calibration.restore(chosen["calibration"], values)
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
+        head._made, head._calibration = made, calibration
 
     def codec(self) -> Codec:
         """How its features are written at the moment."""
@@ -121,9 +150,12 @@ class Linear:
     def add_rows(self, rows: Rows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
         stats = self.head.statistics
-        if stats is not None and stats.empty and len(rows):
-            stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-        self.add(rows.ids, rows.x, rows.y)
+        try:
+            if stats is not None and stats.empty and len(rows):
+                stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
+            self.add(rows.ids, rows.x, rows.y)
+        except ValueError as error:  # no row that the head would refuse was ever written
+            raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def remove(self, rows: Rows) -> None:
         """Unlearn samples of the store."""

@@ -83,6 +83,10 @@ class Reading:
         """All samples in batches; x is what the head summed."""
         return self._table.batches(size=size)
 
+    def watch(self, on_read: Callable[[int], None] | None) -> None:
+        """Call a function with the number of samples of each batch that is read from now on, for a progress bar."""
+        self._table.on_read = on_read
+
     def get(self, ids: Any) -> Rows:
         """Samples by their ids, in that order."""
         wanted = check_ids(ids)

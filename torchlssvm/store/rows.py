@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class Rows:
 
 
 COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
+TYPES: tuple[Any, ...] = (int, str, str | None, int | None, bytes | None, int, float, bytes, int, bytes)
 
 
 class Table:
@@ -60,6 +61,7 @@ class Table:
 
     def __init__(self, db: Database, codec: Codec):
         self.db, self.codec = db, codec
+        self.on_read: Callable[[int], None] | None = None
 
     def save_codec(self) -> None:
         """Write how features are stored beside them."""
@@ -75,7 +77,10 @@ class Table:
         with self.db.held():
             found = self.db.get("rows")
             numbers = (found["grid"], found["target_grid"])
-            grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+            try:
+                grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+            except (IndexError, OverflowError, TypeError, ValueError) as error:
+                raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
             self.codec = Codec(found["features"], found["targets"], *grids)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
@@ -212,6 +217,8 @@ class Table:
                 if not found:
                     return
                 last = self._ordered([last, *(row[0] for row in found)])[-1]
+                if self.on_read is not None:
+                    self.on_read(len(found))
                 rows = self._decode(self._checked(found))
             yield rows
 
@@ -219,6 +226,8 @@ class Table:
         for row in found:
             if not isinstance(row[9], bytes) or row[8] != checksum(row[:8], row[9]):
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
+            if not all(map(isinstance, row, TYPES)) or len(row[7]) != NONCE:
+                raise StoreError(f"{self.db.path} is damaged: row {row[0]} holds values of other types")
         return found
 
     def _decode(self, found: list[tuple[Any, ...]]) -> Rows:
