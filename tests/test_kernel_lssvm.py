@@ -284,7 +284,7 @@ def test_linear_kernel_equals_the_linear_head():
     machine.add(POOL[3:], LABELS[3:])
     head.add(POOL[3:], LABELS[3:])
     torch.testing.assert_close(machine(POOL), head(POOL), rtol=1e-9, atol=1e-9)
-    assert not hasattr(machine._engine, "U")  # n > J: no (n, n) matrix is kept
+    assert machine._solver.name == "primal"  # n > J: no (n, n) matrix is kept
 
 
 # -- edges ---------------------------------------------------------------------------------------------------------------
@@ -382,11 +382,11 @@ def test_linear_kernel_crosses_between_primal_and_dual_one_by_one(seed):
     random.Random(seed).shuffle(ids)
     for step, i in enumerate(ids[:-2]):
         machine.remove(i)
-        forms.append(type(machine._engine).__name__)
+        forms.append(machine._solver.name)
         if step % 10 == 0 or forms[-1] != forms[-2]:
             held = machine.ids  # ids count from 0, like the rows
             assert error(machine, x[held], code(y[held], 3), lambda a, b: a @ b.mT) < 1e-9
-    assert {"Primal", "Dual"} == set(forms)
+    assert {"primal", "dual"} == set(forms)
 
 
 def test_no_features_at_all():
@@ -415,37 +415,39 @@ def test_near_duplicates_at_a_large_C_are_as_accurate_as_a_fit():
 
 def test_drift_is_repaired_and_said_once():
     machine, ids = filled(200)
-    machine.remove(ids[:1])
-    machine._engine._inverse()[:100, :100] *= 1 + 1e-6
+    machine.remove(ids[:1]).settle()
+    machine._solver.inverse.U[:100, :100] *= 1 + 1e-6
     machine.remove(ids[1:41])
     with pytest.warns(NumericalWarning, match="drifted"):
         machine.remove(ids[41:70])  # together more than wait: the first ones are folded in, and looked at
     assert error(machine, POOL[70:200], code(LABELS[70:200], 3)) < 1e-10
-    machine.remove(ids[70:71])
-    machine._engine._inverse()[:50, :50] *= 1 + 1e-6
+    machine.remove(ids[70:71]).settle()
+    machine._solver.inverse.U[:50, :50] *= 1 + 1e-6
+    machine.remove(ids[71:72])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        machine._engine.settle()
-    assert error(machine, POOL[71:200], code(LABELS[71:200], 3)) < 1e-10
+        machine.settle()
+    assert error(machine, POOL[72:200], code(LABELS[72:200], 3)) < 1e-10
 
 
 def test_a_little_drift_is_repaired_without_a_word():
     machine, ids = filled(200)
-    machine.remove(ids[:1])
-    machine._engine._inverse()[:100, :100] *= 1 + 1e-11
+    machine.remove(ids[:1]).settle()
+    machine._solver.inverse.U[:100, :100] *= 1 + 1e-11
+    machine.remove(ids[1:2])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        machine._engine.settle()
-    assert machine._engine.U is None  # solved anew
+        machine.settle()
+    assert machine._solver.inverse.U is None  # solved anew
     assert machine.drift() < 1e-12
 
 
 def test_relabel_leaves_the_inverse_alone():
     machine, ids = filled(100)
-    machine.remove(ids[:1])
-    U, version = machine._engine.U, machine._engine.U._version
+    machine.remove(ids[:1]).settle()
+    U, version = machine._solver.inverse.U, machine._solver.inverse.U._version
     machine.relabel(ids[1:60], torch.zeros(59, dtype=torch.int64))
-    assert machine._engine.U is U
+    assert machine._solver.inverse.U is U
     assert U._version == version
     y = torch.cat([torch.zeros(59, dtype=torch.int64), LABELS[60:100]])
     assert error(machine, POOL[1:100], code(y, 3)) < 1e-11
@@ -541,7 +543,7 @@ def test_deep_kernel_keeps_features_and_takes_images():
     features = network(images).double()
     alpha, b = lssvm(rbf(features[10:], features[10:], 1.0), code(LABELS[10:60], 3), 10.0)
     torch.testing.assert_close(machine(images), rbf(features, features[10:], 1.0) @ alpha + b, rtol=1e-9, atol=1e-9)
-    assert machine._rows.x.shape[1] == 5
+    assert machine.in_features == 5
     twin = KernelLSSVM(Deep(copy.deepcopy(network), RBF(sigma=9.0)), C=1.0, num_classes=3)
     twin.load_state_dict(machine.state_dict())
     assert torch.equal(twin(images), machine(images))

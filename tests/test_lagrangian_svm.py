@@ -22,8 +22,8 @@ from torchlssvm import (
     attach,
 )
 from torchlssvm.functional import cost, lagrangian
+from torchlssvm.kernel_machines import newton_step
 from torchlssvm.kernels import RBF, Linear, Polynomial
-from torchlssvm.machines import support
 
 pytest.importorskip("scipy")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def test_one_step_of_the_iteration_is_equation_three():
     Q = SIGNS[:30, None] * K * SIGNS[:30] + torch.eye(30, dtype=torch.float64) / 2.0
     U, alpha = torch.linalg.inv(Q), torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = U @ (1 + ((Q @ alpha - 1) - 0.9 * alpha).clamp(min=0))
-    result = lagrangian.iterate(lambda v: U @ v, alpha, Q @ alpha - 1, 0.9, 1e-9, 1)
+    result = lagrangian.iterate(lambda v: U @ v, alpha, Q @ alpha - 1, 0.9, 1e-9, 1, Q.max())
     torch.testing.assert_close(result.alpha, expected)
     torch.testing.assert_close(result.z, Q @ expected - 1)
     assert not result.converged
@@ -156,11 +156,10 @@ def test_both_sides_of_a_newton_step_agree():
     machine = LagrangianSVM(RBF(sigma=2.0), C=10.0)
     ids = machine.add(POOL, LABELS)
     machine.remove(ids[:3])
-    engine, order = machine._engine, machine._rows.order()
-    y = machine._rows.y[order, 0]
+    y = SIGNS[3:]
     inside = torch.rand(197, generator=GENERATOR) < 0.6
-    a = support._by_kernel(engine, order, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
-    b = support._by_inverse(engine, order, y, (~inside).nonzero()[:, 0])
+    a = newton_step.step_by_kernel(machine._solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
+    b = newton_step.step_by_inverse(machine._solver, y, (~inside).nonzero()[:, 0])
     for left, right in zip(a, b, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
@@ -170,12 +169,11 @@ def test_both_sides_on_cuda():
         machine = LagrangianSVM(RBF(sigma=2.0), C=10.0, device="cuda")
         ids = machine.add(torch.empty(80, 4, device="cuda"), torch.empty(80, dtype=torch.int64, device="cuda"))
         machine.remove(ids[:3])
-        order = machine._rows.order()
-        y = machine._rows.y[order, 0]
+        y = torch.empty(77, dtype=torch.float64, device="cuda")
         parts = torch.arange(77, device="cuda").tensor_split(2)
         for result in (
-            support._by_kernel(machine._engine, order, y, *parts),
-            support._by_inverse(machine._engine, order, y, parts[1]),
+            newton_step.step_by_kernel(machine._solver, y, *parts),
+            newton_step.step_by_inverse(machine._solver, y, parts[1]),
         ):
             assert {t.device.type for t in result} == {"cuda"}
         assert machine.alpha.device.type == "cuda"

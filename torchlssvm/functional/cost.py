@@ -49,13 +49,18 @@ DEFERRED = 64
 
 
 def block_update_pays(n: int, added: int, removed: int, inverse: bool) -> bool:
-    """Whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
+    """Tell whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
 
     The bordered inverse costs 4 n^2 flops a row added, the Schur complement 2 n^2 a row removed, both at the rate of a product.
     For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
-    rate, and the kernel comes on top. With an inverse at hand the break-even is 2 r^3. Without one (after a bulk change
-    there is only a factor) a change has to be small, about n / 16 rows added, to be the first of many that repay an inverse.
+    rate, and the kernel comes on top. With the inverse at hand the break-even is 2 r^3. With a factor alone (after a bulk
+    change) a row added or removed costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so that the break-even
+    is r / 6 rows; more rows than can wait are removed by factoring anew.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
     """
     left = n + added - removed
-    return min(n, left) >= SMALL_KERNEL and n * n * (4 * added + 2 * removed) < (2.0 if inverse else 0.25) * left**3
+    if min(n, left) < SMALL_KERNEL:
+        return False
+    if inverse:
+        return n * n * (4 * added + 2 * removed) < 2 * left**3
+    return removed <= DEFERRED and 6 * n * n * (added + removed) < left**3

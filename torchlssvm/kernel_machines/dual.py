@@ -1,0 +1,103 @@
+"""The dual form of the kernel LS-SVM: alpha and b from the inverse of K + I/C."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import kernel_lssvm
+from torchlssvm.kernel_machines.inverse import KernelInverse
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
+from torchlssvm.kernels import Kernel
+
+
+class DualForm:
+    """The solver of :class:`KernelLSSVM` for any kernel: alpha (capacity, K), zero where no sample is, and b (K,), from h."""
+
+    name = "dual"
+
+    def __init__(self, kernel: Kernel, slots: SampleSlots, C: float, bias: bool):
+        self.inverse, self.bias = KernelInverse(kernel, slots, C), bias
+
+    @property
+    def slots(self) -> SampleSlots:
+        """The samples."""
+        return self.inverse.slots
+
+    @property
+    def b(self) -> Tensor:
+        """The bias (K,)."""
+        return self._solution(self.slots.top)[1]
+
+    def alpha(self) -> Tensor:
+        """The coefficients (capacity, K) in slots."""
+        return self._solution(self.slots.capacity)[0]
+
+    def _solution(self, slots: int) -> tuple[Tensor, Tensor]:
+        """Equation (7)."""
+        h = self.inverse.h
+        if not self.slots.filled:
+            return torch.zeros_like(h[:slots, :-1]), torch.zeros_like(h[0, :-1])
+        return kernel_lssvm.solve(h[:slots, :-1], h[:slots, -1], self.bias)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """k(x, X) alpha + b (B, K). Compiled, over the whole capacity, so that its shape is that of the next call too."""
+        top = self.slots.capacity if torch.compiler.is_compiling() else self.slots.top
+        alpha, b = self._solution(top)
+        return self.inverse.kernel.tiled_product(x, self.slots.x[:top], alpha) + b
+
+    def left_out(self) -> Tensor:
+        """H_ii in slots (capacity,); one where no sample is."""
+        top = self.slots.top
+        values = kernel_lssvm.left_out_diagonal(self.inverse.diagonal(), self.inverse.h[:top, -1], self.bias)
+        H = torch.ones_like(self.inverse.h[:, 0])
+        H[:top] = torch.where(self.slots.mask[:top] > 0, values, H[:top])
+        return H
+
+    def drift(self, slots: Tensor) -> Tensor:
+        """A bound of the relative error of the solution, from the residuals of these slots."""
+        return self.inverse.drift(slots)
+
+    def state(self) -> Tensor:
+        """h in the order of ids: with it alpha and b come back to the bit."""
+        return self.inverse.h[self.slots.order()]
+
+    def resume(self, h: Tensor) -> None:
+        """Take over a saved :meth:`state`."""
+        if h.shape != (len(self.slots), self.inverse.h.shape[1]):
+            raise ValueError(
+                f"solution has shape {tuple(h.shape)}, needed {(len(self.slots), self.inverse.h.shape[1])}"
+            )
+        self.inverse.h[self.slots.order()] = h
+
+    def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Take samples out by id and rows x (k, J) with targets y (k, K) in; returns their ids."""
+        return self.inverse.change(removed, x, y)
+
+    def retarget(self, ids: list[int], y: Tensor) -> None:
+        """Give samples other targets (k, K)."""
+        self.inverse.retarget(ids, y)
+
+    def set_C(self, C: float) -> None:
+        """Change the penalty; :meth:`solve` makes the solution that of the new one."""
+        self.inverse.C = C
+
+    def solve(self) -> None:
+        """Factor the matrix anew."""
+        self.inverse.solve()
+
+    def settle(self) -> None:
+        """Do what was put off."""
+        self.inverse.settle()
+
+    def copy(self, kernel: Kernel) -> DualForm:
+        """An independent copy, with its own kernel."""
+        other = copy.copy(self)
+        other.inverse = self.inverse.copy(kernel)
+        return other
+
+    def to(self, device: torch.device) -> None:
+        """Move to another device."""
+        self.inverse.to(device)
