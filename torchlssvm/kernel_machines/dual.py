@@ -29,7 +29,11 @@ class DualForm:
     @property
     def b(self) -> Tensor:
         """The bias (K,)."""
-        return self._solution(self.slots.top)[1]
+        h = self.inverse.h
+        if not self.bias or not self.slots.filled:
+            return torch.zeros_like(h[0, :-1])
+        total = h[: self.slots.top].sum(0)
+        return total[:-1] / total[-1]
 
     def alpha(self) -> Tensor:
         """The coefficients (capacity, K) in slots."""

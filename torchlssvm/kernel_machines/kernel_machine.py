@@ -106,7 +106,10 @@ class KernelMachine(nn.Module):
 
     @exactly
     def settle(self) -> Self:
-        """Do now what updates have put off; answers do not change. The next update finds nothing waiting."""
+        """Do now what was put off: answers do not change, and the updates that follow are as fast as they get.
+
+        After a bulk change this computes the inverse, n^3 flops.
+        """
         self._solver.settle()
         return self
 

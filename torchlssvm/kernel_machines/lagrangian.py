@@ -119,6 +119,14 @@ class LagrangianSVM(KernelMachine):
         return torch.stack([-f, f], 1)
 
     @exactly
+    def expansion(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Prepared rows (n, J), coefficients (n, 2) and b (2,), such that the scores are k(x, rows) coefficients + b."""
+        self._solve()
+        order, b = self._slots.order(), self.b.reshape(1)
+        beta = self._coefficients()[order]
+        return self._slots.x[order], torch.cat([-beta, beta], 1), torch.cat([-b, b])
+
+    @exactly
     def kkt_violation(self) -> float:
         """max |min(alpha, Q alpha - 1)|, with Q from the kernel anew: zero at the solution."""
         self._fitted()

@@ -108,6 +108,10 @@ class KernelLSSVM(KernelMachine):
         scores: Tensor = self(x)
         return scores[:, 1]
 
+    def expansion(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Prepared rows (n, J), alpha (n, K) and b (K,), such that the scores are k(x, rows) alpha + b."""
+        return self._slots.x[self._slots.order()], self.alpha, self.b
+
     @exactly
     def leave_one_out(self) -> Tensor:
         """The score (n, K) of each sample by the machine without it, in the order of ids. Exact, and needs no refit."""
