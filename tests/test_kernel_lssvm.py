@@ -156,7 +156,7 @@ TestAnySequence.settings = settings(parent=settings(), stateful_step_count=12)
 @pytest.mark.parametrize("always", [True, False])
 def test_the_cost_rule_changes_no_answer(always, monkeypatch):
     monkeypatch.setattr(
-        cost, "block_update_pays", lambda n, added, removed, inverse: always and n > 0 and n + added > removed
+        cost, "block_update_pays", lambda n, added, removed, inverse, gram: always and n > 0 and n + added > removed
     )
     rng, machine, held = random.Random(0), KernelLSSVM(RBF(sigma=2.0), C=5.0, num_classes=3), {}
     for _ in range(60):

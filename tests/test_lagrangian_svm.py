@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.kernel_dense import lssvm, lsvm, rbf
 from torchlssvm import (
     ConvergenceError,
+    IncrementalSVM,
     KernelLSSVM,
     LagrangianSVM,
     LSSVMHead,
@@ -406,3 +408,109 @@ def test_attached_to_a_network():
     ids = clf.add(POOL.float(), CLASSES)
     clf.head.remove(ids[:5])
     assert clf(POOL.float()).shape == (200, 3)
+
+
+# -- all or nothing ------------------------------------------------------------------------------------------------------
+
+TWO_CLASSES = {
+    "Lagrangian": lambda: LagrangianSVM(RBF(sigma=2.0), C=5.0),
+    "LS-SVM": lambda: KernelLSSVM(RBF(sigma=2.0), C=5.0),
+    "incremental": lambda: IncrementalSVM(RBF(sigma=2.0), C=5.0),
+}
+VERBS = {
+    "add": lambda machine: machine.add(POOL[60:66], CLASSES[60:66]),
+    "remove": lambda machine: machine.remove([0, 1, 2, 10]),
+    "relabel": lambda machine: machine.relabel([0, 1, 2, 10], torch.tensor([1, 2, 2, 0])),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", TWO_CLASSES)
+@pytest.mark.parametrize("form", [OneVsRest, OneVsOne])
+def test_an_error_of_any_machine_changes_none(form, kind, verb):
+    """Whichever of the machines fails, at whichever step: ids and scores stay, and the same call works the next time."""
+    for failing in range(3):
+        for inner in ("add", "remove", "relabel"):
+            machine, truth = form(TWO_CLASSES[kind], 3), form(TWO_CLASSES[kind], 3)
+            for m in (machine, truth):
+                m.add(POOL[:60], CLASSES[:60])
+            before, ids = machine(POOL), machine.ids
+            called = []
+
+            def fail(*args, called=called, **options):
+                called.append(args)
+                raise ConvergenceError("injected")
+
+            setattr(machine.machines[failing], inner, fail)
+            try:
+                VERBS[verb](machine)
+            except ConvergenceError:
+                assert torch.equal(machine.ids, ids)
+                assert torch.equal(machine(POOL), before)
+            else:
+                assert not called  # this machine had nothing to do
+            delattr(machine.machines[failing], inner)
+            if called:
+                VERBS[verb](machine)
+            VERBS[verb](truth)
+            assert torch.equal(machine.ids, truth.ids)
+            torch.testing.assert_close(machine(POOL), truth(POOL), rtol=1e-7, atol=1e-7)
+
+
+def test_an_interrupt_changes_no_machine():
+    machine = OneVsRest(TWO_CLASSES["LS-SVM"], 3)
+    machine.add(POOL[:60], CLASSES[:60])
+    before = machine(POOL)
+
+    def interrupt(ids):
+        raise KeyboardInterrupt
+
+    machine.machines[2].remove = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        machine.remove([3])
+    assert len(machine) == 60
+    assert torch.equal(machine(POOL), before)
+
+
+# -- alpha >= 0, and how exact -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("solver", "C"), [("iteration", 1 / 200), ("iteration", 10.0), ("newton", 10.0), ("newton", 1e4), ("newton", 1e8)]
+)
+def test_alpha_is_never_negative(solver, C):
+    machine = LagrangianSVM(RBF(sigma=2.0), C=C, solver=solver, max_iter=50_000)
+    ids = machine.add(POOL, LABELS)
+    assert float(machine.alpha.min()) >= 0.0
+    machine.remove(ids[:40])
+    assert float(machine.alpha.min()) >= 0.0
+
+
+def exact(K, signs, C):
+    """The QP's solution to 80 bits: the active set of a float64 solution, its equations refined with longer residuals."""
+    Q = (signs[:, None] * K * signs).numpy().astype(np.longdouble) + np.eye(
+        len(K), dtype=np.longdouble
+    ) / np.longdouble(C)
+    inside = np.flatnonzero(lsvm(K, signs, C).numpy() > 0)
+    A, alpha = Q[np.ix_(inside, inside)], np.zeros(len(K), dtype=np.longdouble)
+    factor = torch.linalg.cholesky(torch.from_numpy(A.astype(np.float64)))
+    for _ in range(20):
+        residual = torch.from_numpy((1 - A @ alpha[inside]).astype(np.float64))
+        alpha[inside] += torch.cholesky_solve(residual[:, None], factor)[:, 0].numpy()
+    z = Q @ alpha - 1
+    assert alpha.min() >= 0 and z.min() > -1e-15 * float(abs(alpha).sum())  # it is the solution
+    return torch.from_numpy(alpha.astype(np.float64))
+
+
+@pytest.mark.parametrize("C", [1.0, 1e2, 1e4, 1e6])
+def test_newton_is_exact_to_the_rounding_that_is_stated(C):
+    machine = LagrangianSVM(RBF(sigma=2.0), C=C)
+    ids = machine.add(POOL, LABELS)
+    bound = torch.finfo(torch.float64).eps * 200 * C * 2.0  # eps n C max (K + 1)
+    for rows in (slice(0, 200), slice(30, 200)):
+        if rows.start:
+            for i in ids[: rows.start]:
+                machine.remove(i)
+        truth = exact(rbf(POOL[rows], POOL[rows]) + 1.0, SIGNS[rows], C)
+        error = float((machine.alpha - truth).abs().max() / truth.max())
+        assert error <= max(bound, 1e-13), (error, bound)

@@ -157,9 +157,7 @@ def crossover(rounds: int) -> None:
                         )
                         cost.block_update_pays = lambda *_, update=update: update  # type: ignore[assignment]
                         try:
-                            t = seconds(
-                                lambda c=call, m=machine: (c[0](*c[1:]), m.settle())
-                            )
+                            t = seconds(lambda c=call, m=machine: (c[0](*c[1:]), m.settle()))
                         finally:
                             cost.block_update_pays = rule
                         if r:

@@ -113,7 +113,9 @@ def row(n: int, k: int, lagrangian: bool, rounds: int) -> dict[str, float]:
             for name, value in t.items():
                 times[name].append(value)
     assert float((ours.alpha - direct.alpha if lagrangian else ours.alpha[:, 1] - direct.alpha).abs().max()) < 1e-4
-    return {name: statistics.median(map(statistics.mean, zip(*[iter(v)] * BLOCK, strict=True))) for name, v in times.items()}
+    return {
+        name: statistics.median(map(statistics.mean, zip(*[iter(v)] * BLOCK, strict=True))) for name, v in times.items()
+    }
 
 
 def main() -> None:
@@ -123,7 +125,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 140, 200, 400])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, 1 thread, {options.rounds} rounds; RBF, J = {J}; direct / ours, above 1 ours is faster")
+    print(
+        f"torch {torch.__version__}, 1 thread, {options.rounds} rounds; RBF, J = {J}; direct / ours, above 1 ours is faster"
+    )
     for lagrangian in (False, True):
         print("\nLagrangianSVM, C = 1/n" if lagrangian else "\nKernelLSSVM, C = 1, two classes")
         for n in options.sizes:

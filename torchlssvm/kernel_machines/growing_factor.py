@@ -27,12 +27,18 @@ class GrowingFactor:
 
     def solve(self, rows: Tensor) -> Tensor:
         """Q^-1 v for each of the rows v (k, size)."""
-        return self.half_solve_transposed(self.half_solve(rows))
+        right = self._padded(rows).mT
+        half = torch.linalg.solve_triangular(self.L, right, upper=False)
+        solved: Tensor = torch.linalg.solve_triangular(self.L.mT, half, upper=True)
+        return solved.mT[:, : self.size]
 
     def _triangular(self, rows: Tensor, triangle: Tensor, upper: bool) -> Tensor:
-        padded = torch.nn.functional.pad(rows, (0, self.L.shape[0] - self.size))
-        solved: Tensor = torch.linalg.solve_triangular(triangle, padded.mT, upper=upper)
+        solved: Tensor = torch.linalg.solve_triangular(triangle, self._padded(rows).mT, upper=upper)
         return solved.mT[:, : self.size]
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        missing = self.L.shape[0] - self.size
+        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
     def inverse(self) -> Tensor:
         """Q^-1 (size, size)."""

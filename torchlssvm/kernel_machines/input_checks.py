@@ -58,7 +58,7 @@ def targets(y: Any, x: Tensor, K: int) -> Tensor:
     """y as float64 targets (B, K): labels are coded -1/+1, one column a class; float targets are taken as they are."""
     values, kind = checks.targets(y, x, K)
     if kind == "labels":
-        coded = torch.full((len(values), K), -1.0, dtype=torch.float64, device=x.device)
+        coded = torch.full((values.shape[0], K), -1.0, dtype=torch.float64, device=x.device)
         return coded.scatter_(1, _in_range(values, K)[:, None], 1.0)
     if checks.not_finite(values):
         checks.raise_not_finite("y", values)

@@ -43,6 +43,7 @@ class KernelInverse:
     def __init__(self, kernel: Kernel, slots: SampleSlots, C: float, offset: float = 0.0):
         self.kernel, self.slots, self.C, self.offset = kernel, slots, C, offset
         self.warned = False
+        self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED)
         self._clear()
         self.allowed_error = REPAIRED_ERROR
 
@@ -50,9 +51,10 @@ class KernelInverse:
         x, capacity = self.slots.x, self.slots.capacity
         self.U: Tensor | None = None
         self.factor: GrowingFactor | None = None
-        self.V, self.s = x.new_zeros(cost.DEFERRED, capacity), x.new_zeros(cost.DEFERRED)
+        self.V = self._no_terms  # made with the first term
         self.waiting = 0
         self.h = x.new_zeros(capacity, self.slots.K + 1)
+        self.K: Tensor | None = None  # K + offset in slots, for few samples
         self._shared = False  # U and the factor are also those of a copy: neither is written to
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class KernelInverse:
         else:
             assert self.factor is not None
             size = self.factor.size
-            unit = self.h.new_zeros(at.stop - at.start if isinstance(at, slice) else len(at), top)
+            unit = self.h.new_zeros(at.stop - at.start if isinstance(at, slice) else at.shape[0], top)
             if isinstance(at, slice):
                 unit[:, at].fill_diagonal_(1.0)
             else:
@@ -83,7 +85,7 @@ class KernelInverse:
         self._need_base()
         if self.U is not None:
             U = self.U[:top, :top]
-            out = torch.mv(U, v[0])[None] if len(v) == 1 else v @ U
+            out = torch.mv(U, v[0])[None] if v.shape[0] == 1 else v @ U
         else:
             assert self.factor is not None
             size = self.factor.size
@@ -102,8 +104,9 @@ class KernelInverse:
         else:
             assert self.factor is not None
             d = pad(self.factor.inverse_diagonal(), (0, top - self.factor.size))
-        V, s = self.V[: self.waiting, :top], self.s[: self.waiting]
-        return (d + s @ V.square()) * self.slots.mask[:top]
+        if self.waiting:
+            d = d + self.s[: self.waiting] @ self.V[: self.waiting, :top].square()
+        return d * self.slots.mask[:top]
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """K + offset for prepared rows."""
@@ -112,7 +115,7 @@ class KernelInverse:
 
     def block(self, x: Tensor) -> Tensor:
         """Q (k, k) of prepared rows x (k, J)."""
-        if len(x) == 1:
+        if x.shape[0] == 1:
             return self.matrix_diagonal(x)[:, None]
         Q = self.gram(x, x)
         Q.diagonal().add_(1.0 / self.C)
@@ -137,8 +140,8 @@ class KernelInverse:
 
     def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         """Take out samples by id and take in rows x (k, J) with targets y (k, K); returns their ids. All of it, or an error."""
-        k, r = len(x), len(removed)
-        if not cost.block_update_pays(len(self.slots), k, r, self.U is not None):
+        k, r = x.shape[0], len(removed)
+        if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.K is not None):
             return self._change_and_solve(removed, x, y)
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
@@ -173,7 +176,7 @@ class KernelInverse:
         if not 0.0 < u * q <= 1.0 / cost.LEAST_SHARE:
             self._change_and_solve(ids, self.slots.x[:0], self.slots.y[:0])
             return
-        Z = torch.mul(R, u**-0.5, out=self.V[self.waiting, :top])
+        Z = torch.mul(R, u**-0.5, out=self._terms()[self.waiting, :top])
         self.h[:top].addr_(Z, self.h[slot] * -(u**-0.5))
         self.h[slot] = 0.0
         self.s[self.waiting] = -1.0
@@ -181,7 +184,7 @@ class KernelInverse:
         self.slots.drop(ids)
 
     def _add(self, x: Tensor, y: Tensor) -> list[int]:
-        if self.waiting and self.waiting + len(x) > cost.DEFERRED:
+        if self.waiting and self.waiting + x.shape[0] > cost.DEFERRED:
             self._add_waiting()
         slots, before = self.slots, self.slots.top
         Qc = self.gram(x, slots.x[:before])  # (k, top)
@@ -194,19 +197,21 @@ class KernelInverse:
             B = factor.half_solve_transposed(below)
         else:
             B = self.product(Qc)
-        places = slots.places(len(x))
+        places = slots.places(x.shape[0])
         at, top = slots.at(places), max(before, max(places) + 1)
+        block = self.block(x)
         tc = pad(y, (0, 1), value=1.0)
-        if len(x) == 1:  # numbers in the place of matrices: half the operations
-            host = checks.to_host(B @ Qc.mT, self.matrix_diagonal(x))
+        if x.shape[0] == 1:  # numbers in the place of matrices: half the operations
+            host = checks.to_host(B @ Qc.mT, block)
             q = 1.0 if host is None else host[1][0]
             S = 1.0 if host is None else q - host[0][0]
             if not S >= cost.LEAST_SHARE * q:
                 return self._change_and_solve([], x, y)
             v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
             self._grow(top)
+            self._keep_gram(Qc, block, at)
             out = slots.put(x, y, places)
-            Z = self.V[self.waiting, :top]
+            Z = self._terms()[self.waiting, :top]
             Z[:before] = B[0] * -(S**-0.5)
             Z[places[0]] = S**-0.5
             self.h[:top].addr_(Z, v)
@@ -216,10 +221,11 @@ class KernelInverse:
                 self.s[self.waiting] = 1.0
                 self.waiting += 1
             return out
-        term = block_inverse.addition(B, Qc, self.block(x), at, slots.targets, tc, top)
+        term = block_inverse.addition(B, Qc, block, at, slots.targets, tc, top)
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
+        self._keep_gram(Qc, block, at)
         out = slots.put(x, y, places)
         self._add_to_solution(term)
         if factor is not None:
@@ -270,7 +276,8 @@ class KernelInverse:
         """Move to another device."""
         self.slots.to(device)
         self.U = None if self.U is None else self.U.to(device)
-        self.V, self.s, self.h = (t.to(device) for t in (self.V, self.s, self.h))
+        self.V, self._no_terms, self.s, self.h = (t.to(device) for t in (self.V, self._no_terms, self.s, self.h))
+        self.K = None if self.K is None else self.K.to(device)
         if self.factor is not None:
             self.factor.to(device)
 
@@ -279,6 +286,7 @@ class KernelInverse:
         other = copy.copy(self)
         other.kernel = kernel
         other.slots, other.V, other.s, other.h = self.slots.copy(), self.V.clone(), self.s.clone(), self.h.clone()
+        other.K = None if self.K is None else self.K.clone()
         self._shared = other._shared = True
         return other
 
@@ -314,16 +322,22 @@ class KernelInverse:
         host = checks.to_host(term.share)
         return host is not None and not host[0][0] >= cost.LEAST_SHARE
 
+    def _terms(self) -> Tensor:
+        """V, made if there is none."""
+        if self.V.shape[0] == 0:
+            self.V = self.slots.x.new_zeros(cost.DEFERRED, self.slots.capacity)
+        return self.V
+
     def _add_to_solution(self, term: block_inverse.Term) -> None:
         self.h[: self.slots.top].addmm_(term.Z.mT, term.v, alpha=term.sign)
 
     def _add_to_inverse(self, term: block_inverse.Term) -> None:
-        top, k, waiting = self.slots.top, len(term.Z), self.waiting
+        top, k, waiting = self.slots.top, term.Z.shape[0], self.waiting
         if k > cost.DEFERRED:  # nothing waits: it was settled before
             self._need_inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
             self._release()
         else:
-            rows = self.V[waiting : waiting + k]
+            rows = self._terms()[waiting : waiting + k]
             rows[:, :top] = term.Z
             self.s[waiting : waiting + k] = float(term.sign)
             self.waiting += k
@@ -331,7 +345,7 @@ class KernelInverse:
     def _check_drift(self) -> bool:
         """Factor anew if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
         order = self.slots.order()
-        host = checks.to_host(self.drift(order[:: max(1, len(order) // PROBED_ROWS)]))
+        host = checks.to_host(self.drift(order[:: max(1, order.shape[0] // PROBED_ROWS)]))
         if host is None or host[0][0] <= self.allowed_error:
             return False
         allowed = WARNED_ERROR / REPAIRED_ERROR * self.allowed_error
@@ -349,25 +363,55 @@ class KernelInverse:
     def _change_and_solve(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         slots, gone = self.slots, set(removed)
         kept = slots.index(slot for i, slot in slots.slot_of.items() if i not in gone) if gone else slots.order()
-        X = torch.cat([slots.x[kept], x]) if len(x) else slots.x[kept]
-        if len(X):
-            factor, largest = self.factor_of(X)
-        slots.drop(removed)
-        slots.compact()
-        out = []
-        if len(x):
-            slots.grow(slots.top + len(x))
-            out = slots.put(x, y, slots.places(len(x)))
+        X = torch.cat([slots.x[kept], x]) if x.shape[0] else slots.x[kept]
+        K = self._gram_of(X, kept) if 0 < X.shape[0] <= cost.LARGEST_KEPT_GRAM else None
+        if X.shape[0]:
+            factor, largest = self.factor_of(X, K)
+        out = slots.rebuild(removed, kept, X, y)
         self._clear()
-        if len(X):
-            self.factor = GrowingFactor(factor.L, len(X))
+        if X.shape[0]:
+            self.factor, self.K = GrowingFactor(factor.L, X.shape[0]), K
             self.h[: slots.top] = self.factor.solve(slots.targets.mT).mT
             self.allowed_error = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * largest)
         return out
 
-    def factor_of(self, X: Tensor) -> tuple[system.Factor, float]:
-        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it; and the largest entry of Q."""
-        n, work = len(X), self._system(X)
+    def _gram_of(self, X: Tensor, kept: Tensor) -> Tensor:
+        """K + offset (n, n) of rows X (n, J), the first of which are in the slots ``kept``."""
+        if self.K is None:
+            return self.gram(X, X)
+        old = self.K.index_select(0, kept).index_select(1, kept)
+        if X.shape[0] == old.shape[0]:
+            return old
+        new = self.gram(X[old.shape[0] :], X)
+        return torch.cat([torch.cat([old, new[:, : old.shape[0]].mT], 1), new])
+
+    def _keep_gram(self, Qc: Tensor, block: Tensor, at: slice | Tensor) -> None:
+        """Write the kernel of new samples. Qc: (k, top) with those in the slots; block: (k, k) their own, with 1/C."""
+        if self.K is None:
+            return
+        before, capacity = Qc.shape[1], self.slots.capacity
+        if capacity > cost.LARGEST_KEPT_GRAM:
+            self.K = None
+            return
+        if self.K.shape[0] < capacity:
+            self.K = pad(self.K, (0, capacity - self.K.shape[0], 0, capacity - self.K.shape[0]))
+        self.K[at, :before] = Qc
+        self.K[:before, at] = Qc.mT
+        corner = self.K[at] if isinstance(at, slice) else None
+        if corner is not None:
+            corner[:, at] = block
+            corner[:, at].diagonal().sub_(1.0 / self.C)
+        else:
+            own = block.clone()
+            own.diagonal().sub_(1.0 / self.C)
+            self.K[at[:, None], at] = own
+
+    def factor_of(self, X: Tensor, K: Tensor | None = None) -> tuple[system.Factor, float]:
+        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it; and the largest entry of Q.
+
+        K: K + offset (n, n), if it is at hand.
+        """
+        n, work = X.shape[0], self._system(X, K)
         largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
         factor = system.factor_(work, n)
         host = checks.to_host(factor.info, largest, total)
@@ -377,7 +421,7 @@ class KernelInverse:
             raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
         if host[0][0] == 0:
             return factor, host[1][0]
-        work = self._system(X)
+        work = self._system(X, K)
         factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
         if float(least) < -1e-12 * n * host[1][0]:
             raise ValueError(
@@ -392,12 +436,12 @@ class KernelInverse:
         )
         return factor, host[1][0]
 
-    def _system(self, X: Tensor) -> Tensor:
-        n = len(X)
+    def _system(self, X: Tensor, K: Tensor | None) -> Tensor:
+        n = X.shape[0]
         work = system.workspace(n, X.device)
-        work[:n, :n] = self.gram(X, X)
+        work[:n, :n] = self.gram(X, X) if K is None else K
         work.diagonal()[:n].add_(1.0 / self.C)
-        if len(work) > n:
+        if work.shape[0] > n:
             work[n:].zero_()
             work[:, n:].zero_()
             work.diagonal()[n:].fill_(1.0)
@@ -412,19 +456,21 @@ class KernelInverse:
                 U = self._room(self.slots.capacity)
                 U[:top, :top] = self.U[:top, :top]
                 self.U, self._shared = U, False
-            self.V, self.h = pad(self.V, (0, more)), pad(self.h, (0, 0, 0, more))
+            self.V = pad(self.V, (0, more)) if self.waiting else self._no_terms
+            self.h = pad(self.h, (0, 0, 0, more))
 
     def _release(self) -> None:
         """Make the slots of removed samples free for use, with zeros in U; close the gaps if they are many."""
         U, slots = self._need_inverse(), self.slots
         if 4 * (slots.top - len(slots)) > slots.top:
             keep = slots.compact()
-            n = len(keep)
+            n = keep.shape[0]
             self.U = self._room(slots.capacity)
             self.U[:n, :n] = U[keep][:, keep]
             h, self.h = self.h[keep], self.h.new_zeros(slots.capacity, self.h.shape[1])
             self.h[:n] = h
-            self.V = self.V.new_zeros(cost.DEFERRED, slots.capacity)
+            self.V = self._no_terms
+            self.K = None if self.K is None else self.K[keep][:, keep]
         elif new := slots.release():
             at = slots.index(new)
             U[at], U[:, at] = 0.0, 0.0

@@ -207,7 +207,7 @@ class LagrangianSVM(KernelMachine):
         return self._slots.y * self._slots.carried
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not len(x):
+        if not removed and not x.shape[0]:
             return []
         if not len(self) and x.shape[1] != self._slots.x.shape[1]:
             self._clear(x.shape[1])

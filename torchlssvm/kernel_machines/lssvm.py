@@ -149,8 +149,8 @@ class KernelLSSVM(KernelMachine):
         """Exchange the samples behind these ids for others."""
         found = self._slots.find(ids)
         x, y = self._check(x, y)
-        if len(x) != len(found):
-            raise ValueError(f"x has {len(x)} rows for {len(found)} ids")
+        if x.shape[0] != len(found):
+            raise ValueError(f"x has {x.shape[0]} rows for {len(found)} ids")
         before = self._slots.next_id
         new = self._change(found, x, y)
         self._slots.rename(new, found)
@@ -178,14 +178,14 @@ class KernelLSSVM(KernelMachine):
 
     def _change_within_budget(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         """Change samples in parts that exceed the budget by an eighth at most, and drop what is too much after each."""
-        if self._budget is None or len(self) - len(removed) + len(x) <= self._budget:
+        if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
             return self._change(removed, x, y)
         part = max(1, self._budget // 8)
         before, before_id = self._solver.copy(self.kernel), self._next_id
         try:
             ids = self._change(removed, x[:part], y[:part])
             self._keep_budget()
-            for start in range(part, len(x), part):
+            for start in range(part, x.shape[0], part):
                 ids += self._change([], x[start : start + part], y[start : start + part])
                 self._keep_budget()
         except BaseException:
@@ -198,9 +198,9 @@ class KernelLSSVM(KernelMachine):
             self._change([self._least()], self._slots.x[:0], self._slots.y[:0])
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not len(x):
+        if not removed and not x.shape[0]:
             return []
-        left = len(self) + len(x) - len(removed)
+        left = len(self) + x.shape[0] - len(removed)
         if not len(self) and x.shape[1] != self._slots.x.shape[1]:
             self._clear(x.shape[1])
         elif type(self.kernel) is Linear:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
@@ -140,6 +141,29 @@ class SampleSlots:
         self.slot_of.update(zip(ids, slots, strict=True))
         self.filled, self._order = True, None
         return ids
+
+    def rebuild(self, removed: list[int], kept: Tensor, X: Tensor, y: Tensor) -> list[int]:
+        """Drop samples by id, close the gaps, and put new ones behind the rest; returns the ids of the new ones.
+
+        kept: the slots (n,) of those that stay, in the order of ids; X: (n + k, J) their rows and the new ones; y: (k, K).
+        """
+        n, k, capacity = kept.shape[0], y.shape[0], self.capacity
+        columns = self.columns[kept]
+        if k:
+            more = pad(y, (0, self.columns.shape[1] - self.K), value=torch.inf)
+            more[:, self.K] = 1.0
+            columns = torch.cat([columns, more])
+        while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:
+            capacity //= 2
+        if n + k > capacity:
+            capacity = 2 ** (n + k - 1).bit_length()
+        self.x, self.columns = pad(X, (0, 0, 0, capacity - n - k)), pad(columns, (0, 0, 0, capacity - n - k))
+        gone, new = set(removed), list(range(self.next_id, self.next_id + k))
+        ids = [i for i in self.slot_of if i not in gone] + new
+        self.slot_of = dict(zip(ids, range(n + k), strict=True))
+        self.next_id += k
+        self.top, self.free, self._order, self.filled = n + k, [], None, n + k > 0
+        return new
 
     def load(self, x: Tensor, y: Tensor, ids: list[int], next_id: int) -> None:
         """Fill empty slots with saved samples, in the order of ids."""
