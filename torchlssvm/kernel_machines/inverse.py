@@ -54,7 +54,7 @@ class KernelInverse:
         self.V = self._no_terms  # made with the first term
         self.waiting = 0
         self.h = x.new_zeros(capacity, self.slots.K + 1)
-        self.K: Tensor | None = None  # K + offset in slots, for few samples
+        self.K: Tensor | None = None  # K + offset of few samples, in slots, until one is added by update
         self._shared = False  # U and the factor are also those of a copy: neither is written to
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class KernelInverse:
                 return self._change_and_solve([], x, y)
             v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
             self._grow(top)
-            self._keep_gram(Qc, block, at)
+            self.K = None
             out = slots.put(x, y, places)
             Z = self._terms()[self.waiting, :top]
             Z[:before] = B[0] * -(S**-0.5)
@@ -225,7 +225,7 @@ class KernelInverse:
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
-        self._keep_gram(Qc, block, at)
+        self.K = None
         out = slots.put(x, y, places)
         self._add_to_solution(term)
         if factor is not None:
@@ -384,27 +384,6 @@ class KernelInverse:
             return old
         new = self.gram(X[old.shape[0] :], X)
         return torch.cat([torch.cat([old, new[:, : old.shape[0]].mT], 1), new])
-
-    def _keep_gram(self, Qc: Tensor, block: Tensor, at: slice | Tensor) -> None:
-        """Write the kernel of new samples. Qc: (k, top) with those in the slots; block: (k, k) their own, with 1/C."""
-        if self.K is None:
-            return
-        before, capacity = Qc.shape[1], self.slots.capacity
-        if capacity > cost.LARGEST_KEPT_GRAM:
-            self.K = None
-            return
-        if self.K.shape[0] < capacity:
-            self.K = pad(self.K, (0, capacity - self.K.shape[0], 0, capacity - self.K.shape[0]))
-        self.K[at, :before] = Qc
-        self.K[:before, at] = Qc.mT
-        corner = self.K[at] if isinstance(at, slice) else None
-        if corner is not None:
-            corner[:, at] = block
-            corner[:, at].diagonal().sub_(1.0 / self.C)
-        else:
-            own = block.clone()
-            own.diagonal().sub_(1.0 / self.C)
-            self.K[at[:, None], at] = own
 
     def factor_of(self, X: Tensor, K: Tensor | None = None) -> tuple[system.Factor, float]:
         """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it; and the largest entry of Q.
