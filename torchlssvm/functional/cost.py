@@ -1,4 +1,4 @@
-"""When to update and when to solve again: the one place that decides.
+"""The choice between updating and solving again, made in one place.
 
 Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
 statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import math
 
-SMALL = 48
+SMALLEST_UPDATED_SYSTEM = 48
 """Below this many features a factorization is cheaper than the bookkeeping of an update."""
 
-HYGIENE = 8
-"""After this many times J columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
+COLUMNS_BETWEEN_SOLVES = 8
+"""In units of J: after so many columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
 
 LEAST_PIVOT = 1e-2
 """Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
 
 
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
-    """Whether to solve from statistics rather than to apply Theorem 1.
+    """Tell whether to solve from statistics rather than to apply Theorem 1.
 
     changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    return J < SMALL or changed > (J // 8 if inverse else J // 6) or since > HYGIENE * J
+    return (
+        J < SMALLEST_UPDATED_SYSTEM or changed > (J // 8 if inverse else J // 6) or since > COLUMNS_BETWEEN_SOLVES * J
+    )
 
 
 def batch_size(J: int) -> int:
@@ -44,7 +46,7 @@ SMALL_KERNEL = 64
 LEAST_SHARE = 1e-3
 """Updates of a kernel machine in which all but this share cancels (a near-duplicate at a large C) are factored anew."""
 
-DEFERRED = 64
+DEFERRED_ROWS = 64
 """Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
 
 
@@ -74,4 +76,4 @@ def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: boo
         return False
     if inverse:
         return update < 2 * left**3
-    return removed <= DEFERRED and 6 * n * n * (added + removed) < left**3
+    return removed <= DEFERRED_ROWS and 6 * n * n * (added + removed) < left**3

@@ -23,12 +23,12 @@ class DualForm:
 
     @property
     def slots(self) -> SampleSlots:
-        """The samples."""
+        """The samples held, in slots."""
         return self.inverse.slots
 
     @property
     def b(self) -> Tensor:
-        """The bias (K,)."""
+        """The bias (K,); zeros without one."""
         h = self.inverse.h
         if not self.bias or not self.slots.filled:
             return torch.zeros_like(h[0, :-1])
@@ -40,7 +40,7 @@ class DualForm:
         return self._solution(self.slots.capacity)[0]
 
     def _solution(self, slots: int) -> tuple[Tensor, Tensor]:
-        """Equation (7)."""
+        """Alpha (slots, K) and b (K,) by equation (7)."""
         h = self.inverse.h
         if not self.slots.filled:
             return torch.zeros_like(h[:slots, :-1]), torch.zeros_like(h[0, :-1])

@@ -41,7 +41,7 @@ class GrowingFactor:
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
     def inverse(self) -> Tensor:
-        """Q^-1 (size, size)."""
+        """The inverse Q^-1 (size, size)."""
         return torch.cholesky_inverse(self.L)[: self.size, : self.size]
 
     def inverse_diagonal(self) -> Tensor:

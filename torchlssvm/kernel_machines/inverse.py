@@ -1,7 +1,7 @@
 """Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
 
 After a bulk change there is the Cholesky factor of Q. Rows added extend it. A row removed is a term of low rank, and terms
-wait in V (:data:`cost.DEFERRED` rows): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
+wait in V (:data:`cost.DEFERRED_ROWS` rows): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
 inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
 either costs the same; the first update after a bulk change costs no inverse.
 
@@ -43,7 +43,7 @@ class KernelInverse:
     def __init__(self, kernel: Kernel, slots: SampleSlots, C: float, offset: float = 0.0):
         self.kernel, self.slots, self.C, self.offset = kernel, slots, C, offset
         self.warned = False
-        self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED)
+        self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED_ROWS)
         self._clear()
         self.allowed_error = REPAIRED_ERROR
 
@@ -146,12 +146,12 @@ class KernelInverse:
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
             self._remove(removed)
-        if k > cost.DEFERRED or r > cost.DEFERRED:
+        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS:
             self._check_drift()
         return out
 
     def _remove(self, ids: list[int]) -> None:
-        if self.waiting + len(ids) > cost.DEFERRED:
+        if self.waiting + len(ids) > cost.DEFERRED_ROWS:
             self._add_waiting()
         if len(ids) == 1:
             self._remove_one(ids)
@@ -184,7 +184,7 @@ class KernelInverse:
         self.slots.drop(ids)
 
     def _add(self, x: Tensor, y: Tensor) -> list[int]:
-        if self.waiting and self.waiting + x.shape[0] > cost.DEFERRED:
+        if self.waiting and self.waiting + x.shape[0] > cost.DEFERRED_ROWS:
             self._add_waiting()
         slots, before = self.slots, self.slots.top
         Qc = self.gram(x, slots.x[:before])  # (k, top)
@@ -325,7 +325,7 @@ class KernelInverse:
     def _terms(self) -> Tensor:
         """V, made if there is none."""
         if self.V.shape[0] == 0:
-            self.V = self.slots.x.new_zeros(cost.DEFERRED, self.slots.capacity)
+            self.V = self.slots.x.new_zeros(cost.DEFERRED_ROWS, self.slots.capacity)
         return self.V
 
     def _add_to_solution(self, term: block_inverse.Term) -> None:
@@ -333,7 +333,7 @@ class KernelInverse:
 
     def _add_to_inverse(self, term: block_inverse.Term) -> None:
         top, k, waiting = self.slots.top, term.Z.shape[0], self.waiting
-        if k > cost.DEFERRED:  # nothing waits: it was settled before
+        if k > cost.DEFERRED_ROWS:  # nothing waits: it was settled before
             self._need_inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
             self._release()
         else:

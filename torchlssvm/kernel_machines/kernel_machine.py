@@ -263,5 +263,5 @@ class KernelMachine(nn.Module):
         return other
 
     def extra_repr(self) -> str:
-        """Count and penalty."""
+        """Describe the machine: count and penalty."""
         return f"n={self.n}, C={self._C:g}"

@@ -29,9 +29,11 @@ class LagrangianSVM(KernelMachine):
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
-        tol: how far alpha may be from fulfilling 0 <= alpha _|_ Q alpha - 1 >= 0, and may still move.
-        solver: ``"newton"``, a handful of steps at any C, exact to rounding; or ``"iteration"``, equation (3) of the paper,
-            which at a large C takes thousands.
+        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops. alpha is
+            never negative.
+        solver: ``"newton"``, a handful of steps at any C, exact to rounding: alpha is at most eps n C max (K(x, x) + 1) of its
+            largest entry from the solution, 1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples; or ``"iteration"``,
+            equation (3) of the paper, which at a large C takes thousands.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
             constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
         max_iter: more steps than this are a ``ConvergenceError``; the samples are held all the same.
@@ -290,5 +292,5 @@ class LagrangianSVM(KernelMachine):
         self._stale = False
 
     def extra_repr(self) -> str:
-        """Count and options."""
+        """Describe the machine: count and options."""
         return f"{super().extra_repr()}, solver={self.solver!r}, bias={self._bias!r}"

@@ -73,7 +73,7 @@ class KernelLSSVM(KernelMachine):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of outputs."""
         return self._outputs
 
     @property
@@ -249,6 +249,6 @@ class KernelLSSVM(KernelMachine):
         self._solver.resume(solution)
 
     def extra_repr(self) -> str:
-        """Count, classes and options."""
+        """Describe the machine: count, classes and options."""
         budget = "" if self._budget is None else f", budget={self._budget}"
         return f"{super().extra_repr()}, num_classes={self._outputs}, bias={self._bias}{budget}"

@@ -283,7 +283,7 @@ class MultiClass(nn.Module):
             self._slots.load(x, y, ids, old.next_id)
 
     def extra_repr(self) -> str:
-        """Count and classes."""
+        """Describe the machine: count and classes."""
         return f"n={self.n}, num_classes={self.num_classes}"
 
 

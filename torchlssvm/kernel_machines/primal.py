@@ -43,7 +43,7 @@ class PrimalForm:
             self.slots.grow(max(places) + 1)
             out = self.slots.put(x, y, places)
             self._count(x, y, 1)
-        if self.changed > cost.HYGIENE * self.A.shape[0]:
+        if self.changed > cost.COLUMNS_BETWEEN_SOLVES * self.A.shape[0]:
             self._sum()
         return out
 

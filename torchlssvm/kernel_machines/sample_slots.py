@@ -45,7 +45,7 @@ class SampleSlots:
 
     @property
     def y(self) -> Tensor:
-        """Targets (capacity, K)."""
+        """The targets in slots (capacity, K)."""
         return self.columns[:, : self.K]
 
     @property
@@ -216,7 +216,7 @@ class SampleSlots:
         self._order = None
 
     def copy(self) -> SampleSlots:
-        """An independent copy."""
+        """Copy the samples and their ids."""
         other = copy.copy(self)
         other.x, other.columns = self.x.clone(), self.columns.clone()
         other.slot_of, other.free = dict(self.slot_of), list(self.free)

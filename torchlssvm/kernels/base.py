@@ -1,4 +1,4 @@
-"""What every kernel has in common: tiles, saving, and the arithmetic of kernels."""
+"""The base of all kernels: evaluation in tiles, saving, and the arithmetic of kernels."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Kernel(nn.Module):
     """
 
     options: tuple[str, ...] = ()
-    deep = False  # whether prepare() is more than the identity
+    deep = False  # True if prepare() is more than the identity
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """K (n1, n2) of prepared rows, in one piece. x1: (n1, J), x2: (n2, J)."""
         raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What a machine has to keep of samples x (n, ...): rows (n, J) for :meth:`gram`. The rows themselves, unless deep."""
+        """Rows (n, J) for :meth:`gram`, which a machine keeps of samples x (n, ...): the samples themselves, unless deep."""
         return x
 
     def floats(self, J: int) -> int:
-        """How many numbers :meth:`gram` holds at once for each pair of rows of width J."""
+        """Count the numbers that :meth:`gram` holds at once for each pair of rows of width J."""
         return 3
 
     def diag(self, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def variance(X: Array, weight: Array | None) -> float:
 
 
 class KernelClassifier(Classifier, BaseEstimator):
-    """What the estimators on kernel machines share: the kernel by its name."""
+    """The base of the estimators on kernel machines: a kernel by its name."""
 
     machine_: Any
 
