@@ -498,7 +498,8 @@ def exact(K, signs, C):
         residual = torch.from_numpy((1 - A @ alpha[inside]).astype(np.float64))
         alpha[inside] += torch.cholesky_solve(residual[:, None], factor)[:, 0].numpy()
     z = Q @ alpha - 1
-    assert alpha.min() >= 0 and z.min() > -1e-15 * float(abs(alpha).sum())  # it is the solution
+    assert alpha.min() >= 0
+    assert z.min() > -1e-15 * float(abs(alpha).sum())  # it is the solution
     return torch.from_numpy(alpha.astype(np.float64))
 
 

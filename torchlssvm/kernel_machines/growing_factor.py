@@ -42,11 +42,11 @@ class GrowingFactor:
 
     def inverse(self) -> Tensor:
         """The inverse Q^-1 (size, size)."""
-        return torch.cholesky_inverse(self.L)[: self.size, : self.size]
+        return torch.cholesky_inverse(self.L[: self.size, : self.size])
 
     def inverse_diagonal(self) -> Tensor:
         """The diagonal (size,) of Q^-1: sums of squares of the columns of L^-1."""
-        return triangular.inverse_lower(self.L).square_().sum(0)[: self.size]
+        return triangular.inverse_lower(self.L[: self.size, : self.size]).square_().sum(0)
 
     def extend(self, below: Tensor, corner: Tensor) -> None:
         """Append k rows. below: (k, size) the new rows left of the corner; corner: (k, k) lower triangular."""

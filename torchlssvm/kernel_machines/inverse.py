@@ -1,7 +1,7 @@
 """Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
 
 After a bulk change there is the Cholesky factor of Q. Rows added extend it. A row removed is a term of low rank, and terms
-wait in V (:data:`cost.DEFERRED_ROWS` rows): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
+wait in V (:data:`cost.DEFERRED_ROWS`): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
 inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
 either costs the same; the first update after a bulk change costs no inverse.
 
@@ -80,7 +80,7 @@ class KernelInverse:
         return R
 
     def product(self, v: Tensor) -> Tensor:
-        """Rows v (k, top), zero where no sample is, times the inverse in use: (k, top), zero up to rounding in the same places."""
+        """Rows v (k, top), zero where no sample is, times the inverse in use: (k, top), zero there too up to rounding."""
         top = self.slots.top
         self._need_base()
         if self.U is not None:
@@ -205,7 +205,7 @@ class KernelInverse:
             host = checks.to_host(B @ Qc.mT, block)
             q = 1.0 if host is None else host[1][0]
             S = 1.0 if host is None else q - host[0][0]
-            if not S >= cost.LEAST_SHARE * q:
+            if not cost.LEAST_SHARE * q <= S:
                 return self._change_and_solve([], x, y)
             v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
             self._grow(top)

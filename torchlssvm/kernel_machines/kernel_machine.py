@@ -243,7 +243,7 @@ class KernelMachine(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         saved, old = state.pop("_saved_state", None), state.pop("_engine", None)
-        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.SOLUTION})
+        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.SOLUTION})  # type: ignore[no-untyped-call]
         if saved is not None:
             self._load(saved)
             return

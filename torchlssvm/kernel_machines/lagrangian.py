@@ -29,8 +29,8 @@ class LagrangianSVM(KernelMachine):
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
-        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops. alpha is
-            never negative.
+        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops; alpha
+            is never negative.
         solver: ``"newton"``, a handful of steps at any C, exact to rounding: alpha is at most eps n C max (K(x, x) + 1) of its
             largest entry from the solution, 1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples; or ``"iteration"``,
             equation (3) of the paper, which at a large C takes thousands.

@@ -32,6 +32,10 @@ WEIGHTS = "weights"
 class MultiClass(nn.Module):
     """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns."""
 
+    _slots: SampleSlots
+    _weighted: bool  # whether any sample came with a weight
+    _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
+
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
         super().__init__()
         empty: Any = machine if isinstance(machine, nn.Module) else machine()
@@ -162,8 +166,7 @@ class MultiClass(nn.Module):
 
     def _clear(self, J: int, next_id: int) -> None:
         self._slots = self._new_slots(J, next_id)
-        self._weighted = False  # whether any sample came with a weight
-        self._own_ids: list[dict[int, int]] = [{} for _ in self.tasks]  # of each machine: an id here -> its own id
+        self._weighted, self._own_ids = False, [{} for _ in self.tasks]
 
     def _label_list(self, y: Any, x: Tensor) -> list[int]:
         labels = input_checks.labels(y, x, self.num_classes)
@@ -276,7 +279,7 @@ class MultiClass(nn.Module):
         old = state.pop("_rows", None)
         if old is not None:  # a pickle of version 0.1.0
             state["_own_ids"] = state.pop("_names_in")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if old is not None:
             x, y, ids = version_0_1.samples(old)
             self._slots = self._new_slots(x.shape[1], 0)
