@@ -1,5 +1,6 @@
 """Files of kernel machines: pickles of version 0.1.0, written before modules had their present names, still load."""
 
+import copy
 import gzip
 import json
 import pickle
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import torchlssvm
+from torchlssvm.kernels import RBF
 
 OLD = Path(__file__).parent / "fixtures" / "v0_1_0"
 GENERATOR = torch.Generator().manual_seed(3)
@@ -34,3 +38,34 @@ def test_a_pickle_names_no_part_of_a_machine(name):
     written = pickle.dumps(machine)
     for module in (b"inverse", b"dual", b"primal", b"growing_factor"):
         assert b"torchlssvm.kernel_machines." + module not in written
+
+
+@pytest.mark.parametrize("name", ["KernelLSSVM", "LagrangianSVM"])
+def test_scores_come_back_to_the_bit_from_any_state(name):
+    """Just added in bulk, with gaps where samples were removed, with new samples in the gaps, settled or not."""
+    x = torch.randn(300, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = (x[:, 0] > 0).long()
+    machine = getattr(torchlssvm, name)(RBF(sigma=2.0), C=3.0)
+    ids = machine.add(x[:150], y[:150])
+
+    def check():
+        twin = getattr(torchlssvm, name)(RBF(sigma=1.0))
+        twin.load_state_dict(machine.state_dict())
+        for other in (twin, pickle.loads(pickle.dumps(machine)), copy.deepcopy(machine)):
+            assert torch.equal(other(x), machine(x))
+            assert torch.equal(other.alpha, machine.alpha)
+            assert torch.equal(other.b, machine.b)
+
+    check()
+    for i in ids[10:40]:
+        machine.remove(i)
+    check()
+    for r in range(150, 200):
+        machine.add(x[r : r + 1], y[r : r + 1])
+    check()
+    machine.settle()
+    check()
+    for r in range(200, 240):
+        machine.add(x[r : r + 1], y[r : r + 1])
+        machine.remove(ids[r - 140])
+    check()

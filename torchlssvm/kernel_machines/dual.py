@@ -14,7 +14,7 @@ from torchlssvm.kernels import Kernel
 
 
 class DualForm:
-    """The solver of :class:`KernelLSSVM` for any kernel: alpha (capacity, K), zero where no sample is, and b (K,), from h."""
+    """The solver of :class:`KernelLSSVM` for any kernel: alpha and b from h."""
 
     name = "dual"
 
@@ -32,37 +32,30 @@ class DualForm:
         h = self.inverse.h
         if not self.bias or not self.slots.filled:
             return torch.zeros_like(h[0, :-1])
-        total = h[: self.slots.top].sum(0)
+        total = h[self.slots.order_index()].sum(0)
         return total[:-1] / total[-1]
 
     def alpha(self) -> Tensor:
-        """The coefficients (capacity, K) in slots."""
-        return self._solution(self.slots.capacity)[0]
-
-    def _solution(self, slots: int) -> tuple[Tensor, Tensor]:
-        """Alpha (slots, K) and b (K,) by equation (7)."""
-        h = self.inverse.h
-        if not self.slots.filled:
-            return torch.zeros_like(h[:slots, :-1]), torch.zeros_like(h[0, :-1])
-        return kernel_lssvm.solve(h[:slots, :-1], h[:slots, -1], self.bias)
+        """The coefficients (n, K), in the order of ids."""
+        h = self.inverse.h[self.slots.order()]
+        return kernel_lssvm.solve(h[:, :-1], h[:, -1], self.bias)[0]
 
     def scores(self, x: Tensor) -> Tensor:
         """k(x, X) alpha + b (B, K). Compiled, over the whole capacity, so that its shape is that of the next call too."""
-        top = self.slots.capacity if torch.compiler.is_compiling() else self.slots.top
-        alpha, b = self._solution(top)
-        return self.inverse.kernel.tiled_product(x, self.slots.x[:top], alpha) + b
+        at = slice(0, self.slots.capacity) if torch.compiler.is_compiling() else self.slots.order_index()
+        h = self.inverse.h[at]
+        alpha, b = kernel_lssvm.solve(h[:, :-1], h[:, -1], self.bias)
+        return self.inverse.kernel.tiled_product(x, self.slots.x[at], alpha) + b
 
     def left_out(self) -> Tensor:
-        """H_ii in slots (capacity,); one where no sample is."""
-        top = self.slots.top
-        values = kernel_lssvm.left_out_diagonal(self.inverse.diagonal(), self.inverse.h[:top, -1], self.bias)
-        H = torch.ones_like(self.inverse.h[:, 0])
-        H[:top] = torch.where(self.slots.mask[:top] > 0, values, H[:top])
-        return H
+        """H_ii (n,), in the order of ids."""
+        diagonal = self.inverse.diagonal()
+        at = self.slots.order_index()
+        return kernel_lssvm.left_out_diagonal(diagonal[at], self.inverse.h[at, -1], self.bias)
 
-    def drift(self, slots: Tensor) -> Tensor:
-        """A bound of the relative error of the solution, from the residuals of these slots."""
-        return self.inverse.drift(slots)
+    def drift(self) -> Tensor:
+        """A bound of the relative error of the solution, from the residuals of all equations."""
+        return self.inverse.drift(self.slots.order())
 
     def state(self) -> Tensor:
         """h in the order of ids: with it alpha and b come back to the bit."""

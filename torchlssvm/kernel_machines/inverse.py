@@ -5,8 +5,8 @@ wait in V (:data:`cost.DEFERRED_ROWS`): the inverse in use is (L L^T)^-1 + V^T d
 inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
 either costs the same; the first update after a bulk change costs no inverse.
 
-``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date
-and zero where no sample is.
+``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date,
+and zero up to rounding where no sample is.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class LagrangianSVM(KernelMachine):
     def b(self) -> Tensor:
         """The bias (): sum_i y_i alpha_i, or zero with ``bias="augmented"``, where the kernel has it."""
         self._solve()
-        return self._offset * self._coefficients().sum()
+        return self._offset * self._coefficients(self._slots.order_index()).sum()
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """f(x), positive where class 1 is predicted; float64, differentiable in x."""
@@ -111,9 +111,9 @@ class LagrangianSVM(KernelMachine):
         if self._stale:
             self._solve()
         rows = self._augment(input_checks.queries(x, self.kernel, self.in_features, self._device))
-        top = self._slots.capacity if torch.compiler.is_compiling() else self._slots.top
-        beta = self._coefficients()[:top]
-        return (self.kernel.tiled_product(rows, self._slots.x[:top], beta) + self._offset * beta.sum())[:, 0]
+        at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
+        beta = self._coefficients(at)
+        return (self.kernel.tiled_product(rows, self._slots.x[at], beta) + self._offset * beta.sum())[:, 0]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, 2)
         """Scores -f(x) and f(x) of the two classes."""
@@ -124,9 +124,9 @@ class LagrangianSVM(KernelMachine):
     def expansion(self) -> tuple[Tensor, Tensor, Tensor]:
         """Prepared rows (n, J), coefficients (n, 2) and b (2,), such that the scores are k(x, rows) coefficients + b."""
         self._solve()
-        order, b = self._slots.order(), self.b.reshape(1)
-        beta = self._coefficients()[order]
-        return self._slots.x[order], torch.cat([-beta, beta], 1), torch.cat([-b, b])
+        at, b = self._slots.order(), self.b.reshape(1)
+        beta = self._coefficients(at)
+        return self._slots.x[at], torch.cat([-beta, beta], 1), torch.cat([-b, b])
 
     @exactly
     def kkt_violation(self) -> float:
@@ -204,9 +204,9 @@ class LagrangianSVM(KernelMachine):
     def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> KernelInverse:
         return KernelInverse(self.kernel, slots, self._C, self._offset)
 
-    def _coefficients(self) -> Tensor:
-        """y alpha in slots (capacity, 1)."""
-        return self._slots.y * self._slots.carried
+    def _coefficients(self, at: slice | Tensor) -> Tensor:
+        """y alpha (k, 1) of these slots."""
+        return self._slots.y[at] * self._slots.carried[at]
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         if not removed and not x.shape[0]:

@@ -89,7 +89,7 @@ class KernelLSSVM(KernelMachine):
     @property
     def alpha(self) -> Tensor:
         """The coefficients (n, K), in the order of ids."""
-        return self._solver.alpha()[self._slots.order()]
+        return self._solver.alpha()
 
     @property
     def b(self) -> Tensor:
@@ -116,12 +116,12 @@ class KernelLSSVM(KernelMachine):
     def leave_one_out(self) -> Tensor:
         """The score (n, K) of each sample by the machine without it, in the order of ids. Exact, and needs no refit."""
         alpha, H = self._left_out()
-        return kernel_lssvm.leave_one_out(self._slots.y, alpha, H)[self._slots.order()]
+        return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
 
     @exactly
     def drift(self) -> float:
         """A bound of the relative error of the solution, from the residuals of all equations. Costs the kernel matrix once."""
-        return float(self._solver.drift(self._slots.order())) if len(self) else 0.0
+        return float(self._solver.drift()) if len(self) else 0.0
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -220,15 +220,12 @@ class KernelLSSVM(KernelMachine):
         self._fitted()
         if len(self) < 2:
             raise ValueError("leaving one out needs two samples or more, one is held")
-        H = self._solver.left_out()
-        return self._solver.alpha(), H
+        return self._solver.alpha(), self._solver.left_out()
 
     def _least(self) -> int:
         """The id whose leaving out moves the scores at its own place the least."""
         alpha, H = self._left_out()
-        order = self._slots.order()
-        effect = kernel_lssvm.own_effect(alpha, H, self._C)[order]
-        host = checks.to_host(effect.argmin())
+        host = checks.to_host(kernel_lssvm.own_effect(alpha, H, self._C).argmin())
         return list(self._slots.slot_of)[0 if host is None else int(host[0][0])]
 
     def _settings(self) -> dict[str, Any]:

@@ -89,29 +89,29 @@ class PrimalForm:
         return b - self.c @ w
 
     def alpha(self) -> Tensor:
-        """C (y - f(x)) in slots."""
-        return self.C * (self.slots.y - self.scores(self.slots.x)) * self.slots.mask[:, None]
+        """C (y - f(x)) (n, K), in the order of ids."""
+        at = self.slots.order_index()
+        return self.C * (self.slots.y[at] - self.scores(self.slots.x[at]))
 
     def scores(self, x: Tensor) -> Tensor:
         """(x - c) w + b."""
         _, _, w, b = self._solved()
         return (x - self.c) @ w + b
 
-    def drift(self, slots: Tensor) -> Tensor:
+    def drift(self) -> Tensor:
         """max |X^T alpha - w| / max |w|: zero at the solution of these very rows."""
         _, _, w, _ = self._solved()
-        wrong = (self.slots.x[slots] - self.c).mT @ self.alpha()[slots] - w
+        wrong = (self.slots.x[self.slots.order_index()] - self.c).mT @ self.alpha() - w
         return wrong.abs().max() / w.abs().max().clamp(min=1e-300)
 
     def left_out(self) -> Tensor:
-        """H_ii = C (1 - h_i) in slots; one where no sample is."""
+        """H_ii = C (1 - h_i) (n,), in the order of ids."""
         factor, Pm, _, _ = self._solved()
-        x = self.slots.x - self.c
-        xP = factor.solve(x)
-        h = (xP * x).sum(1)
+        x = self.slots.x[self.slots.order_index()] - self.c
+        h = (factor.solve(x) * x).sum(1)
         if self.bias:
             h = h + (1.0 - x @ Pm).square() / (len(self.slots) - Pm @ self.m)
-        return torch.where(self.slots.mask > 0, self.C * (1.0 - h), torch.ones_like(h))
+        return self.C * (1.0 - h)
 
     def state(self) -> Tensor:
         """c, w and b, one below the other, the first with zeros beside it."""

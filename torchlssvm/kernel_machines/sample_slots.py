@@ -34,6 +34,9 @@ class SampleSlots:
         self.next_id = 0
         self.filled = False  # a compiled forward is guarded by this, not by the number of samples
         self._order: Tensor | None = None
+        self._in_order: bool | None = (
+            None  # whether the slots 0..n-1 hold the samples in the order of ids; None: not known
+        )
 
     def __len__(self) -> int:
         return len(self.slot_of)
@@ -78,6 +81,15 @@ class SampleSlots:
         if self._order is None:
             self._order = self.index(self.slot_of.values())
         return self._order
+
+    def order_index(self) -> slice | Tensor:
+        """The slots in the order of ids as an index: a slice where possible, which makes a view.
+
+        Sums in this order are the same to the bit, whatever slots the samples are in.
+        """
+        if self._in_order is None:
+            self._in_order = not self.has_gaps and list(self.slot_of.values()) == list(range(self.top))
+        return slice(0, self.top) if self._in_order else self.order()
 
     def index(self, slots: Iterable[int]) -> Tensor:
         """Slots as a tensor on the device."""
@@ -139,7 +151,7 @@ class SampleSlots:
         if self.columns.shape[1] > self.K + 1:
             self.columns[at, self.K + 1 :] = torch.inf
         self.slot_of.update(zip(ids, slots, strict=True))
-        self.filled, self._order = True, None
+        self.filled, self._order, self._in_order = True, None, None
         return ids
 
     def rebuild(self, removed: list[int], kept: Tensor, X: Tensor, y: Tensor) -> list[int]:
@@ -162,7 +174,8 @@ class SampleSlots:
         ids = [i for i in self.slot_of if i not in gone] + new
         self.slot_of = dict(zip(ids, range(n + k), strict=True))
         self.next_id += k
-        self.top, self.free, self._order, self.filled = n + k, [], None, n + k > 0
+        self.top, self.free, self.filled = n + k, [], n + k > 0
+        self._order, self._in_order = None, True
         return new
 
     def load(self, x: Tensor, y: Tensor, ids: list[int], next_id: int) -> None:
@@ -178,7 +191,7 @@ class SampleSlots:
             return
         at = self.at([self.slot_of.pop(i) for i in ids])
         self.x[at], self.columns[at] = 0.0, 0.0
-        self.filled, self._order = bool(self.slot_of), None
+        self.filled, self._order, self._in_order = bool(self.slot_of), None, None
 
     def release(self) -> list[int]:
         """Make every slot without a sample free for use; returns those that were not free before."""
@@ -198,7 +211,7 @@ class SampleSlots:
             capacity //= 2
         self._move(keep, capacity)
         self.slot_of = {i: slot for slot, i in enumerate(self.slot_of)}
-        self.top, self.free, self._order = n, [], None
+        self.top, self.free, self._order, self._in_order = n, [], None, True
         return keep
 
     def _move(self, source: slice | Tensor, capacity: int) -> None:
@@ -213,7 +226,7 @@ class SampleSlots:
         """Give samples other ids."""
         names = dict(zip(old, new, strict=True))
         self.slot_of = dict(sorted((names.get(i, i), slot) for i, slot in self.slot_of.items()))
-        self._order = None
+        self._order, self._in_order = None, None
 
     def copy(self) -> SampleSlots:
         """Copy the samples and their ids."""
