@@ -194,7 +194,9 @@ class MultiClass(nn.Module):
                 joining = {i: a for i, a in seen.items() if i not in own_ids and a is not None}
                 leaving = [i for i, a in seen.items() if i in own_ids and a is None]
                 if staying or joining or leaving:
-                    before[t] = copy.deepcopy(self.machines[t]), own_ids
+                    machine = self.machines[t]
+                    # Tensors without data have nothing to go back to.
+                    before[t] = machine if checks.is_fake(slots.x) else copy.deepcopy(machine), own_ids
                     self._own_ids[t] = dict(own_ids)
                     self._change_machine(t, staying, joining, leaving, slots, weighted)
         except BaseException:
