@@ -7,7 +7,7 @@ from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
 from torchlssvm.testing import CHECKS, Case
 
-multiclass = pytest.importorskip("torchlssvm.machines.multiclass")
+multiclass = pytest.importorskip("torchlssvm.kernel_machines.multiclass")
 
 
 @pytest.mark.parametrize("form", ["OneVsRest", "OneVsOne"])

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.kernel_dense import lssvm, lsvm, rbf
 from torchlssvm import (
     ConvergenceError,
+    IncrementalSVM,
     KernelLSSVM,
     LagrangianSVM,
     LSSVMHead,
@@ -22,8 +24,8 @@ from torchlssvm import (
     attach,
 )
 from torchlssvm.functional import cost, lagrangian
+from torchlssvm.kernel_machines import newton_step
 from torchlssvm.kernels import RBF, Linear, Polynomial
-from torchlssvm.machines import support
 
 pytest.importorskip("scipy")
 GENERATOR = torch.Generator().manual_seed(0)
@@ -105,7 +107,7 @@ def test_one_step_of_the_iteration_is_equation_three():
     Q = SIGNS[:30, None] * K * SIGNS[:30] + torch.eye(30, dtype=torch.float64) / 2.0
     U, alpha = torch.linalg.inv(Q), torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = U @ (1 + ((Q @ alpha - 1) - 0.9 * alpha).clamp(min=0))
-    result = lagrangian.iterate(lambda v: U @ v, alpha, Q @ alpha - 1, 0.9, 1e-9, 1)
+    result = lagrangian.iterate(lambda v: U @ v, alpha, Q @ alpha - 1, 0.9, 1e-9, 1, Q.max())
     torch.testing.assert_close(result.alpha, expected)
     torch.testing.assert_close(result.z, Q @ expected - 1)
     assert not result.converged
@@ -156,11 +158,10 @@ def test_both_sides_of_a_newton_step_agree():
     machine = LagrangianSVM(RBF(sigma=2.0), C=10.0)
     ids = machine.add(POOL, LABELS)
     machine.remove(ids[:3])
-    engine, order = machine._engine, machine._rows.order()
-    y = machine._rows.y[order, 0]
+    y = SIGNS[3:]
     inside = torch.rand(197, generator=GENERATOR) < 0.6
-    a = support._by_kernel(engine, order, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
-    b = support._by_inverse(engine, order, y, (~inside).nonzero()[:, 0])
+    a = newton_step.step_by_kernel(machine._solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
+    b = newton_step.step_by_inverse(machine._solver, y, (~inside).nonzero()[:, 0])
     for left, right in zip(a, b, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
@@ -170,12 +171,11 @@ def test_both_sides_on_cuda():
         machine = LagrangianSVM(RBF(sigma=2.0), C=10.0, device="cuda")
         ids = machine.add(torch.empty(80, 4, device="cuda"), torch.empty(80, dtype=torch.int64, device="cuda"))
         machine.remove(ids[:3])
-        order = machine._rows.order()
-        y = machine._rows.y[order, 0]
+        y = torch.empty(77, dtype=torch.float64, device="cuda")
         parts = torch.arange(77, device="cuda").tensor_split(2)
         for result in (
-            support._by_kernel(machine._engine, order, y, *parts),
-            support._by_inverse(machine._engine, order, y, parts[1]),
+            newton_step.step_by_kernel(machine._solver, y, *parts),
+            newton_step.step_by_inverse(machine._solver, y, parts[1]),
         ):
             assert {t.device.type for t in result} == {"cuda"}
         assert machine.alpha.device.type == "cuda"
@@ -408,3 +408,110 @@ def test_attached_to_a_network():
     ids = clf.add(POOL.float(), CLASSES)
     clf.head.remove(ids[:5])
     assert clf(POOL.float()).shape == (200, 3)
+
+
+# -- all or nothing ------------------------------------------------------------------------------------------------------
+
+TWO_CLASSES = {
+    "Lagrangian": lambda: LagrangianSVM(RBF(sigma=2.0), C=5.0),
+    "LS-SVM": lambda: KernelLSSVM(RBF(sigma=2.0), C=5.0),
+    "incremental": lambda: IncrementalSVM(RBF(sigma=2.0), C=5.0),
+}
+VERBS = {
+    "add": lambda machine: machine.add(POOL[60:66], CLASSES[60:66]),
+    "remove": lambda machine: machine.remove([0, 1, 2, 10]),
+    "relabel": lambda machine: machine.relabel([0, 1, 2, 10], torch.tensor([1, 2, 2, 0])),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", TWO_CLASSES)
+@pytest.mark.parametrize("form", [OneVsRest, OneVsOne])
+def test_an_error_of_any_machine_changes_none(form, kind, verb):
+    """Whichever of the machines fails, at whichever step: ids and scores stay, and the same call works the next time."""
+    for failing in range(3):
+        for inner in ("add", "remove", "relabel"):
+            machine, truth = form(TWO_CLASSES[kind], 3), form(TWO_CLASSES[kind], 3)
+            for m in (machine, truth):
+                m.add(POOL[:60], CLASSES[:60])
+            before, ids = machine(POOL), machine.ids
+            called = []
+
+            def fail(*args, called=called, **options):
+                called.append(args)
+                raise ConvergenceError("injected")
+
+            setattr(machine.machines[failing], inner, fail)
+            try:
+                VERBS[verb](machine)
+            except ConvergenceError:
+                assert torch.equal(machine.ids, ids)
+                assert torch.equal(machine(POOL), before)
+            else:
+                assert not called  # this machine had nothing to do
+            delattr(machine.machines[failing], inner)
+            if called:
+                VERBS[verb](machine)
+            VERBS[verb](truth)
+            assert torch.equal(machine.ids, truth.ids)
+            torch.testing.assert_close(machine(POOL), truth(POOL), rtol=1e-7, atol=1e-7)
+
+
+def test_an_interrupt_changes_no_machine():
+    machine = OneVsRest(TWO_CLASSES["LS-SVM"], 3)
+    machine.add(POOL[:60], CLASSES[:60])
+    before = machine(POOL)
+
+    def interrupt(ids):
+        raise KeyboardInterrupt
+
+    machine.machines[2].remove = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        machine.remove([3])
+    assert len(machine) == 60
+    assert torch.equal(machine(POOL), before)
+
+
+# -- alpha >= 0, and how exact -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("solver", "C"), [("iteration", 1 / 200), ("iteration", 10.0), ("newton", 10.0), ("newton", 1e4), ("newton", 1e8)]
+)
+def test_alpha_is_never_negative(solver, C):
+    machine = LagrangianSVM(RBF(sigma=2.0), C=C, solver=solver, max_iter=50_000)
+    ids = machine.add(POOL, LABELS)
+    assert float(machine.alpha.min()) >= 0.0
+    machine.remove(ids[:40])
+    assert float(machine.alpha.min()) >= 0.0
+
+
+def exact(K, signs, C):
+    """The QP's solution to 80 bits: the active set of a float64 solution, its equations refined with longer residuals."""
+    Q = (signs[:, None] * K * signs).numpy().astype(np.longdouble) + np.eye(
+        len(K), dtype=np.longdouble
+    ) / np.longdouble(C)
+    inside = np.flatnonzero(lsvm(K, signs, C).numpy() > 0)
+    A, alpha = Q[np.ix_(inside, inside)], np.zeros(len(K), dtype=np.longdouble)
+    factor = torch.linalg.cholesky(torch.from_numpy(A.astype(np.float64)))
+    for _ in range(20):
+        residual = torch.from_numpy((1 - A @ alpha[inside]).astype(np.float64))
+        alpha[inside] += torch.cholesky_solve(residual[:, None], factor)[:, 0].numpy()
+    z = Q @ alpha - 1
+    assert alpha.min() >= 0
+    assert z.min() > -1e-15 * float(abs(alpha).sum())  # it is the solution
+    return torch.from_numpy(alpha.astype(np.float64))
+
+
+@pytest.mark.parametrize("C", [1.0, 1e2, 1e4, 1e6])
+def test_newton_is_exact_to_the_rounding_that_is_stated(C):
+    machine = LagrangianSVM(RBF(sigma=2.0), C=C)
+    ids = machine.add(POOL, LABELS)
+    bound = torch.finfo(torch.float64).eps * 200 * C * 2.0  # eps n C max (K + 1)
+    for rows in (slice(0, 200), slice(30, 200)):
+        if rows.start:
+            for i in ids[: rows.start]:
+                machine.remove(i)
+        truth = exact(rbf(POOL[rows], POOL[rows]) + 1.0, SIGNS[rows], C)
+        error = float((machine.alpha - truth).abs().max() / truth.max())
+        assert error <= max(bound, 1e-13), (error, bound)

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 # From the bottom up. A trailing slash marks a sub-package; "__init__" is torchlssvm/__init__.py, the public names.
 # A module imports from the rows below its own; from its own row only within its package, where the single files of a
-# row count as one package (store.py may use events.py; heads/ may not use machines/).
+# row count as one package (store.py may use events.py; heads/ may not use kernel_machines/).
 LAYERS = [
     ["errors", "_version", "_interrupts", "untrusted"],
     ["functional/"],
     ["statistics/", "certificate", "fingerprint", "kernels/"],
-    ["heads/", "machines/", "features/"],
+    ["heads/", "kernel_machines/", "machines/", "features/"],
     ["distributed/", "export", "window", "selection", "backbones"],
     ["events", "audit", "labels"],
     ["store/"],
@@ -128,7 +128,7 @@ def test_no_cycles_between_components() -> None:
         ("statistics", "def f():\n    from .heads import LSSVMHead"),
         ("statistics", "try:\n    from .store import SampleStore\nexcept ImportError:\n    pass"),
         ("statistics", "import importlib\nimportlib.import_module('torchlssvm.store')"),
-        ("heads.linear", "from ..machines import KernelLSSVM"),
+        ("heads.linear", "from ..kernel_machines import KernelLSSVM"),
         ("heads.linear", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..store import SampleStore"),
         ("store.rows", "from torchlssvm.testing import check"),
         ("sklearn", "from .lightning import FitHead"),
@@ -161,7 +161,7 @@ def test_the_root_stays_below_the_glue(target: str) -> None:
         ("audit", "from .events import Add"),
         ("lightning.module", "import lightning\nfrom torchlssvm import LSSVMHead\nfrom ..store import SampleStore"),
         ("sklearn", "import sklearn.base\nfrom .heads import LSSVMHead"),
-        ("testing", "from .heads import LSSVMHead\nfrom .machines import KernelLSSVM"),
+        ("testing", "from .heads import LSSVMHead\nfrom .kernel_machines import KernelLSSVM"),
         ("testing.checks", "from . import harness\nfrom ..statistics import Statistics"),
         ("__main__", "from .cli import main"),
     ],

@@ -17,7 +17,8 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
+from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
+from torchlssvm.machines import IncrementalSVM
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __all__ = [

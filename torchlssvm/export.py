@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
+from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
+from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne
-from torchlssvm.machines.multiclass import MultiClass
+from torchlssvm.machines import IncrementalSVM
 
 __all__ = [
     "KernelScores",
@@ -155,17 +156,12 @@ def _scores(head: Any, dtype: torch.dtype) -> nn.Module:
 
 def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (n, J), alpha (n, K) and b (K,) such that the scores are k(x, rows) alpha + b."""
-    if isinstance(machine, KernelLSSVM):
-        return machine._rows.x[machine._rows.order()], machine.alpha, machine.b
-    if isinstance(machine, LagrangianSVM):
-        _ = machine.decision(machine._rows.x[:1, : machine.in_features])  # solved
-        order = machine._rows.order()
-        rows, f, b = machine._rows.x[order], machine._coefficients[order], machine.b
-    else:
-        if machine.kernel is None:
-            raise ValueError("a machine with a precomputed kernel cannot be frozen: its rows are not here")
-        samples = machine._engine.samples
-        rows, f, b = samples.x[: machine.n], (samples.alpha * samples.y)[:, None], machine.b
+    if isinstance(machine, KernelLSSVM | LagrangianSVM):
+        return machine.expansion()
+    if machine.kernel is None:
+        raise ValueError("a machine with a precomputed kernel cannot be frozen: its rows are not here")
+    samples = machine._engine.samples
+    rows, f, b = samples.x[: machine.n], (samples.alpha * samples.y)[:, None], machine.b
     b = torch.as_tensor(b, dtype=f.dtype, device=f.device).reshape(1)
     return rows, torch.cat([-f, f], 1), torch.cat([-b, b])
 

@@ -18,7 +18,10 @@ class RandomProjection(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, seed: int, device: Any):
         super().__init__()
-        for name, value, most in (("in_features", in_features, projection.MOST), ("out_features", out_features, 2**31)):
+        for name, value, most in (
+            ("in_features", in_features, projection.MOST_FEATURES),
+            ("out_features", out_features, 2**31),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"{name} must be a whole number in 1..{most}, got {value!r}")
         self.in_features, self.out_features, self.seed = in_features, out_features, seed

@@ -28,7 +28,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Approximation:
-    """How sensitive a removal was to errors in the removed samples.
+    """The sensitivity of a removal to errors in the removed samples.
 
     Attributes:
         samples: how many were removed.

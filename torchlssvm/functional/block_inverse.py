@@ -1,7 +1,7 @@
 """The inverse of a growing and shrinking matrix, by blocks (Duan et al., Lemma 1 and equations (8), (9)).
 
 Q is symmetric and positive definite, U = Q^-1. Both updates of U are symmetric terms of low rank, so they are given as rows
-Z (k, N) and a sign, U_new = U + sign Z^T Z; whoever keeps U may add them up later, many at once.
+Z (k, N) and a sign, U_new = U + sign Z^T Z, so that many of them can be added up in one matrix product.
 
 **Removing** k rows (9): with R = (U_11, U_12) the k rows of U and U_11 = L L^T,
 
@@ -18,6 +18,11 @@ For any h = U t that is wanted beside U (the solution!), h_new = h -+ Z^T (...) 
 
     removing:  h_new = h - Z^T (L^-1 h_1),              h_1 (k, m) the removed rows of h
     adding:    h_new = h + Z^T (L^-1 (t_c - B t)),      t_c (k, m) the new rows of t
+
+**Share.** Rounding errors of U grow by the inverse of how much is left where the most cancels: of Q_cc in the Schur complement
+when rows are added, of the diagonal of U when they are removed. For the second there is a bound that needs the removed block
+alone. U_jj,new / U_jj = 1 - u^T U_11^-1 u / U_jj with u = U_1j, and since U_11 - u u^T / U_jj is the block without j, which is
+at least Q_11^-1, the ratio is at least the smallest eigenvalue of U_11^-1 Q_11^-1, hence at least 1 / trace(Q_11 U_11).
 """
 
 from __future__ import annotations
@@ -26,55 +31,55 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from torchlssvm.functional.triangular import inverse_lower
 
 
 class Term(NamedTuple):
-    """U changes by ``sign`` Z^T Z and h = U t by ``sign`` Z^T v; info is zero if the blocks were positive definite.
+    """A change of U by ``sign`` Z^T Z and of h = U t by ``sign`` Z^T v.
 
-    ``share`` is how much is left where the most cancels: of the Schur complement against Q_cc when rows are added, of the
-    diagonal of U when they are removed. Rounding errors of U grow by its inverse.
+    ``L`` (k, k) is the factor of the block that was inverted. ``share`` (see above) is zero, negative or NaN if that block is
+    not positive definite.
     """
 
     Z: Tensor  # (k, N)
     v: Tensor  # (k, m)
     sign: int
-    info: Tensor
+    L: Tensor  # (k, k)
     share: Tensor
 
 
-def removal(R: Tensor, slots: Tensor, h: Tensor, diagonal: Tensor) -> Term:
+def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:
     """The term that takes rows out.
 
-    R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t; diagonal: (N,) of U, zero where no row is.
+    R: (k, N) rows of U; slots: (k,) their places; h: (N, m) = U t; Q: (k, k) the block of Q that is removed.
     """
-    W, info = _inverse_factor(R[:, slots])
-    Z, v = W @ R, W @ h[slots]
-    left = 1.0 - Z.square().sum(0) / diagonal
-    left[slots] = 1.0
-    return Term(Z, v, -1, _judged(info, v), torch.where(diagonal > 0, left, 1.0).min())
+    U = R[:, slots]
+    L, W, info = _factor(U)
+    share = (U * Q).sum().reciprocal()
+    return Term(W @ R, W @ h[slots], -1, L, share if info is None else torch.where(info == 0, share, 0.0))
 
 
-def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: Tensor, t: Tensor) -> Term:
+def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tensor, tc: Tensor, N: int) -> Term:
     """The term that takes rows in, at places where U is zero.
 
-    B: (k, N) = Q_c U; Qc: (k, N) zero at the new places; Qcc: (k, k); slots: (k,) the new places; t: (N, m) new rows included.
+    B: (k, M) = Q_c U, M <= N; Qc: (k, M) zero at the new places; Qcc: (k, k); slots: (k,) the new places, below N; t: (M, m)
+    right-hand sides, tc: (k, m) those of the new rows.
     """
-    W, info = _inverse_factor(Qcc - B @ Qc.mT)
-    E = B.neg()
-    E[torch.arange(len(slots), device=slots.device), slots] = 1.0
-    Z = W @ E
-    share = 1.0 / (W.square().sum(0).max() * Qcc.diagonal().max())  # the diagonal of S^-1 = W^T W
-    return Term(Z, v := Z @ t, 1, _judged(info, v), share)
+    L, W, info = _factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
+    Z = pad(W.neg() @ B, (0, N - B.shape[1]))
+    Z[:, slots] = W
+    # The diagonal of S^-1 = W^T W against that of Q_cc.
+    share = (W.square().sum(0).max() * Qcc.diagonal().max()).reciprocal()
+    v = W @ torch.addmm(tc, B, t, alpha=-1.0)
+    return Term(Z, v, 1, L, share if info is None else torch.where(info == 0, share, 0.0))
 
 
-def _judged(info: Tensor, v: Tensor) -> Tensor:
-    """Not zero, too, when something is NaN or inf."""
-    return info + (~torch.isfinite(v).all()).to(info.dtype)
-
-
-def _inverse_factor(S: Tensor) -> tuple[Tensor, Tensor]:
-    """L^-1 for S = L L^T (k, k), and LAPACK's info. A product with it is faster than a solve, and k is small."""
+def _factor(S: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """L and L^-1 for S = L L^T (k, k), and LAPACK's info (None for a number: its root tells). L^-1, since k is small."""
     if S.shape[0] == 1:
-        return S.rsqrt(), (~(S > 0)).to(torch.int32)[0, 0]
-    L, info = torch.linalg.cholesky_ex(0.5 * (S + S.mT))
-    return torch.linalg.solve_triangular(L, torch.eye(len(S), dtype=S.dtype, device=S.device), upper=False), info
+        L = S.sqrt()
+        return L, L.reciprocal(), None
+    L, info = torch.linalg.cholesky_ex(S)
+    return L, inverse_lower(L), info

@@ -19,8 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STEPS = 100
-"""Newton steps at most; ten are usual."""
+MOST_NEWTON_STEPS = 100
+"""Steps after which a fit stops; ten are usual."""
 
 
 def least_squares(scores: Tensor) -> Tensor:
@@ -52,11 +52,11 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
 
     t = torch.ones((), dtype=torch.float64, device=scores.device)
     value, slope, curve = derivatives(t)
-    for _ in range(STEPS):
+    for _ in range(MOST_NEWTON_STEPS):
         step = slope / curve.clamp(min=torch.finfo(t.dtype).tiny)
         size = 1.0
         while size > 1e-10:
-            trial = (t - size * step).clamp(min=TIE, max=1e6)
+            trial = (t - size * step).clamp(min=TIE_BREAKING_SHARE, max=1e6)
             new = derivatives(trial)
             if bool(new[0] <= value + 1e-13 * value.abs()):
                 break
@@ -83,7 +83,7 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
         return (d * (torch.nn.functional.softplus(margin) - target * margin)).sum()
 
     value = loss(theta)
-    for _ in range(STEPS):
+    for _ in range(MOST_NEWTON_STEPS):
         p = torch.sigmoid(X @ theta)
         gradient = X.mT @ (d * (p - target))
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
@@ -138,13 +138,13 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     return values[right - 1] + share * (values[right] - values[right - 1])
 
 
-TIE = 1e-9
+TIE_BREAKING_SHARE = 1e-9
 """The share of softmax(s) in probabilities that are normalized: what decides between classes that are equally probable."""
 
 
 def normalized(p: Tensor, scores: Tensor) -> Tensor:
     """Rows that sum to one; equal entries in the order of their scores, also zeros. p: (B, K) >= 0; scores: (B, K)."""
-    p = p + TIE * torch.softmax(scores, 1)
+    p = p + TIE_BREAKING_SHARE * torch.softmax(scores, 1)
     return p / p.sum(1, keepdim=True)
 
 

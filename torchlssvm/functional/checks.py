@@ -18,12 +18,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def is_fake(*tensors: Tensor | None) -> bool:
-    """Whether any tensor carries no data (FakeTensorMode, meta device): data-dependent checks are then passed over."""
+    """Tell whether any tensor carries no data (FakeTensorMode, meta device): data-dependent checks are then passed over."""
     return any(t is not None and (t.is_meta or isinstance(t, FakeTensor)) for t in tensors)
 
 
 def not_finite(t: Tensor) -> bool:
-    """Whether an entry is infinite or not a number. One pass: a finite sum has finite terms."""
+    """Tell whether an entry is infinite or not a number. One pass: a finite sum has finite terms."""
     return t.numel() > 0 and not is_fake(t) and not math.isfinite(float(t.sum())) and not bool(t.isfinite().all())
 
 

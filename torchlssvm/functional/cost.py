@@ -1,4 +1,4 @@
-"""When to update and when to solve again: the one place that decides.
+"""The choice between updating and solving again, made in one place.
 
 Flops for J features, L changed columns: Theorem 1 with the inverse kept up to date 4 J^2 L; for w alone 2 J^2 L; w from
 statistics J^3 / 3 (one Cholesky factorization, which runs at about half the rate of a matrix product); the inverse as
@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import math
 
-SMALL = 48
+SMALLEST_UPDATED_SYSTEM = 48
 """Below this many features a factorization is cheaper than the bookkeeping of an update."""
 
-HYGIENE = 8
-"""After this many times J columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
+COLUMNS_BETWEEN_SOLVES = 8
+"""In units of J: after so many columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
 
 LEAST_PIVOT = 1e-2
 """Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
 
 
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
-    """Whether to solve from statistics rather than to apply Theorem 1.
+    """Tell whether to solve from statistics rather than to apply Theorem 1.
 
     changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    return J < SMALL or changed > (J // 8 if inverse else J // 6) or since > HYGIENE * J
+    return (
+        J < SMALLEST_UPDATED_SYSTEM or changed > (J // 8 if inverse else J // 6) or since > COLUMNS_BETWEEN_SOLVES * J
+    )
 
 
 def batch_size(J: int) -> int:
@@ -44,18 +46,34 @@ SMALL_KERNEL = 64
 LEAST_SHARE = 1e-3
 """Updates of a kernel machine in which all but this share cancels (a near-duplicate at a large C) are factored anew."""
 
-DEFERRED = 64
+DEFERRED_ROWS = 64
 """Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
 
 
-def block_update_pays(n: int, added: int, removed: int, inverse: bool) -> bool:
-    """Whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
+LARGEST_KEPT_GRAM = 512
+"""Up to this many samples a kernel machine keeps the kernel matrix too (2 MB), so that factoring anew computes no kernel."""
+
+UPDATE_FLOPS = 4_000_000
+"""Flops of a factorization that take as long as the bookkeeping of an update of several rows."""
+
+
+def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: bool = False) -> bool:
+    """Tell whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
 
     The bordered inverse costs 4 n^2 flops a row added, the Schur complement 2 n^2 a row removed, both at the rate of a product.
     For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
-    rate, and the kernel comes on top. With an inverse at hand the break-even is 2 r^3. Without one (after a bulk change
-    there is only a factor) a change has to be small, about n / 16 rows added, to be the first of many that repay an inverse.
+    rate, and the kernel comes on top. With the inverse at hand the break-even is 2 r^3. With a factor alone (after a bulk
+    change) a row added or removed costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so that the break-even
+    is r / 6 rows; more rows than can wait are removed by factoring anew. Where the kernel matrix is at hand (``gram``) several
+    rows have to save a factor and their own bookkeeping; one row always pays.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
     """
     left = n + added - removed
-    return min(n, left) >= SMALL_KERNEL and n * n * (4 * added + 2 * removed) < (2.0 if inverse else 0.25) * left**3
+    if min(n, left) < SMALL_KERNEL:
+        return False
+    update = n * n * (4 * added + 2 * removed)
+    if gram and added + removed > 1 and 3 * update + UPDATE_FLOPS > left**3:
+        return False
+    if inverse:
+        return update < 2 * left**3
+    return removed <= DEFERRED_ROWS and 6 * n * n * (added + removed) < left**3

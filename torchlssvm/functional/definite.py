@@ -1,4 +1,4 @@
-"""Whether sums can be those of actual samples, and how few samples can be in them.
+"""A test that sums can be those of actual samples, and a lower bound for the number of samples in them.
 
 Sums over samples, G = sum [q; 1] [q; 1]^T = [[M, m], [m^T, n]], are positive semidefinite. Taking away what is not in there
 may break that, and then it is proved that something was removed that was never added (or removed twice). G is scaled to a
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchlssvm.functional.gram import strip_views, unpack
 
-SLACK = 1e-12
-"""Per dimension, relative to the diagonal."""
+SLACK_PER_DIMENSION = 1e-12
+"""Relative to the diagonal: ten thousand times the backward error of Cholesky's factorization."""
 
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -31,13 +31,13 @@ def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
-    """Whether the sums of a group can be those of samples: a boolean scalar. m: (J,); n: scalar."""
+    """Tell whether the sums of a group can be those of samples: a boolean scalar. m: (J,); n: scalar."""
     G = bordered(packed, m, n)
     d = G.diagonal()
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()
     S = G.mul_(scale).mul_(scale[:, None])
-    S.diagonal().add_(SLACK * S.shape[0])
+    S.diagonal().add_(SLACK_PER_DIMENSION * S.shape[0])
     info: Tensor = torch.linalg.cholesky_ex(S).info
     return (info == 0) & (signs >= 0).all()
 

@@ -22,7 +22,7 @@ EXACT = 2**53
 """Integers up to here are exact in float64."""
 
 
-KEPT = 24
+KEPT_STRIP_ROWS = 24
 """The height of strips that are kept, where those of the products are taller than 48 rows."""
 
 
@@ -34,7 +34,7 @@ def tall(J: int) -> int:
 @lru_cache(maxsize=256)
 def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
     """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
-    height = tall(J) if product or tall(J) == 48 else KEPT
+    height = tall(J) if product or tall(J) == 48 else KEPT_STRIP_ROWS
     out, offset = [], 0
     for a in range(0, J, height):
         b = min(a + height, J)

@@ -64,7 +64,7 @@ class FixedPoint:
 
     @property
     def binary(self) -> bool:
-        """Whether the resolution is a power of two, so that scaling by it is exact in any float type."""
+        """True if the resolution is a power of two, so that scaling by it is exact in any float type."""
         return math.frexp(self.resolution)[0] == 0.5
 
     @classmethod

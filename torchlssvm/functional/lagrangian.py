@@ -52,15 +52,20 @@ def iterate(
     step: float,
     tol: float,
     max_iter: int,
+    largest: Tensor,  # max_i Q_ii, and so a bound of every entry of Q
 ) -> Result:
-    """Iteration (3), from any alpha: until alpha moves by at most tol and fulfils the conditions to tol."""
+    """Iteration (3), from any alpha: until alpha moves by at most tol and (alpha)_+ fulfils the conditions to tol.
+
+    Cutting off the negative part of alpha moves Q alpha by at most ``largest`` times its sum.
+    """
     for i in range(1, max_iter + 1):
         z = (z - step * alpha).clamp(min=0.0)
         before, alpha = alpha, product(1.0 + z)
-        host = checks.to_host((alpha - before).norm(), violation(alpha, z))
+        kept = alpha.clamp(min=0.0)
+        host = checks.to_host((alpha - before).norm(), violation(kept, z) + largest * (kept - alpha).sum())
         if host is None or (host[0][0] <= tol and host[1][0] <= tol):
-            return Result(alpha, z, i, True)
-    return Result(alpha, z, max_iter, False)
+            return Result(kept, z, i, True)
+    return Result(kept, z, max_iter, False)
 
 
 def newton(
@@ -70,17 +75,29 @@ def newton(
     max_iter: int,
 ) -> Result:
     """Semismooth Newton from a guess of the support."""
-    alpha, z = solve(support)
+    full_alpha, full_z = alpha, z = solve(support)
     for i in range(1, max_iter + 1):
         wanted = alpha > C * z
         host = checks.to_host((wanted != support).any())
-        if host is None or not host[0][0]:
+        if host is None:
             return Result(alpha, z, i, True)
+        if not host[0][0]:
+            return Result(*_without_negative(solve, support, full_alpha, full_z), i, True)
         support = wanted
         full_alpha, full_z = solve(support)
         t = _line_search(alpha, z, full_alpha - alpha, full_z - z, C)
         alpha, z = (full_alpha, full_z) if t == 1.0 else (alpha + t * (full_alpha - alpha), z + t * (full_z - z))
     return Result(alpha, z, max_iter, False)
+
+
+def _without_negative(
+    solve: Callable[[Tensor], tuple[Tensor, Tensor]], support: Tensor, alpha: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The solution with alpha >= 0 to the bit: what rounding has made negative leaves the support."""
+    while bool((alpha < 0.0).any()):
+        support = support & (alpha > 0.0)
+        alpha, z = solve(support)
+    return alpha, z
 
 
 def objective(alpha: Tensor, z: Tensor, C: float) -> Tensor:

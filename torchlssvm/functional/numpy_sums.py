@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT = 2.0**53
-LIMIT = 2.0**62
-ROWS = 1024
+LARGEST_EXACT_INTEGER = 2.0**53
+"""Integers up to here are exact in float64."""
+
+LARGEST_SUM = 2.0**62
+"""Sums beyond are refused: int64 ends at 2^63."""
+
+BATCH_ROWS = 1024
+"""Rows that are summed at a time."""
 
 
 def zero(K: int) -> dict[str, Any]:
-    """No sample."""
+    """The sums of no sample."""
     return {"groups": {}, "counts": np.zeros(K, dtype=np.int64), "gross": 0.0, "problem": None}
 
 
@@ -29,7 +34,7 @@ def add(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Both. Arrays of ``a`` are used again."""
     problem = a["problem"] or b["problem"]
     gross = a["gross"] + b["gross"]
-    if problem is None and gross > LIMIT:
+    if problem is None and gross > LARGEST_SUM:
         problem = (
             "grid",
             f"int64 sums could overflow: the bound is {gross:.3g}; use a coarser grid, e.g. with bits=16",
@@ -87,8 +92,8 @@ def _runs(bounds: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
     """Runs of rows whose products sum exactly; one row always does."""
     start = 0
     while start < len(bounds):
-        total = np.cumsum(bounds[start : start + ROWS])
-        stop = start + max(1, int(np.searchsorted(total, EXACT, side="right")))
+        total = np.cumsum(bounds[start : start + BATCH_ROWS])
+        stop = start + max(1, int(np.searchsorted(total, LARGEST_EXACT_INTEGER, side="right")))
         yield start, stop
         start = stop
 
@@ -104,7 +109,7 @@ def blocks(samples: Iterable[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]
             continue
         rows.append(x)
         labels.append(y)
-        if len(rows) == ROWS:
+        if len(rows) == BATCH_ROWS:
             yield np.stack(rows), np.asarray(labels)
             rows, labels = [], []
     if rows:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 ROW_BITS = 20
 WEIGHT_BITS = 13
-SCALE = 2.0**10
+WEIGHT_SCALE = 2.0**10
 """Weights are multiples of 1/1024, of magnitude below 8."""
-MOST = 2 ** (53 - ROW_BITS - WEIGHT_BITS)
-"""The largest number of features that go in."""
+MOST_FEATURES = 2 ** (53 - ROW_BITS - WEIGHT_BITS)
+"""The largest number of features that go in: their products add up to less than 2^53, exact in float64."""
 
 
 def weights(shape: tuple[int, int], seed: int) -> Tensor:
@@ -24,7 +24,7 @@ def weights(shape: tuple[int, int], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     g = torch.randn(*shape, dtype=torch.float64, generator=generator)
     largest = 2.0**WEIGHT_BITS - 1
-    return (g * SCALE).round().clamp(-largest, largest).to(torch.int16)
+    return (g * WEIGHT_SCALE).round().clamp(-largest, largest).to(torch.int16)
 
 
 def project(x: Tensor, w: Tensor) -> Tensor:
@@ -32,4 +32,4 @@ def project(x: Tensor, w: Tensor) -> Tensor:
     x = x.to(torch.float64)
     exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
     q = torch.ldexp(x, ROW_BITS - exponent).round()
-    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS) / SCALE
+    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS) / WEIGHT_SCALE

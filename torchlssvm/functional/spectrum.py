@@ -27,10 +27,10 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 
-NOISE = 1e-12
+NOISE_SHARE = 1e-12
 """Singular values of the matrix of values below this share of the largest are left out."""
 
-PARTS = 4
+SPECTRUM_PARTS = 4
 """So many parts of the spectrum are factored on their own where there are many values."""
 
 BLOCK = 256
@@ -90,7 +90,7 @@ def spectrum(G: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight
 def rotated(
     s: Tensor, Q: Tensor, rhs: Tensor, T: Tensor, mu: Tensor, beta: Tensor, weight: float, n: float
 ) -> Spectrum:
-    """What is left to do when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
+    """The spectrum when G = Q diag(s) Q^T is known; arguments as for :func:`spectrum`."""
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 
@@ -106,7 +106,7 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    host = checks.to_host((sigma > NOISE * sigma[:1]).sum())
+    host = checks.to_host((sigma > NOISE_SHARE * sigma[:1]).sum())
     keep = len(rhos) if host is None else int(host[0][0])
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
@@ -167,7 +167,7 @@ def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
     host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
     whole, null = (True, 0) if host is None else (R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1))
     R = R if whole else R[:, :-1]
-    count = PARTS if len(rhos) > 4 * PARTS and len(s) - null > 32 * PARTS else 1
+    count = SPECTRUM_PARTS if len(rhos) > 4 * SPECTRUM_PARTS and len(s) - null > 32 * SPECTRUM_PARTS else 1
     edges = [null + round(i * (len(s) - null) / count) for i in range(count + 1)]
     parts, rights = [], []
     for first, last in pairwise(edges):

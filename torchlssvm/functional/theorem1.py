@@ -33,6 +33,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchlssvm.functional.triangular import inverse_lower
+
 
 class Change(NamedTuple):
     """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r); inverses, since products are faster than solves.
@@ -69,8 +71,7 @@ def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
 def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L^-1 for A = L L^T, the factorization's info, and the diagonal of L."""
     L, info = torch.linalg.cholesky_ex(A)
-    identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
-    return torch.linalg.solve_triangular(L, identity, upper=False), info, L.diagonal()
+    return inverse_lower(L), info, L.diagonal()
 
 
 def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:

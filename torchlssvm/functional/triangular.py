@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LEAF = 256
+LARGEST_LEAF = 256
+"""Rows up to which one triangular solve with the identity is faster than two halves."""
 
 
 def inverse_lower(L: Tensor) -> Tensor:
@@ -13,18 +14,12 @@ def inverse_lower(L: Tensor) -> Tensor:
 
     [[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]].
     """
-    W = torch.zeros_like(L)
-    _invert(L, W)
-    return W
-
-
-def _invert(L: Tensor, W: Tensor) -> None:
     n = len(L)
-    if n <= LEAF:
-        W.copy_(torch.linalg.solve_triangular(L, torch.eye(n, dtype=L.dtype, device=L.device), upper=False))
-        return
-    h = n // 2
-    _invert(L[:h, :h], W[:h, :h])
-    _invert(L[h:, h:], W[h:, h:])
+    if n <= LARGEST_LEAF:
+        inverse: Tensor = torch.linalg.solve_triangular(L, torch.eye(n, dtype=L.dtype, device=L.device), upper=False)
+        return inverse
+    W, h = torch.zeros_like(L), n // 2
+    W[:h, :h], W[h:, h:] = inverse_lower(L[:h, :h]), inverse_lower(L[h:, h:])
     below = torch.linalg.solve_triangular(L[h:, h:], L[h:, :h], upper=False)
     W[h:, :h] = torch.linalg.solve_triangular(L[:h, :h], below, upper=False, left=False).neg_()
+    return W

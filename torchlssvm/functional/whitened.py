@@ -70,13 +70,6 @@ class Whitened(NamedTuple):
         return out
 
 
-def inverse_factor(L: Tensor) -> Tensor:
-    """L^-1 of a lower triangular L (D, D)."""
-    identity = torch.eye(L.shape[0], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
-    return inverse
-
-
 def from_inverse(P: Tensor) -> Tensor:
     """A lower triangular F with F^T F = P. P: (D, D) positive definite."""
     flipped = torch.linalg.cholesky(P.flip(0, 1))  # P = J C C^T J with the flip J, and F = J C^T J is lower triangular

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.spectrum import Spectrum, spectrum
-from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_factor
+from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import Whitened, from_inverse
 from torchlssvm.heads import normal
 from torchlssvm.heads.engines import Pairwise, code_labels, scaled_rows
 from torchlssvm.statistics import Statistics
@@ -157,7 +158,7 @@ class Problem:
         base = normal.solve(stats, scale_of(head, stats), head.intercept, self.everywhere(weights), self.pair)
         D = base.w.shape[0]
         return Whitened(
-            inverse_factor(base.factor.L[:D, :D]).mul_(base.scale), base.mu, base.w, base.beta, base.n if free else 0.0
+            inverse_lower(base.factor.L[:D, :D]).mul_(base.scale), base.mu, base.w, base.beta, base.n if free else 0.0
         )
 
     def everywhere(self, weights: Tensor | None) -> Tensor | None:

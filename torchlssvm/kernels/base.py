@@ -1,4 +1,4 @@
-"""What every kernel has in common: tiles, saving, and the arithmetic of kernels."""
+"""The base of all kernels: evaluation in tiles, saving, and the arithmetic of kernels."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Kernel(nn.Module):
     """
 
     options: tuple[str, ...] = ()
-    deep = False  # whether prepare() is more than the identity
+    deep = False  # True if prepare() is more than the identity
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """K (n1, n2) of prepared rows, in one piece. x1: (n1, J), x2: (n2, J)."""
         raise TypeError(f"{type(self).__name__} must define gram(x1, x2)")
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What a machine has to keep of samples x (n, ...): rows (n, J) for :meth:`gram`. The rows themselves, unless deep."""
+        """Rows (n, J) for :meth:`gram`, which a machine keeps of samples x (n, ...): the samples themselves, unless deep."""
         return x
 
     def floats(self, J: int) -> int:
-        """How many numbers :meth:`gram` holds at once for each pair of rows of width J."""
+        """Count the numbers that :meth:`gram` holds at once for each pair of rows of width J."""
         return 3
 
     def diag(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Kernel(nn.Module):
             return self.gram(p1, p2)
         bands: dict[int, list[Tensor]] = {}
         out = None if torch.is_grad_enabled() and (p1.requires_grad or p2.requires_grad) else _empty(p1, p2)
-        for rows, columns in _tiles(len(p1), len(p2), p1, self.floats(p1.shape[1])):
+        for rows, columns in _tiles(p1.shape[0], p2.shape[0], p1, self.floats(p1.shape[1])):
             tile = self.gram(p1[rows], p2[columns])
             if out is None:
                 bands.setdefault(rows.start, []).append(tile)
@@ -76,7 +76,7 @@ class Kernel(nn.Module):
         if torch.compiler.is_compiling() or _fits(p1, p2, self.floats(p1.shape[1])):
             return self.gram(p1, p2) @ v
         bands: dict[int, Tensor] = {}
-        for rows, columns in _tiles(len(p1), len(p2), p1, self.floats(p1.shape[1])):
+        for rows, columns in _tiles(p1.shape[0], p2.shape[0], p1, self.floats(p1.shape[1])):
             part = self.gram(p1[rows], p2[columns]) @ v[columns]
             bands[rows.start] = bands[rows.start] + part if rows.start in bands else part
         return torch.cat(list(bands.values()))
@@ -126,11 +126,11 @@ def _pair(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fits(x1: Tensor, x2: Tensor, floats: int) -> bool:
-    return len(x1) * len(x2) * floats * x1.element_size() <= TILE_BYTES
+    return x1.shape[0] * x2.shape[0] * floats * x1.element_size() <= TILE_BYTES
 
 
 def _empty(x1: Tensor, x2: Tensor) -> Tensor:
-    return x1.new_empty(len(x1), len(x2))
+    return x1.new_empty(x1.shape[0], x2.shape[0])
 
 
 def _tiles(n1: int, n2: int, like: Tensor, floats: int) -> Iterator[tuple[slice, slice]]:

@@ -103,7 +103,7 @@ class Custom(Kernel):
         return 8
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """What the callable gives, its shape checked."""
+        """Call the callable and check the shape it returns."""
         K = self.function(x1, x2)
         if not isinstance(K, Tensor) or tuple(K.shape) != (len(x1), len(x2)):
             shape = tuple(K.shape) if isinstance(K, Tensor) else type(K).__name__

@@ -1,4 +1,4 @@
-"""What the classifiers share."""
+"""The base of the classifiers: labels and prediction."""
 
 from __future__ import annotations
 

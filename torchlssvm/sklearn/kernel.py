@@ -10,8 +10,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, OneVsOne
+from torchlssvm.machines import IncrementalSVM
 from torchlssvm.sklearn.common import FLOATS, Array, Classifier
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def variance(X: Array, weight: Array | None) -> float:
 
 
 class KernelClassifier(Classifier, BaseEstimator):
-    """What the estimators on kernel machines share: the kernel by its name."""
+    """The base of the estimators on kernel machines: a kernel by its name."""
 
     machine_: Any
 

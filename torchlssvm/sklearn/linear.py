@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Linear(BaseEstimator):
-    """What the two estimators on an :class:`~torchlssvm.LSSVMHead` share."""
+    """The base of the two estimators on an :class:`~torchlssvm.LSSVMHead`."""
 
     head_: LSSVMHead
 

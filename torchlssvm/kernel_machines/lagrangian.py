@@ -11,31 +11,33 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, lagrangian
 from torchlssvm.functional.modes import exactly
+from torchlssvm.kernel_machines import input_checks
+from torchlssvm.kernel_machines.inverse import KernelInverse
+from torchlssvm.kernel_machines.kernel_machine import KernelMachine
+from torchlssvm.kernel_machines.newton_step import support_solver
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
-from torchlssvm.machines import batch
-from torchlssvm.machines.base import KernelMachine
-from torchlssvm.machines.inverse import Inverse
-from torchlssvm.machines.rows import Rows
-from torchlssvm.machines.support import support_solver
 
 
 class LagrangianSVM(KernelMachine):
     """f(x) = sum_i y_i alpha_i (k(x, x_i) + 1), alpha = argmin over alpha >= 0 of 1/2 alpha^T Q alpha - 1^T alpha.
 
     Two classes, with squared slacks: Q = I/C + D (K + 1 1^T) D, D = diag(y). (K + 1 1^T + I/C)^-1 is kept up to date as
-    samples come and go, by the block inverse; alpha is found when somebody looks, from where it was.
+    samples come and go, by the block inverse; alpha is computed when it is read, starting from its last value.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         step: lambda of the iteration, 0 < step < 2/C; None means 1.9/C, as in the paper.
-        tol: how far alpha may be from fulfilling 0 <= alpha _|_ Q alpha - 1 >= 0, and may still move.
-        solver: ``"newton"``, a handful of steps at any C, exact to rounding; or ``"iteration"``, equation (3) of the paper,
-            which at a large C takes thousands.
+        tol: the largest violation of 0 <= alpha _|_ Q alpha - 1 >= 0, and the largest move, at which the iteration stops; alpha
+            is never negative.
+        solver: ``"newton"``, a handful of steps at any C, exact to rounding: alpha is at most eps n C max (K(x, x) + 1) of its
+            largest entry from the solution, 1e-13 at C = 1 and 1e-7 at C = 1e6 for 200 samples; or ``"iteration"``,
+            equation (3) of the paper, which at a large C takes thousands.
         bias: ``"added"`` adds one to the kernel, b = sum_i y_i alpha_i. ``"augmented"`` is the paper's model, which appends a
             constant to each row before the kernel is applied; for RBF that is the kernel itself, and hence no bias at all.
         max_iter: more steps than this are a ``ConvergenceError``; the samples are held all the same.
-        device: where the state lives.
+        device: the device of the state.
 
     Example:
         >>> import torch
@@ -50,6 +52,8 @@ class LagrangianSVM(KernelMachine):
     """
 
     num_classes = 2
+    _solver: KernelInverse
+    _carried = 1  # alpha, infinite for a sample that is new
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class LagrangianSVM(KernelMachine):
 
     @property
     def bias(self) -> str:
-        """How a constant comes in: "added" or "augmented"."""
+        """The form of the constant: "added" or "augmented"."""
         return self._bias
 
     @property
@@ -93,23 +97,23 @@ class LagrangianSVM(KernelMachine):
     def alpha(self) -> Tensor:
         """The multipliers (n,), >= 0, in the order of ids."""
         self._solve()
-        return self._alpha.clone()
+        return self._slots.carried[self._slots.order(), 0]
 
     @property
     def b(self) -> Tensor:
         """The bias (): sum_i y_i alpha_i, or zero with ``bias="augmented"``, where the kernel has it."""
         self._solve()
-        return self._offset * self._coefficients.sum()
+        return self._offset * self._coefficients(self._slots.order_index()).sum()
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """f(x), positive where class 1 is predicted; float64, differentiable in x."""
         self._fitted()
         if self._stale:
             self._solve()
-        rows = self._augment(batch.queries(x, self.kernel, self.in_features, self._device))
-        top = self._rows.capacity if torch.compiler.is_compiling() else self._rows.top
-        K_beta = self.kernel.tiled_product(rows, self._rows.x[:top], self._coefficients[:top])
-        return (K_beta + self._offset * self._coefficients.sum())[:, 0]
+        rows = self._augment(input_checks.queries(x, self.kernel, self.in_features, self._device))
+        at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
+        beta = self._coefficients(at)
+        return (self.kernel.tiled_product(rows, self._slots.x[at], beta) + self._offset * beta.sum())[:, 0]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, 2)
         """Scores -f(x) and f(x) of the two classes."""
@@ -117,12 +121,20 @@ class LagrangianSVM(KernelMachine):
         return torch.stack([-f, f], 1)
 
     @exactly
+    def expansion(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Prepared rows (n, J), coefficients (n, 2) and b (2,), such that the scores are k(x, rows) coefficients + b."""
+        self._solve()
+        at, b = self._slots.order(), self.b.reshape(1)
+        beta = self._coefficients(at)
+        return self._slots.x[at], torch.cat([-beta, beta], 1), torch.cat([-b, b])
+
+    @exactly
     def kkt_violation(self) -> float:
         """max |min(alpha, Q alpha - 1)|, with Q from the kernel anew: zero at the solution."""
         self._fitted()
         self._solve()
-        z = self._times_Q(self._alpha) - 1.0
-        return float(lagrangian.violation(self._alpha, z))
+        alpha = self.alpha
+        return float(lagrangian.violation(alpha, self._times_Q(alpha) - 1.0))
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -135,21 +147,21 @@ class LagrangianSVM(KernelMachine):
     @exactly
     def remove(self, ids: Any) -> LagrangianSVM:
         """Unlearn samples by id."""
-        self._change(self._rows.find(ids), self._rows.x[:0], self._rows.y[:0])
+        self._change(self._slots.find(ids), self._slots.x[:0], self._slots.y[:0])
         return self
 
     @exactly
     def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
         """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
         x, y = self._check(*add)
-        return self._names(self._change(self._rows.find(remove), self._augment(x), y))
+        return self._names(self._change(self._slots.find(remove), self._augment(x), y))
 
     @exactly
     def relabel(self, ids: Any, y: Any) -> LagrangianSVM:
         """Give samples other labels: the inverse is left alone."""
         found, y = self._check_relabel(ids, y)
         if found:
-            self._engine.retarget(found, y)
+            self._solver.retarget(found, y)
             self._stale = True
         return self
 
@@ -184,90 +196,76 @@ class LagrangianSVM(KernelMachine):
         return torch.nn.functional.pad(rows, (0, 1), value=-1.0) if self._bias == "augmented" else rows
 
     def _targets(self, y: Any, rows: Tensor) -> Tensor:
-        labels, kind = checks.targets(y, rows, 2)
-        if kind != "labels":
-            raise ValueError(f"y must be labels 0 or 1 of shape (B,), got float targets of shape {tuple(labels.shape)}")
-        return batch.targets(labels, rows, 2)[:, 1:]
+        return (2 * input_checks.labels(y, rows, 2) - 1).to(torch.float64)[:, None]
 
     def _clear(self, J: int) -> None:
-        self._engine = self._make_engine(self._new_rows(J))
-        self._seen = torch.zeros(0, dtype=torch.int64)  # the ids that alpha is for
-        self._alpha = self._rows.x.new_zeros(0)
-        self._coefficients, self._stale = torch.zeros_like(self._rows.y), False
+        self._solver, self._stale = self._make_solver(self._new_slots(J)), False
 
-    def _make_engine(self, rows: Rows, settings: dict[str, Any] | None = None) -> Inverse:
-        return Inverse(self.kernel, rows, self._C, self._offset)
+    def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> KernelInverse:
+        return KernelInverse(self.kernel, slots, self._C, self._offset)
+
+    def _coefficients(self, at: slice | Tensor) -> Tensor:
+        """y alpha (k, 1) of these slots."""
+        return self._slots.y[at] * self._slots.carried[at]
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not len(x):
+        if not removed and not x.shape[0]:
             return []
-        if not len(self) and x.shape[1] != self._rows.x.shape[1]:
+        if not len(self) and x.shape[1] != self._slots.x.shape[1]:
             self._clear(x.shape[1])
-        out: list[int] = self._engine.change(removed, x, y)
-        self._next_id, self._stale = self._rows.next_id, True
+        out = self._solver.change(removed, x, y)
+        self._next_id, self._stale = self._slots.next_id, True
         if not len(self):
             self._clear(0)
         return out
 
     def _times_Q(self, alpha: Tensor) -> Tensor:
         """Q alpha (n,), by the kernel. alpha: (n,) in the order of ids."""
-        order = self._rows.order()
-        x, y = self._rows.x[order], self._rows.y[order, 0]
+        order = self._slots.order()
+        x, y = self._slots.x[order], self._slots.y[order, 0]
         v = (y * alpha)[:, None]
         return y * (self.kernel.tiled_product(x, x, v)[:, 0] + self._offset * v.sum()) + alpha / self._C
 
-    def _warm(self) -> tuple[Tensor, Tensor]:
-        """alpha of what was there before, zero for new samples; and which are new: (n,) each, in the order of ids."""
-        ids, n = self._rows.ids, len(self)
-        if checks.is_fake(ids, self._seen) or not len(self._seen):
-            return self._alpha.new_zeros(n), torch.ones(n, dtype=torch.bool, device=self._device)
-        at = torch.searchsorted(self._seen, ids).clamp(max=len(self._seen) - 1)
-        old = self._seen[at] == ids
-        alpha = torch.where(old.to(self._device), self._alpha[at.to(self._device)], 0.0)
-        return alpha, ~old.to(self._device)
-
     @exactly
     def _solve(self) -> None:
-        """alpha for the samples held, if they have changed."""
+        """Compute alpha for the samples held, if they have changed."""
         if not self._stale:
             return
-        alpha, new = self._warm()
-        engine, order = self._engine, self._rows.order()
+        slots, inverse = self._slots, self._solver
         if self.solver == "newton":
-            solve = support_solver(engine, order)
-            result = lagrangian.newton(solve, (alpha > 0) | new, self._C, self.max_iter)
+            support = slots.carried[slots.order(), 0] > 0.0  # new samples too
+            result = lagrangian.newton(support_solver(inverse), support, self._C, self.max_iter)
         else:
-            engine.settle()
-            order = self._rows.order()
-            y = self._rows.y[order, 0]
-
-            def product(v: Tensor) -> Tensor:
-                slots = v.new_zeros(1, self._rows.top)
-                slots[0, order] = y * v
-                out: Tensor = engine.product(slots)
-                return y * out[0, order]
-
-            # Cold, equation (3) starts from Q^-1 1, where z = 0; warm, (10) starts from what alpha was.
-            cold = bool(new.all()) if not checks.is_fake(new) else True
-            start = y * engine.h[order, 0] if cold else alpha
-            z = torch.zeros_like(start) if cold else self._times_Q(start) - 1.0
-            result = lagrangian.iterate(product, start, z, self.step, self.tol, self.max_iter)
+            result = self._iterate()
         self.iterations = result.iterations
         if not result.converged:
             raise ConvergenceError(
                 f"the {self.solver} solver did not reach tol={self.tol:g} in max_iter={self.max_iter} steps at C={self._C:g}: "
                 "set max_iter or tol higher, C lower, or solver='newton', and read again. The samples are held."
             )
-        self._alpha, self._seen, self._stale = result.alpha, self._rows.ids, False
-        self._publish()
+        slots.carried[slots.order(), 0] = result.alpha
+        self._stale = False
 
-    def _moved(self) -> None:
-        self._alpha, self._coefficients = self._alpha.to(self._device), self._coefficients.to(self._device)
+    def _iterate(self) -> lagrangian.Result:
+        """Equation (3). Cold it starts from Q^-1 1, where z = 0; warm, by (10), from what alpha was."""
+        slots, inverse = self._slots, self._solver
+        order = slots.order()
+        y, start = slots.y[order, 0], slots.carried[order, 0]
 
-    def _publish(self) -> None:
-        order = self._rows.order()
-        self._coefficients = torch.zeros_like(self._rows.y)
-        self._coefficients[order, 0] = self._rows.y[order, 0] * self._alpha
+        def product(v: Tensor) -> Tensor:
+            in_slots = v.new_zeros(1, slots.top)
+            in_slots[0, order] = y * v
+            return y * inverse.product(in_slots)[0, order]
+
+        new = torch.isinf(start)
+        if checks.is_fake(new) or bool(new.all()):
+            start = y * inverse.h[order, 0]
+            z = torch.zeros_like(start)
+        else:
+            start = torch.where(new, 0.0, start)
+            z = self._times_Q(start) - 1.0
+        largest = inverse.matrix_diagonal(slots.x[order]).max()
+        return lagrangian.iterate(product, start, z, self.step, self.tol, self.max_iter, largest)
 
     def _settings(self) -> dict[str, Any]:
         return super()._settings() | {
@@ -284,26 +282,15 @@ class LagrangianSVM(KernelMachine):
         self._step, self.tol, self.iterations = settings["step"], float(settings["tol"]), int(settings["iterations"])
 
     def _solution(self) -> Tensor:
-        self._solve()
-        if len(self):
-            self._publish()
-        return torch.cat([self._alpha[:, None], self._engine.h[self._rows.order()]], 1)
+        return torch.cat([self.alpha[:, None], self._solver.h[self._slots.order()]], 1)
 
     def _resume(self, solution: Tensor) -> None:
         if solution.shape != (len(self), 3):
             raise ValueError(f"solution has shape {tuple(solution.shape)}, needed {(len(self), 3)}")
-        self._alpha, self._seen, self._stale = solution[:, 0].clone(), self._rows.ids, False
-        self._engine.h[self._rows.order()] = solution[:, 1:]
-        self._publish()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: solved, and nothing of a removed sample is in there."""
-        self._solve()
-        state = super().__getstate__()
-        if len(self):
-            self._publish()
-        return state | {"_coefficients": self._coefficients}
+        order = self._slots.order()
+        self._slots.carried[order, 0], self._solver.h[order] = solution[:, 0], solution[:, 1:]
+        self._stale = False
 
     def extra_repr(self) -> str:
-        """Count and options."""
+        """Describe the machine: count and options."""
         return f"{super().extra_repr()}, solver={self.solver!r}, bias={self._bias!r}"

@@ -1,4 +1,4 @@
-"""Checking what a kernel machine is given, before anything changes."""
+"""Input checks of the kernel machines, made before anything changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torchlssvm.kernels import Kernel
 def samples(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tensor:
     """x as float64 rows (B, J) that the kernel takes, and finite. J: the width of the rows held, None for the first ones."""
     rows = queries(x, kernel, J, device)
-    finite = checks.to_host(torch.isfinite(rows).all())
-    if finite is not None and not finite[0][0]:
+    if checks.not_finite(rows):
         checks.raise_not_finite("x", rows)
     return rows
 
@@ -45,18 +44,32 @@ def queries(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tens
     return checks.features(tensor, tensor.shape[1] if J is None else J, device).to(torch.float64)
 
 
+def labels(y: Any, x: Tensor, K: int) -> Tensor:
+    """y as labels (B,) in 0..K-1, int64, for the rows x (B, J)."""
+    values, kind = checks.targets(y, x, K)
+    if kind != "labels":
+        raise ValueError(
+            f"y must be labels in 0..{K - 1} of shape (B,), got float targets of shape {tuple(values.shape)}"
+        )
+    return _in_range(values, K)
+
+
 def targets(y: Any, x: Tensor, K: int) -> Tensor:
     """y as float64 targets (B, K): labels are coded -1/+1, one column a class; float targets are taken as they are."""
-    y, kind = checks.targets(y, x, K)
-    assert isinstance(y, Tensor)
+    values, kind = checks.targets(y, x, K)
     if kind == "labels":
-        host = checks.to_host(y)
-        wrong = [] if host is None else [int(v) for v in host[0] if not 0 <= v < K]
-        if wrong:
-            raise ValueError(f"labels must be in 0..{K - 1}, got {wrong[0]}")
-        coded = torch.full((len(y), K), -1.0, dtype=torch.float64, device=x.device)
-        return coded.scatter_(1, y.clamp(0, K - 1)[:, None], 1.0)
-    finite = checks.to_host(torch.isfinite(y).all())
-    if finite is not None and not finite[0][0]:
-        checks.raise_not_finite("y", y)
-    return y.to(torch.float64, copy=True)
+        coded = torch.full((values.shape[0], K), -1.0, dtype=torch.float64, device=x.device)
+        return coded.scatter_(1, _in_range(values, K)[:, None], 1.0)
+    if checks.not_finite(values):
+        checks.raise_not_finite("y", values)
+    return values.to(torch.float64, copy=True)
+
+
+def _in_range(labels: Tensor, K: int) -> Tensor:
+    host = checks.to_host(labels)
+    if host is None:
+        return labels.clamp(0, K - 1)
+    wrong = [int(v) for v in host[0] if not 0 <= v < K]
+    if wrong:
+        raise ValueError(f"labels must be in 0..{K - 1}, got {wrong[0]}")
+    return labels

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, kernel_lssvm
 from torchlssvm.functional.modes import exactly
+from torchlssvm.kernel_machines import input_checks
+from torchlssvm.kernel_machines.dual import DualForm
+from torchlssvm.kernel_machines.kernel_machine import KernelMachine
+from torchlssvm.kernel_machines.primal import PrimalForm
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel, Linear
-from torchlssvm.machines import batch
-from torchlssvm.machines.base import KernelMachine
-from torchlssvm.machines.dual import Dual
-from torchlssvm.machines.primal import Primal
-from torchlssvm.machines.rows import Rows
 
 
 class KernelLSSVM(KernelMachine):
@@ -23,18 +23,18 @@ class KernelLSSVM(KernelMachine):
 
     Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. Where
     that does not pay the system is factored anew; :func:`torchlssvm.functional.cost.block_update_pays` decides. A few
-    equations are checked as updates are folded in, and the inverse is computed anew when they no longer hold to 11 digits (with
-    a ``NumericalWarning``, once, should it be less than 9). A linear kernel with more samples than features is solved in the
+    equations are checked every 64 updates, and the system is factored anew when they no longer hold to 11 digits (with a
+    ``NumericalWarning``, once, should it be less than 9). A linear kernel with more samples than features is solved in the
     primal, with the same answers.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
         C: the penalty of an error, > 0.
         num_classes: K; with 1 the targets are numbers (B,).
-        bias: whether there is a b; without it this is kernel ridge regression with the ridge 1/C.
+        bias: fit a b; without it this is kernel ridge regression with the ridge 1/C.
         budget: keep at most this many samples: whenever there are more, the one whose leaving out moves the scores at its
             own place the least is removed, exactly, one by one. What is kept then depends on the order of the samples.
-        device: where the state lives.
+        device: the device of the state.
 
     Example:
         >>> import torch
@@ -47,6 +47,8 @@ class KernelLSSVM(KernelMachine):
         >>> svm.remove(ids[:1]).ids
         tensor([1, 2, 3])
     """
+
+    _solver: DualForm | PrimalForm
 
     def __init__(
         self,
@@ -71,12 +73,12 @@ class KernelLSSVM(KernelMachine):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of outputs."""
         return self._outputs
 
     @property
     def bias(self) -> bool:
-        """Whether there is a b."""
+        """True if there is a b."""
         return self._bias
 
     @property
@@ -87,20 +89,17 @@ class KernelLSSVM(KernelMachine):
     @property
     def alpha(self) -> Tensor:
         """The coefficients (n, K), in the order of ids."""
-        alpha: Tensor = self._engine.alpha()[self._rows.order()]
-        return alpha
+        return self._solver.alpha()
 
     @property
     def b(self) -> Tensor:
         """The bias (K,); zeros with ``bias=False``."""
-        b: Tensor = self._engine.b.clone()
-        return b
+        return self._solver.b.clone()
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores k(x, X) alpha + b, float64; differentiable in x."""
         self._fitted()
-        scores: Tensor = self._engine.scores(batch.queries(x, self.kernel, self.in_features, self._device))
-        return scores
+        return self._solver.scores(input_checks.queries(x, self.kernel, self.in_features, self._device))
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """Of two classes: the score of class 1, positive where it is predicted."""
@@ -109,16 +108,20 @@ class KernelLSSVM(KernelMachine):
         scores: Tensor = self(x)
         return scores[:, 1]
 
+    def expansion(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Prepared rows (n, J), alpha (n, K) and b (K,), such that the scores are k(x, rows) alpha + b."""
+        return self._slots.x[self._slots.order()], self.alpha, self.b
+
     @exactly
     def leave_one_out(self) -> Tensor:
         """The score (n, K) of each sample by the machine without it, in the order of ids. Exact, and needs no refit."""
         alpha, H = self._left_out()
-        return kernel_lssvm.leave_one_out(self._rows.y, alpha, H)[self._rows.order()]
+        return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
 
     @exactly
     def drift(self) -> float:
         """A bound of the relative error of the solution, from the residuals of all equations. Costs the kernel matrix once."""
-        return float(self._engine.drift(self._rows.order())) if len(self) else 0.0
+        return float(self._solver.drift()) if len(self) else 0.0
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -126,40 +129,32 @@ class KernelLSSVM(KernelMachine):
     def add(self, x: Any, y: Any) -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets. Returns their ids (B,), valid for life."""
         x, y = self._check(x, y)
-        if self._budget is None or len(self) + len(x) <= self._budget:
-            return self._names(self._change([], x, y))
-        ids: list[int] = []
-        for part in range(0, len(x), max(1, self._budget // 8)):
-            rows = slice(part, part + max(1, self._budget // 8))
-            ids += self._change([], x[rows], y[rows])
-            while len(self) > self._budget:
-                self._change([self._least()], x[:0], y[:0])
-        return self._names(ids)
+        return self._names(self._change_within_budget([], x, y))
 
     @exactly
     def remove(self, ids: Any) -> KernelLSSVM:
         """Unlearn samples by id."""
-        found = self._rows.find(ids)
-        self._change(found, self._rows.x[:0], self._rows.y[:0])
+        found = self._slots.find(ids)
+        self._change(found, self._slots.x[:0], self._slots.y[:0])
         return self
 
     @exactly
     def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
         """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
         x, y = self._check(*add)
-        return self._names(self._change(self._rows.find(remove), x, y))
+        return self._names(self._change_within_budget(self._slots.find(remove), x, y))
 
     @exactly
     def replace(self, ids: Any, x: Any, y: Any) -> KernelLSSVM:
         """Exchange the samples behind these ids for others."""
-        found = self._rows.find(ids)
+        found = self._slots.find(ids)
         x, y = self._check(x, y)
-        if len(x) != len(found):
-            raise ValueError(f"x has {len(x)} rows for {len(found)} ids")
-        before = self._rows.next_id
+        if x.shape[0] != len(found):
+            raise ValueError(f"x has {x.shape[0]} rows for {len(found)} ids")
+        before = self._slots.next_id
         new = self._change(found, x, y)
-        self._rows.rename(new, found)
-        self._rows.next_id = before
+        self._slots.rename(new, found)
+        self._slots.next_id = before
         return self
 
     @exactly
@@ -167,33 +162,56 @@ class KernelLSSVM(KernelMachine):
         """Give samples other labels (or targets): the inverse is left alone."""
         found, y = self._check_relabel(ids, y)
         if found:
-            self._engine.retarget(found, y)
+            self._solver.retarget(found, y)
         return self
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _clear(self, J: int) -> None:
-        self._engine = self._make_engine(self._new_rows(J))
+        self._solver = self._make_solver(self._new_slots(J))
 
-    def _make_engine(self, rows: Rows, settings: dict[str, Any] | None = None) -> Dual | Primal:
+    def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> DualForm | PrimalForm:
         primal = settings is not None and settings["form"] == "primal"
-        return Primal(rows, self._C, self._bias) if primal else Dual(self.kernel, rows, self._C, self._bias)
+        if primal:
+            return PrimalForm(slots, self._C, self._bias)
+        return DualForm(self.kernel, slots, self._C, self._bias)
+
+    def _change_within_budget(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Change samples in parts that exceed the budget by an eighth at most, and drop what is too much after each."""
+        if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
+            return self._change(removed, x, y)
+        part = max(1, self._budget // 8)
+        before, before_id = self._solver.copy(self.kernel), self._next_id
+        try:
+            ids = self._change(removed, x[:part], y[:part])
+            self._keep_budget()
+            for start in range(part, x.shape[0], part):
+                ids += self._change([], x[start : start + part], y[start : start + part])
+                self._keep_budget()
+        except BaseException:
+            self._solver, self._next_id = before, before_id
+            raise
+        return ids
+
+    def _keep_budget(self) -> None:
+        while self._budget is not None and len(self) > self._budget:
+            self._change([self._least()], self._slots.x[:0], self._slots.y[:0])
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not len(x):
+        if not removed and not x.shape[0]:
             return []
-        left = len(self) + len(x) - len(removed)
-        if not len(self) and x.shape[1] != self._rows.x.shape[1]:
+        left = len(self) + x.shape[0] - len(removed)
+        if not len(self) and x.shape[1] != self._slots.x.shape[1]:
             self._clear(x.shape[1])
         elif type(self.kernel) is Linear:
             J = x.shape[1]
-            if isinstance(self._engine, Dual) and left > J:
-                self._engine = Primal(self._rows, self._C, self._bias)
-            elif isinstance(self._engine, Primal) and 2 * left <= J:
-                self._engine = Dual(self.kernel, self._rows, self._C, self._bias)
-                self._engine.solve()
-        out: list[int] = self._engine.change(removed, x, y)
-        self._next_id = self._rows.next_id
+            if isinstance(self._solver, DualForm) and left > J:
+                self._solver = PrimalForm(self._slots, self._C, self._bias)
+            elif isinstance(self._solver, PrimalForm) and 2 * left <= J:
+                self._solver = DualForm(self.kernel, self._slots, self._C, self._bias)
+                self._solver.solve()
+        out = self._solver.change(removed, x, y)
+        self._next_id = self._slots.next_id
         if not len(self):
             self._clear(0)
         return out
@@ -202,20 +220,16 @@ class KernelLSSVM(KernelMachine):
         self._fitted()
         if len(self) < 2:
             raise ValueError("leaving one out needs two samples or more, one is held")
-        H = self._engine.left_out()
-        return self._engine.alpha(), H
+        return self._solver.alpha(), self._solver.left_out()
 
     def _least(self) -> int:
         """The id whose leaving out moves the scores at its own place the least."""
         alpha, H = self._left_out()
-        order = self._rows.order()
-        effect = kernel_lssvm.own_effect(alpha, H, self._C)[order]
-        host = checks.to_host(effect.argmin())
-        return list(self._rows.slot_of)[0 if host is None else int(host[0][0])]
+        host = checks.to_host(kernel_lssvm.own_effect(alpha, H, self._C).argmin())
+        return list(self._slots.slot_of)[0 if host is None else int(host[0][0])]
 
     def _settings(self) -> dict[str, Any]:
-        form = "primal" if isinstance(self._engine, Primal) else "dual"
-        return super()._settings() | {"bias": self._bias, "budget": self._budget, "form": form}
+        return super()._settings() | {"bias": self._bias, "budget": self._budget, "form": self._solver.name}
 
     def _restore(self, settings: dict[str, Any]) -> None:
         if settings["bias"] != self._bias:
@@ -224,12 +238,14 @@ class KernelLSSVM(KernelMachine):
         self._budget = settings["budget"]
 
     def _solution(self) -> Tensor:
-        return self._engine.state()  # type: ignore[no-any-return]
+        if isinstance(self._solver, PrimalForm):
+            self._solver.clean()
+        return self._solver.state()
 
     def _resume(self, solution: Tensor) -> None:
-        self._engine.resume(solution)
+        self._solver.resume(solution)
 
     def extra_repr(self) -> str:
-        """Count, classes and options."""
+        """Describe the machine: count, classes and options."""
         budget = "" if self._budget is None else f", budget={self._budget}"
         return f"{super().extra_repr()}, num_classes={self._outputs}, bias={self._bias}{budget}"

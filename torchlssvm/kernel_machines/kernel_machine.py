@@ -1,7 +1,8 @@
-"""What kernel machines share: samples by id, saving, copying and moving."""
+"""The parts that kernel machines share: samples by id, saving, copying and moving."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,24 +13,29 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
+from torchlssvm.kernel_machines import input_checks, version_0_1
+from torchlssvm.kernel_machines.dual import DualForm
+from torchlssvm.kernel_machines.inverse import KernelInverse
+from torchlssvm.kernel_machines.primal import PrimalForm
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel, as_kernel
-from torchlssvm.machines import batch
-from torchlssvm.machines.rows import Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SAVED = ("rows", "targets", "ids", "solution", "options")
+"""The names of the tensors of a saved machine."""
 
 
 class KernelMachine(nn.Module):
-    """State and plumbing. A subclass has ``_engine`` (made by ``_make_engine``), ``_outputs`` and ``_options``.
+    """The base of :class:`KernelLSSVM` and :class:`LagrangianSVM`, which bring a solver (``_make_solver``) and its solution.
 
     A machine keeps the samples themselves: its files hold them, and those removed are erased from it at once.
     """
 
-    _engine: Any
+    _solver: DualForm | PrimalForm | KernelInverse
     format = "torchlssvm-machine-1"
+    _carried = 0  # numbers that the machine keeps beside each sample
 
     def __init__(self, kernel: Kernel | Callable[[Tensor, Tensor], Tensor], C: float, outputs: int, device: Any):
         super().__init__()
@@ -48,44 +54,46 @@ class KernelMachine(nn.Module):
     @C.setter
     def C(self, value: float) -> None:
         value, old = checks.positive(value, "C"), self._C
-        self._C = self._engine.C = value
+        self._C = value
+        self._solver.set_C(value)
         try:
             self.refresh()
-        except ValueError:  # singular to machine precision
-            self._C = self._engine.C = old
+        except ValueError:  # the kernel is none
+            self._C = old
+            self._solver.set_C(old)
             raise
 
     @property
     def device(self) -> torch.device:
-        """Where the state lives."""
+        """The device of the state."""
         return self._device
 
     @property
     def in_features(self) -> int | None:
         """J, the width of the rows held; None while there are none."""
-        return self._rows.x.shape[1] if self._rows.filled else None
+        return self._slots.x.shape[1] if self._slots.filled else None
 
     @property
     def n(self) -> int:
         """The number of samples held."""
-        return len(self._rows)
+        return len(self._slots)
 
     @property
     def capacity(self) -> int:
         """The number of samples there is room for before tensors change their shape (a compiled forward recompiles then)."""
-        return self._rows.capacity
+        return self._slots.capacity
 
     @property
     def ids(self) -> Tensor:
         """The ids held (n,), int64, in the order in which they were given out; on the host."""
-        return self._rows.ids
+        return self._slots.ids
 
     @property
-    def _rows(self) -> Rows:
-        return self._engine.rows  # type: ignore[no-any-return]
+    def _slots(self) -> SampleSlots:
+        return self._solver.slots
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._slots)
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
@@ -93,39 +101,47 @@ class KernelMachine(nn.Module):
         return scores.argmax(1)
 
     def _fitted(self) -> None:
-        if not self._rows.filled:
+        if not self._slots.filled:
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
+
+    @exactly
+    def settle(self) -> Self:
+        """Do now what was put off: answers do not change, and the updates that follow are as fast as they get.
+
+        After a bulk change this computes the inverse, n^3 flops.
+        """
+        self._solver.settle()
+        return self
 
     def refresh(self) -> Self:
         """Solve anew from the samples held."""
         if len(self):
             with torch.inference_mode(False), torch.no_grad():
-                self._engine.solve()
+                self._solver.solve()
         return self
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
-    def _make_engine(self, rows: Rows, settings: dict[str, Any] | None = None) -> Any:
-        raise TypeError(f"{type(self).__name__} must define _make_engine")
+    def _make_solver(
+        self, slots: SampleSlots, settings: dict[str, Any] | None = None
+    ) -> DualForm | PrimalForm | KernelInverse:
+        raise TypeError(f"{type(self).__name__} must define _make_solver")
 
-    def _new_rows(self, J: int) -> Rows:
-        rows = Rows(J, self._outputs, self._device)
-        rows.next_id = self._next_id
-        return rows
+    def _new_slots(self, J: int) -> SampleSlots:
+        slots = SampleSlots(J, self._outputs, self._device, self._carried)
+        slots.next_id = self._next_id
+        return slots
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        rows = batch.samples(x, self.kernel, self.in_features, self._device)
+        rows = input_checks.samples(x, self.kernel, self.in_features, self._device)
         return rows, self._targets(y, rows)
 
     def _targets(self, y: Any, rows: Tensor) -> Tensor:
-        return batch.targets(y, rows, self._outputs)
+        return input_checks.targets(y, rows, self._outputs)
 
     def _check_relabel(self, ids: Any, y: Any) -> tuple[list[int], Tensor]:
-        found = self._rows.find(ids)
-        return found, self._targets(y, self._rows.x.new_empty(len(found), 0))
-
-    def _moved(self) -> None:
-        """Move what a subclass keeps beside its engine."""
+        found = self._slots.find(ids)
+        return found, self._targets(y, self._slots.x.new_empty(len(found), 0))
 
     def _names(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64)
@@ -137,7 +153,7 @@ class KernelMachine(nn.Module):
         self._C = checks.positive(settings["C"], "C")
 
     def _solution(self) -> Tensor:
-        """What is saved so that scores come back to the bit, in the order of ids first."""
+        """The saved solution (n, m), in the order of ids: with it scores come back to the bit."""
         raise TypeError(f"{type(self).__name__} must define _solution")
 
     def _resume(self, solution: Tensor) -> None:
@@ -151,21 +167,20 @@ class KernelMachine(nn.Module):
         device = fn(torch.empty(0, device=self._device)).device
         if device != self._device:
             self.kernel.to(device)
-            self._engine.to(device)
+            self._solver.to(device)
             self._device = device
-            self._moved()
         return self
 
     @exactly
     def _saved(self) -> dict[str, Tensor]:
-        self._engine.tidy()
-        rows, order = self._rows, self._rows.order()
-        settings = json.dumps(self._settings() | {"next_id": self._rows.next_id}, sort_keys=True)
+        solution = self._solution().clone()  # first: it may close gaps
+        slots, order = self._slots, self._slots.order()
+        settings = json.dumps(self._settings() | {"next_id": self._slots.next_id}, sort_keys=True)
         return {
-            "rows": rows.x[order].clone(),
-            "targets": rows.y[order].clone(),
-            "ids": rows.ids,
-            "solution": self._solution().clone(),
+            "rows": slots.x[order],
+            "targets": slots.y[order],
+            "ids": slots.ids,
+            "solution": solution,
             "options": torch.frombuffer(bytearray(settings.encode()), dtype=torch.uint8),
         }
 
@@ -187,17 +202,14 @@ class KernelMachine(nn.Module):
             for name in ("rows", "targets", "solution"):
                 if not bool(torch.isfinite(state[name]).all()):
                     raise ValueError(f"the saved {name} hold NaN or inf: the state is damaged")
-        rows = Rows(x.shape[1], self._outputs, self._device)
-        rows.grow(len(x))
-        if len(x):
-            x, y = (t.to(device=self._device, dtype=torch.float64) for t in (x, y))
-            rows.put(x, y, list(range(len(x))), ids)
-        rows.next_id = int(settings["next_id"])
+        slots = SampleSlots(x.shape[1], self._outputs, self._device, self._carried)
+        x, y = (t.to(device=self._device, dtype=torch.float64) for t in (x, y))
+        slots.load(x, y, ids, int(settings["next_id"]))
         before = self.__dict__.copy()
         try:
             self._restore(settings)
-            self._next_id = rows.next_id
-            self._engine = self._make_engine(rows, settings)
+            self._next_id = slots.next_id
+            self._solver = self._make_solver(slots, settings)
             self._resume(state["solution"].to(device=self._device, dtype=torch.float64))
         except Exception:
             self.__dict__.update(before)
@@ -223,11 +235,33 @@ class KernelMachine(nn.Module):
                 error_msgs.append(f"{type(self).__name__}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling and copying: nothing of a removed sample is in there."""
-        with torch.inference_mode(False), torch.no_grad():
-            self._engine.tidy()
-            return self.__dict__.copy()
+        """The module without its solver, and the saved state as tensors: pickles do not depend on how solvers are made."""
+        state = {name: value for name, value in self.__dict__.items() if name != "_solver"}
+        return state | {"_saved_state": self._saved()}
+
+    @exactly
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        saved, old = state.pop("_saved_state", None), state.pop("_engine", None)
+        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.SOLUTION})  # type: ignore[no-untyped-call]
+        if saved is not None:
+            self._load(saved)
+            return
+        # A pickle of version 0.1.0: the samples as they are, solved anew.
+        x, y, ids = version_0_1.samples(old.rows)
+        slots = self._new_slots(x.shape[1])
+        slots.load(x, y, ids, old.rows.next_id)
+        self._solver = self._make_solver(slots, {"form": "primal" if hasattr(old, "A") else "dual"})
+        self.refresh()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """An independent machine with what was computed so far."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__dict__ = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_solver"}
+        other._solver = self._solver.copy(other.kernel)
+        return other
 
     def extra_repr(self) -> str:
-        """Count and penalty."""
+        """Describe the machine: count and penalty."""
         return f"n={self.n}, C={self._C:g}"

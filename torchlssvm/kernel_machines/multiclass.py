@@ -16,17 +16,25 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
-from torchlssvm.machines.rows import Rows
+from torchlssvm.kernel_machines import input_checks, version_0_1
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SAVED = ("x", "y", "ids", "names", "options")
-WEIGHTS = "weights"  # saved too; ones in files without them
+"""The names of the tensors of a saved machine."""
+
+WEIGHTS = "weights"
+"""Saved too; files of early versions have none, and mean ones."""
 
 
 class MultiClass(nn.Module):
-    """The base of :class:`OneVsRest` and :class:`OneVsOne`: which machine sees which sample under which label."""
+    """The base of :class:`OneVsRest` and :class:`OneVsOne`: the samples, and the part of them that each machine learns."""
+
+    _slots: SampleSlots
+    _weighted: bool  # whether any sample came with a weight
+    _own_ids: list[dict[int, int]]  # of each machine: an id here -> its own id
 
     def __init__(self, machine: nn.Module | Callable[[], nn.Module], num_classes: int, tasks: list[tuple[int, ...]]):
         super().__init__()
@@ -46,7 +54,7 @@ class MultiClass(nn.Module):
         self._device = torch.device(getattr(empty, "device", "cpu"))
         self._clear(0, 0)
 
-    # -- what the two forms differ in ------------------------------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------------------------------------
 
     def _label(self, task: tuple[int, ...], label: int) -> int | None:
         """The label 0 or 1 of a sample in a task; None if the task does not see it."""
@@ -60,27 +68,27 @@ class MultiClass(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the state lives."""
+        """The device of the state."""
         return self._device
 
     @property
     def ids(self) -> Tensor:
         """The ids held (n,), ascending."""
-        return self._rows.ids
+        return self._slots.ids
 
     @property
     def n(self) -> int:
         """The number of samples held."""
-        return len(self._rows)
+        return len(self._slots)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._slots)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """One score a class."""
         if not len(self):
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
-        parts = [m.decision(x) if len(names) else None for m, names in zip(self.machines, self._names_in, strict=True)]  # type: ignore[operator]
+        parts = [m.decision(x) if held else None for m, held in zip(self.machines, self._own_ids, strict=True)]  # type: ignore[operator]
         some = next(p for p in parts if p is not None)
         return self._scores(torch.stack([torch.zeros_like(some) if p is None else p for p in parts], 1))
 
@@ -93,17 +101,20 @@ class MultiClass(nn.Module):
 
     @exactly
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
-        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life."""
+        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life.
+
+        Every machine learns its part, or none does: an error of one leaves all of them, and the ids, as they were. The same
+        holds for :meth:`remove` and :meth:`relabel`.
+        """
         x = checks.as_tensor(x, "x", self._device)
-        if x.ndim != 2 or (len(self) and x.shape[1] != self._rows.x.shape[1]):
+        if x.ndim != 2 or (len(self) and x.shape[1] != self._slots.x.shape[1]):
             raise ValueError(
-                f"x must have shape (B, {self._rows.x.shape[1] if len(self) else 'J'}), got {tuple(x.shape)}"
+                f"x must have shape (B, {self._slots.x.shape[1] if len(self) else 'J'}), got {tuple(x.shape)}"
             )
         x = checks.features(x, x.shape[1], self._device).to(torch.float64)
-        finite = checks.to_host(torch.isfinite(x).all())
-        if finite is not None and not finite[0][0]:
+        if checks.not_finite(x):
             checks.raise_not_finite("x", x)
-        labels = self._labels(y, x)
+        labels = self._label_list(y, x)
         weights = checks.weights(weight, x)
         if weights is not None and not self._weighs:
             raise ValueError(f"weight was given, but {type(self.machines[0]).__name__} takes none")
@@ -112,69 +123,55 @@ class MultiClass(nn.Module):
             raise ValueError("weight must be finite and > 0")
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
-        if not len(self) and x.shape[1] != self._rows.x.shape[1]:
-            self._clear(x.shape[1], self._rows.next_id)
-        self._weighted |= weights is not None
-        self._rows.release()
-        places = self._rows.places(len(x))
-        self._rows.grow(max(places) + 1)
-        ids = self._rows.put(x, self._columns(labels, weights), places)
-        try:
-            self._join(ids, labels)
-        except Exception:
-            self._rows.drop(ids)
-            self._rows.next_id -= len(ids)
-            raise
+        slots = self._slots.copy() if len(self) else self._new_slots(x.shape[1], self._slots.next_id)
+        weighted = self._weighted or weights is not None
+        slots.release()
+        places = slots.places(len(x))
+        slots.grow(max(places) + 1)
+        ids = slots.put(x, self._columns(labels, weights), places)
+        self._change_machines(dict(zip(ids, labels, strict=True)), slots, weighted)
+        self._slots, self._weighted = slots, weighted
         return torch.tensor(ids, dtype=torch.int64)
 
     @exactly
     def remove(self, ids: Any) -> Self:
         """Unlearn samples by id."""
-        found = self._rows.find(ids)
-        self._leave(found)
-        self._rows.drop(found)
-        if not len(self):
-            self._clear(0, self._rows.next_id)
+        found = self._slots.find(ids)
+        self._change_machines(dict.fromkeys(found), self._slots, self._weighted)
+        slots = self._slots.copy()
+        slots.drop(found)
+        self._slots = slots if len(slots) else self._new_slots(0, slots.next_id)
+        self._weighted = self._weighted and len(slots) > 0
         return self
 
     @exactly
     def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples other labels; machines that do not see the new label lose the sample, others gain it."""
-        found = self._rows.find(ids)
-        labels = self._labels(y, self._rows.x.new_empty(len(found), 0))
-        old = self._labels_of(found)
-        self._rows.y[self._rows.index(self._rows.slot_of[i] for i in found), 0] = self._tensor(labels).to(torch.float64)
-        for task, machine, names in zip(self.tasks, self.machines, self._names_in, strict=True):
-            before, after = ([self._label(task, v) for v in part] for part in (old, labels))
-            leaving = [i for i, b, a in zip(found, before, after, strict=True) if b is not None and a is None]
-            joining = [(i, a) for i, b, a in zip(found, before, after, strict=True) if b is None and a is not None]
-            staying = [(i, a) for i, b, a in zip(found, before, after, strict=True) if b is not None and a is not None]
-            if staying:
-                machine.relabel([names[i] for i, _ in staying], self._tensor([a for _, a in staying]))  # type: ignore[operator]
-            if leaving:
-                machine.remove([names.pop(i) for i in leaving])  # type: ignore[operator]
-            if joining:
-                self._enter(machine, names, [i for i, _ in joining], [a for _, a in joining])
+        found = self._slots.find(ids)
+        if not found:
+            return self
+        labels = self._label_list(y, self._slots.x.new_empty(len(found), 0))
+        slots = self._slots.copy()
+        slots.columns[slots.at_ids(found), 0] = self._tensor(labels).to(torch.float64)
+        self._change_machines(dict(zip(found, labels, strict=True)), slots, self._weighted)
+        self._slots = slots
         return self
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _clear(self, J: int, next_id: int) -> None:
-        self._rows = Rows(J, 2, self._device)  # y: label and weight
-        self._rows.next_id = next_id
-        self._weighted = False  # whether any sample came with a weight
-        self._names_in: list[dict[int, int]] = [{} for _ in self.tasks]  # my id -> the machine's, for each machine
+    def _new_slots(self, J: int, next_id: int) -> SampleSlots:
+        slots = SampleSlots(J, 2, self._device)  # y: label and weight
+        slots.next_id = next_id
+        return slots
 
-    def _labels(self, y: Any, x: Tensor) -> list[int]:
-        labels, kind = checks.targets(y, x, self.num_classes)
-        if kind != "labels":
-            raise ValueError(f"y must be labels of shape (B,), got float targets of shape {tuple(labels.shape)}")
+    def _clear(self, J: int, next_id: int) -> None:
+        self._slots = self._new_slots(J, next_id)
+        self._weighted, self._own_ids = False, [{} for _ in self.tasks]
+
+    def _label_list(self, y: Any, x: Tensor) -> list[int]:
+        labels = input_checks.labels(y, x, self.num_classes)
         host = checks.to_host(labels)
-        values = [i % self.num_classes for i in range(len(labels))] if host is None else [int(v) for v in host[0]]
-        wrong = [v for v in values if not 0 <= v < self.num_classes]
-        if wrong:
-            raise ValueError(f"labels must be in 0..{self.num_classes - 1}, got {wrong[0]}")
-        return values
+        return [i % self.num_classes for i in range(len(labels))] if host is None else [int(v) for v in host[0]]
 
     def _tensor(self, labels: list[int]) -> Tensor:
         return torch.tensor(labels, dtype=torch.int64, device=self._device)
@@ -183,38 +180,45 @@ class MultiClass(nn.Module):
         column = self._tensor(labels).to(torch.float64)
         return torch.stack([column, torch.ones_like(column) if weights is None else weights], 1)
 
-    def _labels_of(self, ids: list[int]) -> list[int]:
-        column = self._rows.y[self._rows.index(self._rows.slot_of[i] for i in ids), 0]
-        host = checks.to_host(column)
-        return [i % self.num_classes for i in range(len(ids))] if host is None else [int(v) for v in host[0]]
+    def _change_machines(self, labels: dict[int, int | None], slots: SampleSlots, weighted: bool) -> None:
+        """Give samples these labels, None for none at all, in every machine, or in none: an error puts all of them back.
 
-    def _enter(self, machine: Any, names: dict[int, int], ids: list[int], labels: list[int]) -> None:
-        at = self._rows.index(self._rows.slot_of[i] for i in ids)
-        more = {"weight": self._rows.y[at, 1]} if self._weighted else {}
-        given = machine.add(self._rows.x[at], self._tensor(labels), **more)
-        host = checks.to_host(given)
-        own = list(range(len(names), len(names) + len(ids))) if host is None else [int(v) for v in host[0]]
-        names.update(zip(ids, own, strict=True))
-
-    def _join(self, ids: list[int], labels: list[int]) -> None:
-        """Every machine, or none: what was joined is left again when one refuses."""
-        done: list[int] = []
+        slots: the samples, new ones included; weighted: whether machines are given weights.
+        """
+        before: dict[int, tuple[nn.Module, dict[int, int]]] = {}
         try:
-            for t, (task, machine, names) in enumerate(zip(self.tasks, self.machines, self._names_in, strict=True)):
-                seen = [(i, a) for i, v in zip(ids, labels, strict=True) if (a := self._label(task, v)) is not None]
-                if seen:
-                    self._enter(machine, names, [i for i, _ in seen], [a for _, a in seen])
-                done.append(t)
-        except Exception:
-            for t in done:
-                self._leave(ids, only=t)
+            for t, task in enumerate(self.tasks):
+                own_ids = self._own_ids[t]
+                seen = {i: None if v is None else self._label(task, v) for i, v in labels.items()}
+                staying = {i: a for i, a in seen.items() if i in own_ids and a is not None}
+                joining = {i: a for i, a in seen.items() if i not in own_ids and a is not None}
+                leaving = [i for i, a in seen.items() if i in own_ids and a is None]
+                if staying or joining or leaving:
+                    machine = self.machines[t]
+                    # Tensors without data have nothing to go back to.
+                    before[t] = machine if checks.is_fake(slots.x) else copy.deepcopy(machine), own_ids
+                    self._own_ids[t] = dict(own_ids)
+                    self._change_machine(t, staying, joining, leaving, slots, weighted)
+        except BaseException:
+            for t, (machine, own_ids) in before.items():
+                self.machines[t], self._own_ids[t] = machine, own_ids
             raise
 
-    def _leave(self, ids: list[int], only: int | None = None) -> None:
-        for t, (machine, names) in enumerate(zip(self.machines, self._names_in, strict=True)):
-            held = [i for i in ids if i in names] if only in (None, t) else []
-            if held:
-                machine.remove(torch.tensor([names.pop(i) for i in held], dtype=torch.int64))  # type: ignore[operator]
+    def _change_machine(
+        self, t: int, staying: dict[int, int], joining: dict[int, int], leaving: list[int], slots: SampleSlots, weighted: bool
+    ) -> None:  # fmt: skip
+        machine: Any = self.machines[t]
+        own_ids = self._own_ids[t]
+        if staying:
+            machine.relabel([own_ids[i] for i in staying], self._tensor(list(staying.values())))
+        if leaving:
+            machine.remove(torch.tensor([own_ids.pop(i) for i in leaving], dtype=torch.int64))
+        if joining:
+            at = slots.at_ids(list(joining))
+            more = {"weight": slots.y[at, 1]} if weighted else {}
+            given = checks.to_host(machine.add(slots.x[at], self._tensor(list(joining.values())), **more))
+            own = range(len(own_ids), len(own_ids) + len(joining)) if given is None else map(int, given[0])
+            own_ids.update(zip(joining, own, strict=True))
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
@@ -222,22 +226,22 @@ class MultiClass(nn.Module):
         """Move to another device with the module; no dtype changes."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._device = fn(torch.empty(0, device=self._device)).device
-        self._rows.to(self._device)
+        self._slots.to(self._device)
         return self
 
     @exactly
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        rows, order = self._rows, self._rows.order()
-        # Which name each machine has for each sample, -1 for none: (tasks, n).
-        names = [[held.get(i, -1) for i in rows.slot_of] for held in self._names_in]
-        options = json.dumps({"form": type(self).__name__, "num_classes": self.num_classes, "next_id": rows.next_id})
+        slots, order = self._slots, self._slots.order()
+        # Each machine's own id of each sample, -1 for none: (tasks, n).
+        names = [[held.get(i, -1) for i in slots.slot_of] for held in self._own_ids]
+        options = json.dumps({"form": type(self).__name__, "num_classes": self.num_classes, "next_id": slots.next_id})
         destination |= {
-            prefix + "x": rows.x[order].clone(),
-            prefix + "y": rows.y[order, 0].to(torch.int64),
-            prefix + WEIGHTS: rows.y[order, 1].clone(),
-            prefix + "ids": rows.ids,
-            prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(rows)),
+            prefix + "x": slots.x[order],
+            prefix + "y": slots.y[order, 0].to(torch.int64),
+            prefix + WEIGHTS: slots.y[order, 1],
+            prefix + "ids": slots.ids,
+            prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
             prefix + "options": torch.frombuffer(bytearray(options.encode()), dtype=torch.uint8),
         }
 
@@ -266,16 +270,25 @@ class MultiClass(nn.Module):
             weights = None if weights is None else weights.to(device=self._device, dtype=torch.float64)
             self._clear(x.shape[1], int(options["next_id"]))
             self._weighted = self._weighs and weights is not None and bool((weights != 1).any())
-            if ids:
-                self._rows.grow(len(ids))
-                self._rows.put(x, self._columns(mine["y"].tolist(), weights), list(range(len(ids))), ids)
-            for held, row in zip(self._names_in, mine["names"].tolist(), strict=True):
+            self._slots.load(x, self._columns(mine["y"].tolist(), weights), ids, int(options["next_id"]))
+            for held, row in zip(self._own_ids, mine["names"].tolist(), strict=True):
                 held.update({i: name for i, name in zip(ids, row, strict=True) if name >= 0})
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             error_msgs.append(f"{type(self).__name__}: {error}")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        old = state.pop("_rows", None)
+        if old is not None:  # a pickle of version 0.1.0
+            state["_own_ids"] = state.pop("_names_in")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if old is not None:
+            x, y, ids = version_0_1.samples(old)
+            self._slots = self._new_slots(x.shape[1], 0)
+            self._slots.load(x, y, ids, old.next_id)
+
     def extra_repr(self) -> str:
-        """Count and classes."""
+        """Describe the machine: count and classes."""
         return f"n={self.n}, num_classes={self.num_classes}"
 
 

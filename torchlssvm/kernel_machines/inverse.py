@@ -1,0 +1,455 @@
+"""Q^-1 of a kernel machine, Q = K + offset 1 1^T + I/C over the samples held, kept up to date as samples come and go.
+
+After a bulk change there is the Cholesky factor of Q. Rows added extend it. A row removed is a term of low rank, and terms
+wait in V (:data:`cost.DEFERRED_ROWS`): the inverse in use is (L L^T)^-1 + V^T diag(s) V. When V is full L is replaced by the
+inverse itself, U (capacity, capacity) in slots, and from then on full V are added to U in one matrix product. A product with
+either costs the same; the first update after a bulk change costs no inverse.
+
+``h`` (capacity, m) is the product of the inverse in use with the targets (m - 1 columns of y, one of ones), always up to date,
+and zero up to rounding where no sample is.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchlssvm.errors import NumericalWarning
+from torchlssvm.functional import block_inverse, checks, cost, system
+from torchlssvm.kernel_machines.growing_factor import GrowingFactor
+from torchlssvm.kernel_machines.sample_slots import SampleSlots
+from torchlssvm.kernels import Kernel
+
+PROBED_ROWS = 16
+"""Equations whose residual is computed whenever terms are added to the inverse: a sixteenth of a fit's kernel at n = 256."""
+
+REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
+"""Relative errors of the solution, as bounded from the probed residuals: beyond the first, two digits below the 1e-9 that is
+promised, the matrix is factored anew; beyond the second there is a warning too. An ill-conditioned matrix, which gives no such
+accuracy even when factored anew, is allowed more."""
+
+ROUNDING_PER_CONDITION = 1e3 * torch.finfo(torch.float64).eps
+"""Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
+
+
+class KernelInverse:
+    """The inverse, and the solution h, for the samples in ``slots``."""
+
+    def __init__(self, kernel: Kernel, slots: SampleSlots, C: float, offset: float = 0.0):
+        self.kernel, self.slots, self.C, self.offset = kernel, slots, C, offset
+        self.warned = False
+        self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED_ROWS)
+        self._clear()
+        self.allowed_error = REPAIRED_ERROR
+
+    def _clear(self) -> None:
+        x, capacity = self.slots.x, self.slots.capacity
+        self.U: Tensor | None = None
+        self.factor: GrowingFactor | None = None
+        self.V = self._no_terms  # made with the first term
+        self.waiting = 0
+        self.h = x.new_zeros(capacity, self.slots.K + 1)
+        self.K: Tensor | None = None  # K + offset of few samples, in slots, until one is added by update
+        self._shared = False  # U and the factor are also those of a copy: neither is written to
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def inverse_rows(self, at: slice | Tensor) -> Tensor:
+        """Rows (k, top) of the inverse in use, not to be written to; zero up to rounding where no sample is."""
+        top = self.slots.top
+        self._need_base()
+        if self.U is not None:
+            R = self.U[at, :top]
+        else:
+            assert self.factor is not None
+            size = self.factor.size
+            unit = self.h.new_zeros(at.stop - at.start if isinstance(at, slice) else at.shape[0], top)
+            if isinstance(at, slice):
+                unit[:, at].fill_diagonal_(1.0)
+            else:
+                unit.scatter_(1, at[:, None], 1.0)
+            R = pad(self.factor.solve(unit[:, :size]), (0, top - size))
+        if self.waiting:
+            V = self.V[: self.waiting, :top]
+            R = torch.addmm(R, (V[:, at] * self.s[: self.waiting, None]).mT, V)
+        return R
+
+    def product(self, v: Tensor) -> Tensor:
+        """Rows v (k, top), zero where no sample is, times the inverse in use: (k, top), zero there too up to rounding."""
+        top = self.slots.top
+        self._need_base()
+        if self.U is not None:
+            U = self.U[:top, :top]
+            out = torch.mv(U, v[0])[None] if v.shape[0] == 1 else v @ U
+        else:
+            assert self.factor is not None
+            size = self.factor.size
+            out = pad(self.factor.solve(v[:, :size]), (0, top - size))
+        if self.waiting:
+            V = self.V[: self.waiting, :top]
+            out = torch.addmm(out, (v @ V.mT).mul_(self.s[: self.waiting]), V)
+        return out
+
+    def diagonal(self) -> Tensor:
+        """The diagonal (top,) of the inverse in use."""
+        top = self.slots.top
+        self._need_base()
+        if self.U is not None:
+            d = self.U.diagonal()[:top]
+        else:
+            assert self.factor is not None
+            d = pad(self.factor.inverse_diagonal(), (0, top - self.factor.size))
+        if self.waiting:
+            d = d + self.s[: self.waiting] @ self.V[: self.waiting, :top].square()
+        return d * self.slots.mask[:top]
+
+    def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """K + offset for prepared rows."""
+        K = self.kernel.tiled(x1, x2)
+        return K + self.offset if self.offset else K
+
+    def block(self, x: Tensor) -> Tensor:
+        """Q (k, k) of prepared rows x (k, J)."""
+        if x.shape[0] == 1:
+            return self.matrix_diagonal(x)[:, None]
+        Q = self.gram(x, x)
+        Q.diagonal().add_(1.0 / self.C)
+        return Q
+
+    def matrix_diagonal(self, x: Tensor) -> Tensor:
+        """Q_ii (k,) of prepared rows x (k, J)."""
+        if self.kernel.deep:  # its diag() takes what is not prepared
+            K = torch.cat([self.kernel.gram(part, part).diagonal() for part in x.split(64)])
+        else:
+            K = self.kernel.diag(x)
+        return K + (self.offset + 1.0 / self.C)
+
+    def drift(self, slots: Tensor) -> Tensor:
+        """C max |Q h - t| / max |h| over these slots: since |Q^-1| <= C, a bound of the relative error of h there."""
+        top, h = self.slots.top, self.h[: self.slots.top]
+        x = self.slots.x
+        Qh = self.kernel.tiled_product(x[slots], x[:top], h) + self.offset * h.sum(0) + h[slots] / self.C
+        return self.C * (Qh - self.slots.targets[slots]).abs().max() / h.abs().max()
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Take out samples by id and take in rows x (k, J) with targets y (k, K); returns their ids. All of it, or an error."""
+        k, r = x.shape[0], len(removed)
+        if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.K is not None):
+            return self._change_and_solve(removed, x, y)
+        out = self._add(x, y) if k else []  # first: it alone can be refused
+        if r:
+            self._remove(removed)
+        if k > cost.DEFERRED_ROWS or r > cost.DEFERRED_ROWS:
+            self._check_drift()
+        return out
+
+    def _remove(self, ids: list[int]) -> None:
+        if self.waiting + len(ids) > cost.DEFERRED_ROWS:
+            self._add_waiting()
+        if len(ids) == 1:
+            self._remove_one(ids)
+            return
+        at = self.slots.at_ids(ids)
+        Q = self.block(self.slots.x[at])
+        term = block_inverse.removal(self.inverse_rows(at), at, self.h[: self.slots.top], Q)
+        if self._inaccurate(term):
+            self._change_and_solve(ids, self.slots.x[:0], self.slots.y[:0])
+            return
+        self.slots.drop(ids)
+        self._add_to_solution(term)
+        self.h[at] = 0.0
+        self._add_to_inverse(term)
+
+    def _remove_one(self, ids: list[int]) -> None:
+        """The same for one sample, with numbers in the place of matrices: a third of the operations."""
+        slot, top = self.slots.slot_of[ids[0]], self.slots.top
+        R = self.inverse_rows(slice(slot, slot + 1))[0]
+        host = checks.to_host(R[slot], self.matrix_diagonal(self.slots.x[slot : slot + 1]))
+        u, q = (1.0, 1.0) if host is None else (host[0][0], host[1][0])
+        if not 0.0 < u * q <= 1.0 / cost.LEAST_SHARE:
+            self._change_and_solve(ids, self.slots.x[:0], self.slots.y[:0])
+            return
+        Z = torch.mul(R, u**-0.5, out=self._terms()[self.waiting, :top])
+        self.h[:top].addr_(Z, self.h[slot] * -(u**-0.5))
+        self.h[slot] = 0.0
+        self.s[self.waiting] = -1.0
+        self.waiting += 1
+        self.slots.drop(ids)
+
+    def _add(self, x: Tensor, y: Tensor) -> list[int]:
+        if self.waiting and self.waiting + x.shape[0] > cost.DEFERRED_ROWS:
+            self._add_waiting()
+        slots, before = self.slots, self.slots.top
+        Qc = self.gram(x, slots.x[:before])  # (k, top)
+        if slots.has_gaps:
+            Qc = Qc * slots.mask[:before]
+        self._need_base()
+        factor = self.factor if not (self.waiting or self._shared) else None
+        if factor is not None:
+            below = factor.half_solve(Qc)
+            B = factor.half_solve_transposed(below)
+        else:
+            B = self.product(Qc)
+        places = slots.places(x.shape[0])
+        at, top = slots.at(places), max(before, max(places) + 1)
+        block = self.block(x)
+        tc = pad(y, (0, 1), value=1.0)
+        if x.shape[0] == 1:  # numbers in the place of matrices: half the operations
+            host = checks.to_host(B @ Qc.mT, block)
+            q = 1.0 if host is None else host[1][0]
+            S = 1.0 if host is None else q - host[0][0]
+            if not cost.LEAST_SHARE * q <= S:
+                return self._change_and_solve([], x, y)
+            v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
+            self._grow(top)
+            self.K = None
+            out = slots.put(x, y, places)
+            Z = self._terms()[self.waiting, :top]
+            Z[:before] = B[0] * -(S**-0.5)
+            Z[places[0]] = S**-0.5
+            self.h[:top].addr_(Z, v)
+            if factor is not None:
+                factor.extend(below, v.new_full((1, 1), S**0.5))
+            else:
+                self.s[self.waiting] = 1.0
+                self.waiting += 1
+            return out
+        term = block_inverse.addition(B, Qc, block, at, slots.targets, tc, top)
+        if self._inaccurate(term):
+            return self._change_and_solve([], x, y)
+        self._grow(top)
+        self.K = None
+        out = slots.put(x, y, places)
+        self._add_to_solution(term)
+        if factor is not None:
+            factor.extend(below, term.L)
+        else:
+            self._add_to_inverse(term)
+        return out
+
+    def retarget(self, ids: list[int], y: Tensor) -> None:
+        """Give samples other targets (k, K): the inverse stays as it is."""
+        at = self.slots.at_ids(ids)
+        change = y - self.slots.y[at]
+        if self.U is None:
+            self.slots.columns[at, : self.slots.K] = y
+            self.h[: self.slots.top] = self.product(self.slots.targets.mT).mT
+        else:
+            self.h[: self.slots.top, :-1] += self.inverse_rows(at).mT @ change
+            self.slots.columns[at, : self.slots.K] = y
+
+    def set_C(self, C: float) -> None:
+        """Change the penalty; :meth:`solve` makes the solution that of the new one."""
+        self.C = C
+
+    def solve(self) -> None:
+        """Factor the matrix of the samples held anew."""
+        self._change_and_solve([], self.slots.x[:0], self.slots.y[:0])
+
+    def settle(self) -> None:
+        """Do what was put off: add the terms that wait to the inverse, and compute it if there is only a factor."""
+        self._add_waiting()
+        if len(self.slots):
+            self._need_inverse()
+
+    def _add_waiting(self) -> None:
+        """Add the terms that wait to the inverse, check the residual, free the slots of removed samples, close many gaps."""
+        slots, top = self.slots, self.slots.top
+        if self.waiting:
+            U, V = self._need_inverse(), self.V[: self.waiting, :top]
+            U[:top, :top].addmm_((V * self.s[: self.waiting, None]).mT, V)
+            self.waiting = 0
+            self.h[:top] = (U[:top, :top] @ slots.targets).mul_(slots.mask[:top, None])
+            if self._check_drift():
+                return
+        if self.U is not None and slots.has_gaps:
+            self._release()
+
+    def to(self, device: torch.device) -> None:
+        """Move to another device."""
+        self.slots.to(device)
+        self.U = None if self.U is None else self.U.to(device)
+        self.V, self._no_terms, self.s, self.h = (t.to(device) for t in (self.V, self._no_terms, self.s, self.h))
+        self.K = None if self.K is None else self.K.to(device)
+        if self.factor is not None:
+            self.factor.to(device)
+
+    def copy(self, kernel: Kernel) -> KernelInverse:
+        """An independent copy, with its own kernel; the inverse itself is shared until one of the two has to write to it."""
+        other = copy.copy(self)
+        other.kernel = kernel
+        other.slots, other.V, other.s, other.h = self.slots.copy(), self.V.clone(), self.s.clone(), self.h.clone()
+        other.K = None if self.K is None else self.K.clone()
+        self._shared = other._shared = True
+        return other
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _need_base(self) -> None:
+        """Factor the matrix if there is neither a factor nor the inverse: just loaded, hence without gaps."""
+        if self.U is None and self.factor is None:
+            n = len(self.slots)
+            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n])[0].L, n)
+
+    def _need_inverse(self) -> Tensor:
+        """U, made from the factor if there is none, and not shared: to be written to."""
+        self._need_base()
+        if self.U is None:
+            assert self.factor is not None
+            size = self.factor.size
+            self.U = self._room(self.slots.capacity)
+            self.U[:size, :size] = self.factor.inverse()
+            self.factor = None
+        elif self._shared:
+            U, top = self._room(self.slots.capacity), self.slots.top
+            U[:top, :top] = self.U[:top, :top]
+            self.U = U
+        self._shared = False
+        return self.U
+
+    def _room(self, capacity: int) -> Tensor:
+        # A leading dimension that is no power of two: products on aliased rows are slower.
+        return self.slots.x.new_zeros(capacity, capacity + system.PAD)[:, :capacity]
+
+    def _inaccurate(self, term: block_inverse.Term) -> bool:
+        host = checks.to_host(term.share)
+        return host is not None and not host[0][0] >= cost.LEAST_SHARE
+
+    def _terms(self) -> Tensor:
+        """V, made if there is none."""
+        if self.V.shape[0] == 0:
+            self.V = self.slots.x.new_zeros(cost.DEFERRED_ROWS, self.slots.capacity)
+        return self.V
+
+    def _add_to_solution(self, term: block_inverse.Term) -> None:
+        self.h[: self.slots.top].addmm_(term.Z.mT, term.v, alpha=term.sign)
+
+    def _add_to_inverse(self, term: block_inverse.Term) -> None:
+        top, k, waiting = self.slots.top, term.Z.shape[0], self.waiting
+        if k > cost.DEFERRED_ROWS:  # nothing waits: it was settled before
+            self._need_inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
+            self._release()
+        else:
+            rows = self._terms()[waiting : waiting + k]
+            rows[:, :top] = term.Z
+            self.s[waiting : waiting + k] = float(term.sign)
+            self.waiting += k
+
+    def _check_drift(self) -> bool:
+        """Factor anew if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
+        order = self.slots.order()
+        host = checks.to_host(self.drift(order[:: max(1, order.shape[0] // PROBED_ROWS)]))
+        if host is None or host[0][0] <= self.allowed_error:
+            return False
+        allowed = WARNED_ERROR / REPAIRED_ERROR * self.allowed_error
+        if host[0][0] > allowed and not self.warned:
+            warnings.warn(
+                f"the inverse of the kernel matrix has drifted (error up to {host[0][0]:.1e}, expected {allowed:.1e}) "
+                "and was computed anew. Expect this after many updates at a large C; it is said once.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+            self.warned = True
+        self.solve()
+        return True
+
+    def _change_and_solve(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        slots, gone = self.slots, set(removed)
+        kept = slots.index(slot for i, slot in slots.slot_of.items() if i not in gone) if gone else slots.order()
+        X = torch.cat([slots.x[kept], x]) if x.shape[0] else slots.x[kept]
+        K = self._gram_of(X, kept) if 0 < X.shape[0] <= cost.LARGEST_KEPT_GRAM else None
+        if X.shape[0]:
+            factor, largest = self.factor_of(X, K)
+        out = slots.rebuild(removed, kept, X, y)
+        self._clear()
+        if X.shape[0]:
+            self.factor, self.K = GrowingFactor(factor.L, X.shape[0]), K
+            self.h[: slots.top] = self.factor.solve(slots.targets.mT).mT
+            self.allowed_error = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * largest)
+        return out
+
+    def _gram_of(self, X: Tensor, kept: Tensor) -> Tensor:
+        """K + offset (n, n) of rows X (n, J), the first of which are in the slots ``kept``."""
+        if self.K is None:
+            return self.gram(X, X)
+        old = self.K.index_select(0, kept).index_select(1, kept)
+        if X.shape[0] == old.shape[0]:
+            return old
+        new = self.gram(X[old.shape[0] :], X)
+        return torch.cat([torch.cat([old, new[:, : old.shape[0]].mT], 1), new])
+
+    def factor_of(self, X: Tensor, K: Tensor | None = None) -> tuple[system.Factor, float]:
+        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it; and the largest entry of Q.
+
+        K: K + offset (n, n), if it is at hand.
+        """
+        n, work = X.shape[0], self._system(X, K)
+        largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
+        factor = system.factor_(work, n)
+        host = checks.to_host(factor.info, largest, total)
+        if host is None:
+            return factor, 1.0
+        if not math.isfinite(host[2][0]):
+            raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
+        if host[0][0] == 0:
+            return factor, host[1][0]
+        work = self._system(X, K)
+        factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
+        if float(least) < -1e-12 * n * host[1][0]:
+            raise ValueError(
+                f"the kernel matrix is not positive semidefinite: K + I/C has the eigenvalue {float(least):.3g}. "
+                "Use a valid kernel. Nothing was changed."
+            )
+        warnings.warn(
+            f"K + I/C is singular to machine precision at C = {self.C:g}; its eigenvalues were raised to 1/C, where they "
+            "belong. A smaller C is solved to more digits.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+        return factor, host[1][0]
+
+    def _system(self, X: Tensor, K: Tensor | None) -> Tensor:
+        n = X.shape[0]
+        work = system.workspace(n, X.device)
+        work[:n, :n] = self.gram(X, X) if K is None else K
+        work.diagonal()[:n].add_(1.0 / self.C)
+        if work.shape[0] > n:
+            work[n:].zero_()
+            work[:, n:].zero_()
+            work.diagonal()[n:].fill_(1.0)
+        return work
+
+    def _grow(self, slots: int) -> None:
+        before, top = self.slots.capacity, self.slots.top
+        self.slots.grow(slots)
+        more = self.slots.capacity - before
+        if more:
+            if self.U is not None:
+                U = self._room(self.slots.capacity)
+                U[:top, :top] = self.U[:top, :top]
+                self.U, self._shared = U, False
+            self.V = pad(self.V, (0, more)) if self.waiting else self._no_terms
+            self.h = pad(self.h, (0, 0, 0, more))
+
+    def _release(self) -> None:
+        """Make the slots of removed samples free for use, with zeros in U; close the gaps if they are many."""
+        U, slots = self._need_inverse(), self.slots
+        if 4 * (slots.top - len(slots)) > slots.top:
+            keep = slots.compact()
+            n = keep.shape[0]
+            self.U = self._room(slots.capacity)
+            self.U[:n, :n] = U[keep][:, keep]
+            h, self.h = self.h[keep], self.h.new_zeros(slots.capacity, self.h.shape[1])
+            self.h[:n] = h
+            self.V = self._no_terms
+            self.K = None if self.K is None else self.K[keep][:, keep]
+        elif new := slots.release():
+            at = slots.index(new)
+            U[at], U[:, at] = 0.0, 0.0

@@ -1,0 +1,240 @@
+"""The samples of a kernel machine in slots, with ids that stay valid for life."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchlssvm.errors import RemovalError
+from torchlssvm.functional import checks
+
+SMALLEST_CAPACITY = 64
+"""Slots of an empty machine. The capacity doubles when it is full: adding one by one copies each row a few times at most."""
+
+
+class SampleSlots:
+    """Rows x (capacity, J) and targets y (capacity, K) in slots, zero where no sample is.
+
+    ``columns`` (capacity, K + 1 + carried) holds y, a mask that is one where a sample is, and ``carried`` numbers that follow
+    a sample from slot to slot, infinite for a new one.
+    """
+
+    def __init__(self, J: int, K: int, device: torch.device, carried: int = 0):
+        self.x = torch.zeros(SMALLEST_CAPACITY, J, dtype=torch.float64, device=device)
+        self.columns = torch.zeros(SMALLEST_CAPACITY, K + 1 + carried, dtype=torch.float64, device=device)
+        self.K = K
+        self.slot_of: dict[int, int] = {}  # in the order of ids
+        self.top = 0  # slots from here on were never used
+        self.free: list[int] = []  # slots below top that may be used again
+        self.next_id = 0
+        self.filled = False  # a compiled forward is guarded by this, not by the number of samples
+        self._order: Tensor | None = None
+        self._in_order: bool | None = (
+            None  # whether the slots 0..n-1 hold the samples in the order of ids; None: not known
+        )
+
+    def __len__(self) -> int:
+        return len(self.slot_of)
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
+        return self.x.shape[0]
+
+    @property
+    def y(self) -> Tensor:
+        """The targets in slots (capacity, K)."""
+        return self.columns[:, : self.K]
+
+    @property
+    def mask(self) -> Tensor:
+        """One where a sample is (capacity,)."""
+        return self.columns[:, self.K]
+
+    @property
+    def carried(self) -> Tensor:
+        """Numbers that follow the samples (capacity, carried)."""
+        return self.columns[:, self.K + 1 :]
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets and the mask (top, K + 1): the right-hand sides of a machine with a bias."""
+        return self.columns[: self.top, : self.K + 1]
+
+    @property
+    def has_gaps(self) -> bool:
+        """Tell whether a slot below ``top`` holds no sample."""
+        return self.top > len(self.slot_of)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids held (n,), ascending; on the host, like all ids."""
+        return torch.tensor(list(self.slot_of), dtype=torch.int64)
+
+    def order(self) -> Tensor:
+        """The slots (n,) in the order of ids."""
+        if self._order is None:
+            self._order = self.index(self.slot_of.values())
+        return self._order
+
+    def order_index(self) -> slice | Tensor:
+        """The slots in the order of ids as an index: a slice where possible, which makes a view.
+
+        Sums in this order are the same to the bit, whatever slots the samples are in.
+        """
+        if self._in_order is None:
+            self._in_order = not self.has_gaps and list(self.slot_of.values()) == list(range(self.top))
+        return slice(0, self.top) if self._in_order else self.order()
+
+    def index(self, slots: Iterable[int]) -> Tensor:
+        """Slots as a tensor on the device."""
+        return torch.tensor(list(slots), dtype=torch.int64, device=self.x.device)
+
+    def at(self, slots: list[int]) -> slice | Tensor:
+        """Slots as an index: a slice where they follow one another, which costs less than a gather."""
+        first, k = slots[0], len(slots)
+        if k == 1 or slots == list(range(first, first + k)):
+            return slice(first, first + k)
+        return self.index(slots)
+
+    def at_ids(self, ids: list[int]) -> slice | Tensor:
+        """The slots of ids as an index."""
+        return self.at([self.slot_of[i] for i in ids])
+
+    def find(self, ids: Any) -> list[int]:
+        """Python ids from a tensor, a list or a number: each one held, none twice; else RemovalError. Changes nothing."""
+        if isinstance(ids, Tensor):
+            if ids.dtype not in checks.INTEGERS or ids.ndim > 1:
+                raise ValueError(f"ids must be a 1-D integer tensor, got shape {tuple(ids.shape)}, dtype {ids.dtype}")
+            if checks.is_fake(ids):  # no data to go by: the oldest
+                return list(self.slot_of)[: ids.numel()]
+            ids = ids.reshape(-1).tolist()
+        elif isinstance(ids, int):
+            ids = [ids]
+        try:
+            wanted = [int(i) for i in ids]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"ids must be integers, got {ids!r}") from error
+        unknown = [i for i in wanted if i not in self.slot_of]
+        if unknown:
+            raise RemovalError(
+                f"unknown id(s) {unknown[:5]}: give ids that add returned and that are still held. Nothing was changed."
+            )
+        if len(set(wanted)) < len(wanted):
+            twice = next(i for i in wanted if wanted.count(i) > 1)
+            raise RemovalError(f"id {twice} is given twice. Nothing was changed.")
+        return wanted
+
+    def places(self, k: int) -> list[int]:
+        """Slots for k more rows: free ones first, then new ones, below the capacity they need (:meth:`grow`)."""
+        reused = self.free[:k]
+        return reused + list(range(self.top, self.top + k - len(reused)))
+
+    def put(self, x: Tensor, y: Tensor, slots: list[int], ids: list[int] | None = None) -> list[int]:
+        """Write rows into slots from :meth:`places`; returns their ids, new ones unless given."""
+        if ids is None:
+            ids = list(range(self.next_id, self.next_id + len(slots)))
+            self.next_id += len(slots)
+        if self.free:
+            taken = set(slots)
+            self.free = [s for s in self.free if s not in taken]
+        self.top = max(self.top, max(slots) + 1)
+        at = self.at(slots)
+        self.x[at] = x
+        self.columns[at, : self.K] = y
+        self.columns[at, self.K] = 1.0
+        if self.columns.shape[1] > self.K + 1:
+            self.columns[at, self.K + 1 :] = torch.inf
+        self.slot_of.update(zip(ids, slots, strict=True))
+        self.filled, self._order, self._in_order = True, None, None
+        return ids
+
+    def rebuild(self, removed: list[int], kept: Tensor, X: Tensor, y: Tensor) -> list[int]:
+        """Drop samples by id, close the gaps, and put new ones behind the rest; returns the ids of the new ones.
+
+        kept: the slots (n,) of those that stay, in the order of ids; X: (n + k, J) their rows and the new ones; y: (k, K).
+        """
+        n, k, capacity = kept.shape[0], y.shape[0], self.capacity
+        columns = self.columns[kept]
+        if k:
+            more = pad(y, (0, self.columns.shape[1] - self.K), value=torch.inf)
+            more[:, self.K] = 1.0
+            columns = torch.cat([columns, more])
+        while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:
+            capacity //= 2
+        if n + k > capacity:
+            capacity = 2 ** (n + k - 1).bit_length()
+        self.x, self.columns = pad(X, (0, 0, 0, capacity - n - k)), pad(columns, (0, 0, 0, capacity - n - k))
+        gone, new = set(removed), list(range(self.next_id, self.next_id + k))
+        ids = [i for i in self.slot_of if i not in gone] + new
+        self.slot_of = dict(zip(ids, range(n + k), strict=True))
+        self.next_id += k
+        self.top, self.free, self.filled = n + k, [], n + k > 0
+        self._order, self._in_order = None, True
+        return new
+
+    def load(self, x: Tensor, y: Tensor, ids: list[int], next_id: int) -> None:
+        """Fill empty slots with saved samples, in the order of ids."""
+        if ids:
+            self.grow(len(ids))
+            self.put(x, y, list(range(len(ids))), ids)
+        self.next_id = next_id
+
+    def drop(self, ids: list[int]) -> None:
+        """Erase rows. Their slots are not used again before :meth:`release`."""
+        if not ids:
+            return
+        at = self.at([self.slot_of.pop(i) for i in ids])
+        self.x[at], self.columns[at] = 0.0, 0.0
+        self.filled, self._order, self._in_order = bool(self.slot_of), None, None
+
+    def release(self) -> list[int]:
+        """Make every slot without a sample free for use; returns those that were not free before."""
+        known, used = set(self.free), set(self.slot_of.values())
+        self.free = [s for s in range(self.top) if s not in used]
+        return [s for s in self.free if s not in known]
+
+    def grow(self, capacity: int) -> None:
+        """Make room for at least this many slots."""
+        if capacity > self.capacity:
+            self._move(slice(0, self.top), max(SMALLEST_CAPACITY, 2 ** (capacity - 1).bit_length()))
+
+    def compact(self) -> Tensor:
+        """Close the gaps and put the rows in the order of ids; returns the old slots (n,) in their new order."""
+        keep, n, capacity = self.order(), len(self), self.capacity
+        while capacity > SMALLEST_CAPACITY and 4 * n < capacity:
+            capacity //= 2
+        self._move(keep, capacity)
+        self.slot_of = {i: slot for slot, i in enumerate(self.slot_of)}
+        self.top, self.free, self._order, self._in_order = n, [], None, True
+        return keep
+
+    def _move(self, source: slice | Tensor, capacity: int) -> None:
+        for name in ("x", "columns"):
+            old = getattr(self, name)
+            new = old.new_zeros(capacity, old.shape[1])
+            part = old[source]
+            new[: len(part)] = part
+            setattr(self, name, new)
+
+    def rename(self, old: list[int], new: list[int]) -> None:
+        """Give samples other ids."""
+        names = dict(zip(old, new, strict=True))
+        self.slot_of = dict(sorted((names.get(i, i), slot) for i, slot in self.slot_of.items()))
+        self._order, self._in_order = None, None
+
+    def copy(self) -> SampleSlots:
+        """Copy the samples and their ids."""
+        other = copy.copy(self)
+        other.x, other.columns = self.x.clone(), self.columns.clone()
+        other.slot_of, other.free = dict(self.slot_of), list(self.free)
+        return other
+
+    def to(self, device: torch.device) -> None:
+        """Move to another device."""
+        self.x, self.columns, self._order = self.x.to(device), self.columns.to(device), None
