@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm import FixedPoint, LSSVMHead
-from torchlssvm.window import SlidingWindow
+from torchlssvm.analysis.sliding_window import SlidingWindow
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#595959"
 

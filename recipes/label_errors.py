@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mnist_pixels import mnist
 
 from torchlssvm import LSSVMHead
+from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares
-from torchlssvm.labels import find_label_errors
 
 CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
 """What each digit is easily taken for."""

@@ -88,7 +88,7 @@ def test_the_head_is_marked_and_stays_marked() -> None:
 
 
 def test_a_marked_head_does_not_verify() -> None:
-    from torchlssvm.certificate import Certificate
+    from torchlssvm.audit.certificate import Certificate
 
     x, y = data()
     head = LSSVMHead(6, 3).add(x, y)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, RemovalError
-from torchlssvm.heads.attach import AttachedClassifier, attach
+from torchlssvm.linear.attach import AttachedClassifier, attach
 
 
 class Recorder(nn.Module):

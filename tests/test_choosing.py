@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import solve_dense
 from tests.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm.analysis.cross_validation import fold_of
 from torchlssvm.functional.spectrum import cauchy, project, spectrum
-from torchlssvm.heads.problems import problems
-from torchlssvm.selection import fold_of
+from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.folds import of_folds
+from torchlssvm.statistics.fold_statistics import of_folds
 
 GRID = FixedPoint(16.0)
 RHOS = np.logspace(-3, 4, 15)

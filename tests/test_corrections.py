@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.lightning_tools import J, K, module, samples, truth
 from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
-from torchlssvm.corrections import Corrector, DeadLetters, hashes
+from torchlssvm.corrections.corrector import Corrector, DeadLetters, hashes
+from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
-from torchlssvm.sources import FileSource, Item, IterableSource, QueueSource, as_source
 from torchlssvm.store import SampleStore
 
 

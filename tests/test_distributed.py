@@ -737,7 +737,7 @@ def test_ddp(result):
 
 def dies_in_the_middle(rank, world):
     """Rank 2 is killed after its sums are on their way; the others get an error and are as before."""
-    from torchlssvm.distributed.peers import Peers
+    from torchlssvm.distributed.collectives import Peers
 
     h = sync(batch(range(rank * 9, rank * 9 + 9), "weighted"))
     change(h, "add", range(100 + rank * 9, 109 + rank * 9))

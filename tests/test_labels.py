@@ -9,9 +9,9 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
 from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.analysis.label_errors import find_label_errors, from_scores
 from torchlssvm.events import Add
 from torchlssvm.functional.whitened import margins
-from torchlssvm.labels import find_label_errors, from_scores
 from torchlssvm.store import SampleStore
 
 GRID = FixedPoint(16.0)

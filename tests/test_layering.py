@@ -12,16 +12,17 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 # From the bottom up. A trailing slash marks a sub-package; "__init__" is torchlssvm/__init__.py, the public names.
 # A module imports from the rows below its own; from its own row only within its package, where the single files of a
-# row count as one package (store.py may use events.py; heads/ may not use kernel_machines/).
+# row count as one package (store.py may use events.py; linear/ may not use kernel_machines/).
 LAYERS = [
-    ["errors", "_version", "_interrupts", "untrusted"],
+    ["errors", "_version", "_interrupts", "untrusted", "canonical_json"],
     ["functional/"],
-    ["statistics/", "certificate", "fingerprint", "kernels/"],
-    ["heads/", "kernel_machines/", "machines/", "features/"],
-    ["distributed/", "export", "window", "selection", "backbones"],
-    ["events", "audit", "labels"],
+    ["statistics/", "backbone_hash", "kernels/"],
+    ["linear/", "kernel_machines/", "machines/", "features/"],
+    ["distributed/", "export", "backbones"],
+    ["events"],
+    ["audit/", "analysis/"],
     ["store/"],
-    ["sources", "corrections", "pending", "offered", "cursor"],
+    ["corrections/"],
     ["__init__"],
     ["lightning/", "sklearn/", "report/", "spark"],
     ["demo/"],
@@ -32,7 +33,7 @@ LEVEL = {name.rstrip("/"): level for level, row in enumerate(LAYERS) for name in
 SUBPACKAGES = {name.rstrip("/") for row in LAYERS for name in row if name.endswith("/")}
 # The highest row that may be imported, where that is not simply "below one's own": nothing uses testing, hence the top
 # row, and testing itself checks the machines, not what is built on them.
-CEILING = {"testing": LEVEL["heads"]}
+CEILING = {"testing": LEVEL["linear"]}
 
 
 def module_name(path: Path) -> str:
@@ -41,7 +42,7 @@ def module_name(path: Path) -> str:
 
 
 def component(module: str) -> str:
-    """The entry of the table that a module falls under: torchlssvm.heads.linear -> heads."""
+    """The entry of the table that a module falls under: torchlssvm.linear.head -> heads."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -120,16 +121,16 @@ def test_no_cycles_between_components() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("functional.update", "from torchlssvm.heads import LSSVMHead"),
-        ("functional.update", "from ..heads.linear import LSSVMHead"),
+        ("functional.update", "from torchlssvm.linear import LSSVMHead"),
+        ("functional.update", "from ..linear.head import LSSVMHead"),
         ("functional.update", "from .. import heads"),
         ("functional.update", "import torchlssvm.statistics as s"),
         ("functional.update", "from torchlssvm import LSSVMHead"),
-        ("statistics", "def f():\n    from .heads import LSSVMHead"),
+        ("statistics", "def f():\n    from .linear import LSSVMHead"),
         ("statistics", "try:\n    from .store import SampleStore\nexcept ImportError:\n    pass"),
         ("statistics", "import importlib\nimportlib.import_module('torchlssvm.store')"),
-        ("heads.linear", "from ..kernel_machines import KernelLSSVM"),
-        ("heads.linear", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..store import SampleStore"),
+        ("linear.head", "from ..kernel_machines import KernelLSSVM"),
+        ("linear.head", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..store import SampleStore"),
         ("store.rows", "from torchlssvm.testing import check"),
         ("sklearn", "from .lightning import FitHead"),
         ("lightning.callbacks", "from ..cli import main"),
@@ -137,7 +138,7 @@ def test_no_cycles_between_components() -> None:
         ("cli", "from .testing import check"),
         ("testing", "from .store import SampleStore"),
         ("testing", "from torchlssvm import LSSVMHead"),
-        ("heads.linear", "from ..nowhere import x"),
+        ("linear.head", "from ..nowhere import x"),
         ("nowhere", "import torch"),
     ],
 )
@@ -155,13 +156,13 @@ def test_the_root_stays_below_the_glue(target: str) -> None:
     [
         ("functional.update", "import torch\nfrom torchlssvm.errors import RemovalError\nfrom .solve import solve"),
         ("statistics", "from .functional.accumulate import gram\nfrom . import errors"),
-        ("heads.linear", "if TYPE_CHECKING:\n    from ..store import SampleStore\nfrom ..statistics import Statistics"),
-        ("heads.attach", "from . import linear\nfrom .linear import LSSVMHead"),
+        ("linear.head", "if TYPE_CHECKING:\n    from ..store import SampleStore\nfrom ..statistics import Statistics"),
+        ("linear.attach", "from . import head\nfrom .head import LSSVMHead"),
         ("store.applying", "from ..events import Add"),
         ("audit", "from .events import Add"),
         ("lightning.module", "import lightning\nfrom torchlssvm import LSSVMHead\nfrom ..store import SampleStore"),
-        ("sklearn", "import sklearn.base\nfrom .heads import LSSVMHead"),
-        ("testing", "from .heads import LSSVMHead\nfrom .kernel_machines import KernelLSSVM"),
+        ("sklearn", "import sklearn.base\nfrom .linear import LSSVMHead"),
+        ("testing", "from .linear import LSSVMHead\nfrom .kernel_machines import KernelLSSVM"),
         ("testing.checks", "from . import harness\nfrom ..statistics import Statistics"),
         ("__main__", "from .cli import main"),
     ],
@@ -171,6 +172,6 @@ def test_a_good_import_is_not(module: str, source: str) -> None:
 
 
 def test_packages_resolve_relative_imports_from_themselves() -> None:
-    source = "from .linear import LSSVMHead\nfrom ..errors import RemovalError"
-    assert violations(source, f"{PACKAGE}.heads", is_init=True) == []
+    source = "from .head import LSSVMHead\nfrom ..errors import RemovalError"
+    assert violations(source, f"{PACKAGE}.linear", is_init=True) == []
     assert violations("from .store import SampleStore", PACKAGE, is_init=True) == []

@@ -18,9 +18,9 @@ from torchlssvm import (
     NotFittedError,
     NumericalWarning,
 )
+from torchlssvm.analysis.cross_validation import cross_validate, error_rate, fold_of, margins
 from torchlssvm.functional.whitened import from_inverse, group_left_out, joint_change
 from torchlssvm.kernels import RBF
-from torchlssvm.selection import cross_validate, error_rate, fold_of, margins
 
 GRID = FixedPoint(16.0)
 N, J, K = 45, 6, 3

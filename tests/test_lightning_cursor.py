@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from tests.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm import StoreError
-from torchlssvm.cursor import Cursor, forgets
+from torchlssvm.corrections.run_progress import Cursor, forgets
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
 from torchlssvm.store import SampleStore

@@ -21,12 +21,12 @@ from tests.lightning_events import Kill, Writer, write
 from tests.lightning_tools import K, indexed, loader, module, quiet, samples, truth
 from torchlssvm import Certificate, KernelLSSVM, verify
 from torchlssvm.cli import main
-from torchlssvm.corrections import Corrector
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.pending_events import PendingEvents
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, LSSVMModule, ResumableLoader
 from torchlssvm.lightning.learning import Learner
-from torchlssvm.pending import PendingEvents
 from torchlssvm.store import SampleStore
 
 X, Y = samples()

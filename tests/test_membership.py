@@ -19,7 +19,7 @@ from torch import Tensor
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.functional.row_fingerprints import products, secret_vectors
-from torchlssvm.heads.membership import Table
+from torchlssvm.linear.membership import Table
 
 J, K, N = 40, 3, 120
 GRID = FixedPoint(8.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.corrections.seen_samples import Offered
 from torchlssvm.distributed import Delta, agree, discard, merge, status
-from torchlssvm.offered import Offered
 
 GRID = FixedPoint(8.0)
 J, K = 6, 3

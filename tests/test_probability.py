@@ -26,7 +26,7 @@ from torchlssvm.functional.calibration import (
     least_squares,
     reliability,
 )
-from torchlssvm.heads.calibration import fit
+from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.store import SampleStore
 
 GRID = FixedPoint(16.0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, StoreDiskError, StoreError
-from torchlssvm.corrections import Corrector
+from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.store import SampleStore
 

@@ -18,8 +18,9 @@ import torch
 from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError
 from torchlssvm.errors import InterruptedUpdateError
 from torchlssvm.functional import gram
-from torchlssvm.heads import engines, normal
-from torchlssvm.heads.solution import Solution
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear import solvers as engines
+from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics.accumulator import Accumulator
 
 J, K = 24, 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, Statistics
-from torchlssvm.window import SlidingWindow
+from torchlssvm.analysis.sliding_window import SlidingWindow
 
 GRID = FixedPoint(8.0)
 X, Y = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 3

@@ -2,11 +2,12 @@
 
 import torchlssvm._interrupts  # noqa: F401  first: what follows takes seconds
 from torchlssvm._version import __version__
-from torchlssvm.audit import verify
-from torchlssvm.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.verification import verify
 from torchlssvm.errors import (
     ConvergenceError,
     GridError,
+    InterruptedUpdateError,
     NotFittedError,
     NumericalWarning,
     RemovalError,
@@ -16,8 +17,8 @@ from torchlssvm.errors import (
     TorchLSSVMError,
     VerificationError,
 )
-from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
+from torchlssvm.linear import AttachedClassifier, LSSVMHead, attach
 from torchlssvm.machines import IncrementalSVM
 from torchlssvm.statistics import FixedPoint, Statistics
 
@@ -28,6 +29,7 @@ __all__ = [
     "FixedPoint",
     "GridError",
     "IncrementalSVM",
+    "InterruptedUpdateError",
     "KernelLSSVM",
     "LSSVMHead",
     "LagrangianSVM",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.heads.attach import find_last
+from torchlssvm.linear.attach import find_last
 from torchlssvm.untrusted import check_regular, check_unpacked
 
 __all__ = ["AUTO", "build", "load_pt", "preprocessing"]

@@ -191,7 +191,7 @@ class EventBase:
 class Add(EventBase):
     """Learn samples: ids (B), x (B, J), y (B,) or (B, K); subject: whose they are, one name or one for each (or None).
 
-    ``fingerprint`` names the network the features come from (see :func:`torchlssvm.audit.fingerprint`); a store that is
+    ``fingerprint`` names the network the features come from (see :mod:`torchlssvm.backbone_hash`); a store that is
     bound to another one refuses them.
     """
 

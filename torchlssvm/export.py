@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads import AttachedClassifier, LSSVMHead
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
+from torchlssvm.linear import AttachedClassifier, LSSVMHead
 from torchlssvm.machines import IncrementalSVM
 
 __all__ = [

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
-from torchlssvm.corrections import Corrector
+from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import DataCorrection
 

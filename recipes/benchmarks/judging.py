@@ -26,8 +26,8 @@ from mnist_pixels import mnist
 
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.functional.spectrum import rotated
-from torchlssvm.heads.choosing import best_of, check_all, leave_one_out_errors
-from torchlssvm.heads.problems import problems
+from torchlssvm.linear.diagnostics.rho_selection import best_of, check_all, leave_one_out_errors
+from torchlssvm.linear.diagnostics.whitened_problems import problems
 
 GRID = FixedPoint(1.0, bits=20)
 

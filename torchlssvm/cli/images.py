@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from torchlssvm.audit import fingerprint
+from torchlssvm.audit.verification import fingerprint
 from torchlssvm.backbones import build, preprocessing
 from torchlssvm.cli.files import Column
 from torchlssvm.cli.samples import Batch, owners
 from torchlssvm.cli.settings import Settings
-from torchlssvm.heads import AttachedClassifier, attach
+from torchlssvm.linear import AttachedClassifier, attach
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 DEFAULT = "default"

@@ -9,7 +9,7 @@ from torchlssvm.cli.console import OK, command, emit, open_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.console import Commands
-    from torchlssvm.pending import Pending
+    from torchlssvm.corrections.pending_events import Pending
 
 
 def register(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def register(commands: Commands) -> None:
 
 def run_pending(options: argparse.Namespace) -> int:
     """All of them, oldest first."""
-    from torchlssvm.pending import PendingEvents
+    from torchlssvm.corrections.pending_events import PendingEvents
 
     with open_store(options, readonly=True) as store:
         found = list(PendingEvents(store))
@@ -34,7 +34,7 @@ def run_pending(options: argparse.Namespace) -> int:
 
 def run_drop(options: argparse.Namespace) -> int:
     """Drop all that are named, or none."""
-    from torchlssvm.pending import drop_pending
+    from torchlssvm.corrections.pending_events import drop_pending
 
     with open_store(options) as store:
         dropped = drop_pending(store, options.event)

@@ -14,7 +14,7 @@ from torchlssvm.cli.console import OK, Progress, UsageError, command, emit, open
 
 if TYPE_CHECKING:
     from torchlssvm import LSSVMHead
-    from torchlssvm.audit import Report
+    from torchlssvm.audit.verification import Report
     from torchlssvm.cli.console import Commands
     from torchlssvm.store import SampleStore
 
@@ -43,8 +43,8 @@ def register(commands: Commands) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """VerificationError with the reason when the certificate does not hold."""
-    from torchlssvm import audit
-    from torchlssvm.certificate import Certificate
+    from torchlssvm.audit import verification as audit
+    from torchlssvm.audit.certificate import Certificate
 
     certificate = Certificate.load(options.certificate)
     key = None if options.public_key is None else audit.public_key(options.public_key)
@@ -84,9 +84,9 @@ def judge_with_store(
 def load_head(path: Path) -> LSSVMHead:
     """A head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
     from torchlssvm import StoreError, VerificationError
-    from torchlssvm.audit import TOLERANCE
+    from torchlssvm.audit.verification import TOLERANCE
     from torchlssvm.backbones import load_pt
-    from torchlssvm.store.machine import head_from
+    from torchlssvm.store.head_adapter import head_from
     from torchlssvm.untrusted import check_regular
 
     try:

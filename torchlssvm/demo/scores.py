@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.analysis.cross_validation import margins
 from torchlssvm.demo.data import CLASSES, FEATURES
-from torchlssvm.selection import margins
 
 __all__ = ["leave_one_out", "margins", "new_head"]
 

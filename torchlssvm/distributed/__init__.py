@@ -25,8 +25,8 @@ are compared between ranks too, salted for each sync: a rank that guesses a samp
 Only samples changed since the last sync are compared, and not across a save or a pickle: no file holds such hashes.
 """
 
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.distributed.delta import Delta, Status, agree, discard, merge, status
 from torchlssvm.distributed.sync import reduce_to, sync
-from torchlssvm.fingerprint import fingerprint
 
 __all__ = ["Delta", "Status", "agree", "discard", "fingerprint", "merge", "reduce_to", "status", "sync"]

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchlssvm.distributed.held import check_enough, check_held, least_samples
+from torchlssvm.backbone_hash import fingerprint
+from torchlssvm.distributed.sum_checks import check_enough, check_held, least_samples
 from torchlssvm.errors import RemovalError, VerificationError
-from torchlssvm.fingerprint import fingerprint
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
-from torchlssvm.heads import AttachedClassifier, LSSVMHead
-from torchlssvm.heads.ledger import Ledger, add_to, as_loaded, pending
-from torchlssvm.heads.membership import RowChange, Table
-from torchlssvm.heads.persistence import checksum, pack
+from torchlssvm.linear import AttachedClassifier, LSSVMHead
+from torchlssvm.linear.checkpoint import checksum, pack
+from torchlssvm.linear.membership import RowChange, Table
+from torchlssvm.linear.merge_history import Ledger, add_to, as_loaded, pending
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.marking import Base
 

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.distributed.agreement import Plan, decide, numbers, problem, raise_first
+from torchlssvm.distributed.collectives import Peers
 from torchlssvm.distributed.delta import (
     Delta,
     claim,
@@ -30,15 +32,13 @@ from torchlssvm.distributed.delta import (
     refuse_own,
     refuse_severed,
 )
-from torchlssvm.distributed.held import check_enough, check_held
-from torchlssvm.distributed.peers import Peers
-from torchlssvm.distributed.verdict import Plan, decide, numbers, problem, raise_first
+from torchlssvm.distributed.sum_checks import check_enough, check_held
 from torchlssvm.functional import checks
 from torchlssvm.functional.gram import packed_size
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads import LSSVMHead
-from torchlssvm.heads.ledger import add_to
-from torchlssvm.heads.membership import Membership, RowChange
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.membership import Membership, RowChange
+from torchlssvm.linear.merge_history import add_to
 from torchlssvm.statistics import Statistics
 
 BUCKET = 2**23

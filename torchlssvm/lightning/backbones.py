@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from torchlssvm.backbones import build
-from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.linear import AttachedClassifier, LSSVMHead, attach
 
 IDENTITY = "identity"
 

@@ -13,14 +13,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections import UNCERTIFIED, Corrector, DeadLetters, Outcome
+from torchlssvm.corrections.corrector import UNCERTIFIED, Corrector, DeadLetters, Outcome
+from torchlssvm.corrections.event_sources import FileSource, Item, as_source
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
-from torchlssvm.sources import FileSource, Item, as_source
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
@@ -48,16 +48,16 @@ class DataCorrection(Callback):
     head: in the store, or else in the checkpoint.
 
     An event for a sample that an ``LSSVMModule`` has not learned yet is held: when the sample comes by it is kept out, or
-    learned and corrected, and the event is applied then (:mod:`torchlssvm.pending`). So it does not matter when an event
-    arrives, nor in which order and on which rank the samples come. What is not answered when the run ends is printed, stays
-    pending for the next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
+    learned and corrected, and the event is applied then (:mod:`torchlssvm.corrections.pending_events`). So it does not matter
+    when an event arrives, nor in which order and on which rank the samples come. What is not answered when the run ends
+    is printed, stays pending for the next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
 
     With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
     events carry the samples as they were added. When the source is a store, the head follows what others do to it.
 
     Args:
         source: a JSONL file that may still be written to, a queue, an iterable of events, a source of
-            :mod:`torchlssvm.sources`, or a :class:`~torchlssvm.store.SampleStore`.
+            :mod:`torchlssvm.corrections.event_sources`, or a :class:`~torchlssvm.store.SampleStore`.
         every: training batches between two looks.
         store: a store with the head of this module.
         head: where the head is in the LightningModule.

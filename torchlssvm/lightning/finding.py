@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from torchlssvm.heads import AttachedClassifier
 from torchlssvm.lightning import ranks
+from torchlssvm.linear import AttachedClassifier
 
 
 def find_head(module: LightningModule, path: str) -> Any:

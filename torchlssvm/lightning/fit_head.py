@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import Frozen, find_features, find_head, log_metrics, moment
-from torchlssvm.store.machine import machine_for
+from torchlssvm.store.head_adapter import machine_for
 
 MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 

@@ -17,7 +17,7 @@ from torchlssvm.lightning import ranks
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
 from torchlssvm.lightning.suspects import Suspect, rank_suspects
-from torchlssvm.store.machine import ByIds
+from torchlssvm.store.head_adapter import ByIds
 
 Samples = tuple[list[str], Tensor, Tensor]
 
@@ -136,7 +136,7 @@ class LabelAudit(Callback):
             if not ids:
                 return [], torch.zeros(0), torch.zeros(0), False
             return ids, torch.cat([rows.x for rows in parts]), torch.cat([rows.y for rows in parts]), False
-        from torchlssvm.corrections import hashes
+        from torchlssvm.corrections.corrector import hashes
 
         ids = []
         for name, (x, y) in kept.items():

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.audit import fingerprint
-from torchlssvm.corrections import Corrector
-from torchlssvm.cursor import Cursor, forgets
+from torchlssvm.audit.verification import fingerprint
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.pending_events import Pending
+from torchlssvm.corrections.run_progress import Cursor, forgets
+from torchlssvm.corrections.seen_samples import Offered
 from torchlssvm.events import Add, Relabel
-from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.order import RANDOM, difference
-from torchlssvm.offered import Offered
-from torchlssvm.pending import Pending
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")

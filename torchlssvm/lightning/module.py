@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
 from torchlssvm.lightning.checkpoints import register_with
 from torchlssvm.lightning.data import Batch, unpack
 from torchlssvm.lightning.learning import Learner
 from torchlssvm.lightning.order import RANDOM, describe, difference
+from torchlssvm.linear import LSSVMHead
 
 STATE = "torchlssvm"
 

@@ -7,13 +7,13 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads import LSSVMHead
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import log_metrics, moment
-from torchlssvm.window import SlidingWindow
+from torchlssvm.linear import LSSVMHead
 
 
 class OnlineProbe(Callback):

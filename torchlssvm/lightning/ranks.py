@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 
 from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads import LSSVMHead
+from torchlssvm.linear import LSSVMHead
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads import LSSVMHead
+from torchlssvm.linear import LSSVMHead
 
 BATCH = 4096
 

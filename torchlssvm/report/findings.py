@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.certificate import Certificate
+from torchlssvm.analysis.label_errors import LabelErrors, from_scores
+from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads import LSSVMHead
-from torchlssvm.heads.calibration import Calibration, fit
-from torchlssvm.heads.choosing import RhoPath
-from torchlssvm.labels import LabelErrors, from_scores
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.diagnostics.calibration import Calibration, fit
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.statistics.batch import fold_of
 from torchlssvm.store import SampleStore
 

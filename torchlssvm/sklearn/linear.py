@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchlssvm.heads import LSSVMHead
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.sklearn.common import FLOATS, Array, Classifier
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.before import Before, Chunk
+from torchlssvm.statistics.baseline_rows import Before, Chunk
 from torchlssvm.statistics.integrity import Integrity
-from torchlssvm.statistics.rows import CHUNK, Rows, runs
+from torchlssvm.statistics.signed_rows import CHUNK, Rows, runs
 
 SMALL = 256
 """Changes of at most this many rows wait in the tail; larger ones go straight to the product."""

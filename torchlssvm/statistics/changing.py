@@ -15,7 +15,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.accumulator import Accumulator
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 from torchlssvm.statistics.reading import LIMIT, Reading
-from torchlssvm.statistics.rows import Rows, runs
+from torchlssvm.statistics.signed_rows import Rows, runs
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,7 +1,7 @@
 """What changed since a mark: the state that several machines agreed on, and what each has changed since.
 
 A mark costs nothing when it is made. After it the rows that change a class are kept while they are few, and a copy of its
-sums when they are many (:mod:`torchlssvm.statistics.before`); so pending changes take memory for the classes touched, at
+sums when they are many (:mod:`torchlssvm.statistics.baseline_rows`); so pending changes take memory for the classes touched, at
 most. What is pending and what was agreed on follow from either, exact in integers.
 
 **What survives a save.** The difference of the agreed and the present sums is what changed, and after a removal it *is* the
@@ -21,8 +21,8 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
+from torchlssvm.statistics.baseline_rows import Before
 from torchlssvm.statistics.batch import Choices
-from torchlssvm.statistics.before import Before
 from torchlssvm.statistics.changing import Changing
 
 if TYPE_CHECKING:

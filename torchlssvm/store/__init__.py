@@ -8,13 +8,13 @@ A store is a folder:
     *.until-compaction        what others keep here that may tell of erased samples; compaction removes it
 """
 
-from torchlssvm.store.applying import Receipt
 from torchlssvm.store.dataset import StoreDataset
-from torchlssvm.store.files import UNTIL_COMPACTION
 from torchlssvm.store.journal import Entry
 from torchlssvm.store.reading import Sample
-from torchlssvm.store.rows import Rows
 from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
+from torchlssvm.store.sample_table import Rows
+from torchlssvm.store.snapshots import UNTIL_COMPACTION
+from torchlssvm.store.transaction import Receipt
 
 __all__ = [
     "UNTIL_COMPACTION",

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchlssvm import audit
 from torchlssvm._version import __version__
-from torchlssvm.certificate import Certificate
+from torchlssvm.audit import verification as audit
+from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
 from torchlssvm.events import as_list, check_text
-from torchlssvm.heads import LSSVMHead
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.store.head_adapter import Linear, machine_for
 from torchlssvm.store.journal import Entry, now
 from torchlssvm.store.judged import Judged
-from torchlssvm.store.machine import Linear, machine_for
 
 REMOTE = "://"
 

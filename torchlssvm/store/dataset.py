@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchlssvm.errors import StoreError
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
-from torchlssvm.store.rows import Table
+from torchlssvm.store.sample_table import Table
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from torchlssvm.certificate import canonical
+from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
 from torchlssvm.store.database import Database
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.functional.modes import exactly
-from torchlssvm.labels import LabelErrors, from_scores
-from torchlssvm.store.machine import Linear
+from torchlssvm.store.head_adapter import Linear
 from torchlssvm.store.opening import StoreBase
 
 

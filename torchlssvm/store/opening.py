@@ -11,14 +11,14 @@ import torch
 
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
 from torchlssvm.functional.modes import exactly
-from torchlssvm.heads import LSSVMHead
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
-from torchlssvm.store.files import Snapshots, Witness, sync_folder
+from torchlssvm.store.head_adapter import SETTABLE, ByIds, Linear, head_from, machine_for
 from torchlssvm.store.journal import START, Journal, now
-from torchlssvm.store.machine import SETTABLE, ByIds, Linear, head_from, machine_for
 from torchlssvm.store.reading import Reading
-from torchlssvm.store.rows import Table
+from torchlssvm.store.sample_table import Table
+from torchlssvm.store.snapshots import Snapshots, Witness, sync_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self

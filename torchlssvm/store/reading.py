@@ -14,7 +14,7 @@ from torchlssvm.events import check_ids, check_text
 from torchlssvm.store.database import Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry, Journal
-from torchlssvm.store.rows import BATCH, Rows, Table
+from torchlssvm.store.sample_table import BATCH, Rows, Table
 
 NOTE, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""
@@ -130,7 +130,7 @@ class Reading:
     def set_note(self, name: str, value: Any) -> None:
         """Keep something of the caller's own beside the samples: any value of JSON; None takes it away.
 
-        Not for data about people, but for as long as an event that names them waits (:mod:`torchlssvm.pending`).
+        Not for data about people, but for as long as an event that names them waits (``corrections.pending_events``).
         """
         self.update_note(name, lambda _: value)
 

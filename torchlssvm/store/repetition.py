@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
-from torchlssvm.store.rows import BATCH, Rows, Table
+from torchlssvm.store.sample_table import BATCH, Rows, Table
 
 
 @dataclass(frozen=True)

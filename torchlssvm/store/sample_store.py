@@ -13,10 +13,10 @@ from torch import Tensor
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
 from torchlssvm.events import CPU, Event, EventBase
 from torchlssvm.functional.checks import as_tensor
-from torchlssvm.store.applying import Receipt, Work, receipt_of
 from torchlssvm.store.certifying import Certifying
-from torchlssvm.store.files import UNTIL_COMPACTION
-from torchlssvm.store.machine import ByIds, Linear
+from torchlssvm.store.head_adapter import ByIds, Linear
+from torchlssvm.store.snapshots import UNTIL_COMPACTION
+from torchlssvm.store.transaction import Receipt, Work, receipt_of
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -53,7 +53,7 @@ class SampleStore(Certifying):
     Args:
         path: a folder.
         head: an :class:`~torchlssvm.LSSVMHead`, or a kernel machine.
-        fingerprint: the network the features come from (:func:`torchlssvm.audit.fingerprint`). A store is bound to it and
+        fingerprint: the network the features come from (:mod:`torchlssvm.backbone_hash`). A store is bound to it and
             refuses features of another one.
         readonly: for reading beside a writer.
         timeout: seconds to wait for another writer.

@@ -7,7 +7,6 @@ white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import loads, read_regular
 
@@ -27,11 +27,6 @@ LARGEST = 2**28
 LAST = 2**63 - 1
 KINDS = ("add", "remove", "relabel", "replace")
 COMMITMENT = re.compile("[0-9a-f]{64}")
-
-
-def canonical(data: Any) -> bytes:
-    """The one way to write a value as JSON."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.spectrum import BLOCK, Spectrum, default_values, path_residuals, project, squared_error
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS
-from torchlssvm.heads import normal
-from torchlssvm.heads.leaving import something_left
-from torchlssvm.heads.problems import (
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.diagnostics.leave_one_out import something_left
+from torchlssvm.linear.diagnostics.whitened_problems import (
     Problem,
     Samples,
     check_samples,
@@ -24,10 +24,10 @@ from torchlssvm.heads.problems import (
     scale_of,
 )
 from torchlssvm.statistics.batch import fold_of
-from torchlssvm.statistics.folds import of_folds
+from torchlssvm.statistics.fold_statistics import of_folds
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
+    from torchlssvm.linear.base import HeadBase
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.definite import is_semidefinite, least_rank
-from torchlssvm.heads.membership import RowChange
+from torchlssvm.linear.membership import RowChange
 from torchlssvm.statistics import Statistics
 
 

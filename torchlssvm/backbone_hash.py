@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.certificate import canonical
+from torchlssvm.canonical_json import canonical
 
 __all__ = ["fingerprint"]
 

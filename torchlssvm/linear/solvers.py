@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import workspace
-from torchlssvm.heads import normal
-from torchlssvm.heads.solution import NotPositiveDefinite, Solution, TooInaccurate
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Batch
 

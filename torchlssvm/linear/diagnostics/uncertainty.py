@@ -13,14 +13,14 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.spectrum import squared_error
 from torchlssvm.functional.whitened import ROWS
-from torchlssvm.heads import normal
-from torchlssvm.heads.calibration import fit
-from torchlssvm.heads.leaving import leave_one_out
-from torchlssvm.heads.problems import Problem, check_labels, check_samples, other_rows, scale_of
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
+from torchlssvm.linear.diagnostics.whitened_problems import Problem, check_labels, check_samples, other_rows, scale_of
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
-    from torchlssvm.heads.judging import Judging
+    from torchlssvm.linear.base import HeadBase
+    from torchlssvm.linear.judging import Judging
 
 
 def calibrate(head: Judging, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> None:

@@ -14,13 +14,13 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.spectrum import Spectrum, spectrum
 from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened, from_inverse
-from torchlssvm.heads import normal
-from torchlssvm.heads.engines import Pairwise, code_labels, scaled_rows
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.solvers import Pairwise, code_labels, scaled_rows
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Choices, check_batch
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
+    from torchlssvm.linear.base import HeadBase
 
 
 @dataclass(frozen=True)

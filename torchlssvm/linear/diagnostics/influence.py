@@ -12,9 +12,8 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
-from torchlssvm.heads.engines import code_labels
-from torchlssvm.heads.leaving import check_groups
-from torchlssvm.heads.problems import (
+from torchlssvm.linear.diagnostics.leave_one_out import check_groups
+from torchlssvm.linear.diagnostics.whitened_problems import (
     Problem,
     Samples,
     check_labels,
@@ -24,9 +23,10 @@ from torchlssvm.heads.problems import (
     problems,
     sample_weights,
 )
+from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
+    from torchlssvm.linear.base import HeadBase
 
 ELEMENTS = 2**22
 """Changed scores that are held at a time."""

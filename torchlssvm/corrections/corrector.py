@@ -7,8 +7,8 @@ events carry the samples as they were added, and :class:`Corrector` remembers ev
 what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
 the head, so both go back together.
 
-A run that learns its samples one by one tells the corrector which were offered so far (:class:`~torchlssvm.offered.Offered`):
-an event for a sample that has not come by yet is then held instead of refused (:mod:`torchlssvm.pending`).
+A run that learns its samples one by one tells the corrector which were offered so far (``Offered``):
+an event for a sample that has not come by yet is then held instead of refused (:mod:`torchlssvm.corrections.pending_events`).
 
 A burst is one change of the head: the sums of many events are one product of matrices. If the head refuses the burst, it is
 halved until the bad events are alone; the others are applied in their order.
@@ -28,15 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchlssvm.corrections.event_sources import Item
+from torchlssvm.corrections.pending_events import Pending, PendingEvents
+from torchlssvm.corrections.seen_samples import Offered
 from torchlssvm.errors import RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of, to_primitives
-from torchlssvm.offered import Offered
-from torchlssvm.pending import Pending, PendingEvents
-from torchlssvm.sources import Item
 from torchlssvm.store import SampleStore
+from torchlssvm.store.head_adapter import ByIds, Linear, machine_for
 from torchlssvm.store.journal import now
-from torchlssvm.store.machine import ByIds, Linear, machine_for
-from torchlssvm.store.rows import Rows
+from torchlssvm.store.sample_table import Rows
 
 __all__ = ["Corrector", "DeadLetters", "Outcome"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads.ledger import as_loaded
+from torchlssvm.linear.merge_history import as_loaded
 from torchlssvm.statistics.batch import Choices
 from torchlssvm.statistics.reading import LIMIT
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from torchlssvm.events import Relabel
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import margins
-from torchlssvm.heads.calibration import fit
+from torchlssvm.linear.diagnostics.calibration import fit
 
 __all__ = ["LabelErrors", "find_label_errors", "from_scores"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
-from torchlssvm.heads.engines import Options, code_labels, real_weights, scaled_rows, weighted
-from torchlssvm.heads.solution import NotPositiveDefinite, Solution
+from torchlssvm.linear.solution import NotPositiveDefinite, Solution
+from torchlssvm.linear.solvers import Options, code_labels, real_weights, scaled_rows, weighted
 from torchlssvm.statistics.batch import Batch, Choices
 
 DEFER = 64

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id, kind_of
 from torchlssvm.functional.modes import exactly
+from torchlssvm.store.head_adapter import ByIds, Linear
 from torchlssvm.store.journal import Journal
-from torchlssvm.store.machine import ByIds, Linear
 from torchlssvm.store.repetition import Past, check_repetition
-from torchlssvm.store.rows import BATCH, NONCE, Rows, Table, commitment
+from torchlssvm.store.sample_table import BATCH, NONCE, Rows, Table, commitment
 
 log = logging.getLogger("torchlssvm.store")
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads import persistence
-from torchlssvm.heads.compact import Compact
-from torchlssvm.heads.engines import Options, Pairwise, engine_for
-from torchlssvm.heads.ledger import Ledger
-from torchlssvm.heads.locking import exclusive, give_lock
-from torchlssvm.heads.membership import Membership, RowChange
+from torchlssvm.linear import checkpoint as persistence
+from torchlssvm.linear.compact_solver import Compact
+from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.membership import Membership, RowChange
+from torchlssvm.linear.merge_history import Ledger
+from torchlssvm.linear.solvers import Options, Pairwise, engine_for
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.integrity import Integrity
 

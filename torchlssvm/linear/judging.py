@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.heads import probability
-from torchlssvm.heads.base import HeadBase
-from torchlssvm.heads.calibration import Calibration
-from torchlssvm.heads.choosing import RhoPath, rho_path
-from torchlssvm.heads.influencing import Measure, influence
-from torchlssvm.heads.leaving import leave_one_out
-from torchlssvm.heads.locking import exclusive
-from torchlssvm.heads.ranking import Influential, check_ranking, names_of, rank
+from torchlssvm.linear.base import HeadBase
+from torchlssvm.linear.diagnostics import uncertainty as probability
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.influence import Measure, influence
+from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_ranking, names_of, rank
+from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
+from torchlssvm.linear.locking import exclusive
 
 
 class Judging(HeadBase):
@@ -36,7 +36,7 @@ class Judging(HeadBase):
 
         >>> import torch
         >>> from torchlssvm import LSSVMHead
-        >>> from torchlssvm.selection import error_rate
+        >>> from torchlssvm.analysis.cross_validation import error_rate
         >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
         >>> head = LSSVMHead(3, 2).add(x, y)
         >>> scores = head.leave_one_out(x, y)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchlssvm.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError, VerificationError
-from torchlssvm.fingerprint import fingerprint
-from torchlssvm.heads import LSSVMHead
-from torchlssvm.heads.calibration import fit
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.untrusted import read_regular
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Item:
 
 
 class Source(Protocol):
-    """What :class:`~torchlssvm.corrections.Corrector` reads from."""
+    """What :class:`~torchlssvm.corrections.corrector.Corrector` reads from."""
 
     cursor: int
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import RemovalError, StoreError
-from torchlssvm.heads import LSSVMHead
-from torchlssvm.heads.calibration import Calibration, choices_to_save
-from torchlssvm.heads.persistence import arguments
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.checkpoint import arguments
+from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
 from torchlssvm.store.codec import Codec
-from torchlssvm.store.rows import Rows
+from torchlssvm.store.sample_table import Rows
 
 SETTABLE = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, factor_, fill_system, workspace
-from torchlssvm.heads.solution import NotPositiveDefinite
+from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 
 
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
 
 
 class Base(NamedTuple):
-    """A solved system, in the coordinates of :mod:`torchlssvm.heads.solution`."""
+    """A solved system, in the coordinates of :mod:`torchlssvm.linear.solution`."""
 
     w: Tensor
     beta: Tensor

@@ -12,10 +12,18 @@ from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
-from torchlssvm.heads.problems import Problem, Samples, check_samples, held_rows, problems, real_rows, sample_weights
+from torchlssvm.linear.diagnostics.whitened_problems import (
+    Problem,
+    Samples,
+    check_samples,
+    held_rows,
+    problems,
+    real_rows,
+    sample_weights,
+)
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
+    from torchlssvm.linear.base import HeadBase
 
 CLOSE = 1e-9
 """Below this 1 - h has lost most of its digits."""

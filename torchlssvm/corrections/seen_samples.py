@@ -8,8 +8,8 @@ hashes of two files cannot be compared, nor be looked up in a table.
 
 The key stands beside them, for the run that is resumed. So whoever has that file can test whether an id was offered, and
 ``SampleStore.compact`` removes it, key and all. From then on only this process remembers what was erased; a run that is
-resumed goes by its place (:mod:`torchlssvm.cursor`). A checkpoint without a store keeps it: when an erasure must leave no
-trace of the id, use a store, or delete checkpoints of runs that are over.
+resumed goes by its place (:mod:`torchlssvm.corrections.run_progress`). A checkpoint without a store keeps it: when an erasure
+must leave no trace of the id, use a store, or delete checkpoints of runs that are over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from torchlssvm.errors import StoreError
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
-from torchlssvm.store.files import write_durably
+from torchlssvm.store.snapshots import write_durably
 
 __all__ = ["Offered"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.approximate import Approximation, approximation
-from torchlssvm.heads.engines import code_labels
-from torchlssvm.heads.normal import class_weights
+from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.linear import LSSVMHead
+    from torchlssvm.linear.head import LSSVMHead
 
 REASON = "remove_approximate took out samples that may not be, bit for bit, those that were added"
 

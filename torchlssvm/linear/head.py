@@ -13,10 +13,10 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
-from torchlssvm.heads.approximate import REASON, remove_approximate
-from torchlssvm.heads.judging import Judging
-from torchlssvm.heads.locking import exclusive
-from torchlssvm.heads.solution import NotPositiveDefinite
+from torchlssvm.linear.approximate_removal import REASON, remove_approximate
+from torchlssvm.linear.judging import Judging
+from torchlssvm.linear.locking import exclusive
+from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.statistics.batch import Batch, Choices, check_batch
 

@@ -20,17 +20,17 @@ from torch import Tensor
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.heads.calibration import Calibration, choices_to_save
-from torchlssvm.heads.compact import Compact
-from torchlssvm.heads.engines import Options, engine_for
-from torchlssvm.heads.ledger import Ledger, pending
-from torchlssvm.heads.locking import give_lock
-from torchlssvm.heads.membership import Membership
+from torchlssvm.linear.compact_solver import Compact
+from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
+from torchlssvm.linear.locking import give_lock
+from torchlssvm.linear.membership import Membership
+from torchlssvm.linear.merge_history import Ledger, pending
+from torchlssvm.linear.solvers import Options, engine_for
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import Choices
 
 if TYPE_CHECKING:
-    from torchlssvm.heads.base import HeadBase
+    from torchlssvm.linear.base import HeadBase
 
 FORMAT = "torchlssvm-head-1"
 BUFFERS = ("w", "b", "C")

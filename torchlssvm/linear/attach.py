@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.functional.checks import is_fake
-from torchlssvm.heads.linear import LSSVMHead
+from torchlssvm.linear.head import LSSVMHead
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -48,7 +48,7 @@ def attach(
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from torchlssvm.heads.attach import attach
+        >>> from torchlssvm.linear.attach import attach
         >>> _ = torch.manual_seed(0)
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1000))
         >>> clf = attach(network, num_classes=2)
