@@ -67,6 +67,17 @@ def combine(runs: Sequence[Run]) -> Run:
     return run if counts.all() else run.pick(counts != 0)
 
 
+def first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """For each fingerprint the place of the first one that is equal to it. hashes: (B, 2)."""
+    out = np.arange(len(hashes))
+    if len(hashes) > 1:
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal ones the first comes first
+        new = np.ones(len(hashes), bool)
+        new[1:] = (hashes[order[1:]] != hashes[order[:-1]]).any(1)
+        out[order] = order[new][np.cumsum(new) - 1]
+    return out
+
+
 def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Where each fingerprint is in the run, -1 if it is not. hashes: (B, 2)."""
     size = len(run.counts)
@@ -278,9 +289,8 @@ class Membership:
         kind: NDArray[np.int64] | None = None
         for i, run in enumerate(asked):
             if kind is None:  # equal rows are equal under every key
-                _, first, kind = np.unique(run.hashes, axis=0, return_index=True, return_inverse=True)
-                kind = kind.reshape(-1)
-                np.add.at(left, first[kind], run.counts)
+                kind = first_of_equals(run.hashes)
+                np.add.at(left, kind, run.counts)
             want = np.flatnonzero(left)
             tables[i], rest = tables[i].without(run.pick(want)._replace(counts=left[want]))
             left[want] = rest.counts
