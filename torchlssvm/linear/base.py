@@ -253,7 +253,8 @@ class HeadBase(nn.Module):
         if fresh is not None and state is not None:
             fresh.load(state)
         self._integrity = Integrity()  # whatever was interrupted before is replaced
-        with self._changing():
+        with self._integrity:
+            self._published, self._solving = None, True
             if self.statistics is not None and fresh is not None:
                 self.statistics.__dict__.update(fresh.__dict__)
             self._rows = (
@@ -263,6 +264,8 @@ class HeadBase(nn.Module):
             self._uncertifiable = None
             self._ledger.forget()
             self._engine.reset()
+            self._version += 1
+            self._solving = False
 
     def _adopt_parts(
         self, statistics: Statistics | None, engine: Any, rows: Membership, agreed: Membership | None, ledger: Ledger,

@@ -39,7 +39,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
             need = 8 * (
                 MATRICES * J**2 + J * K + folds * K
             )  # sums of classes and folds are made when they have samples
-            if need > memory:
+            if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
                 )

@@ -302,7 +302,7 @@ class StoreBase(Reading):
         return f"rolled the snapshot at position {at} forward to {position} by {added} rows"
 
     def _report(self, done: str, unclean: bool) -> None:
-        if unclean:
+        if unclean and not self._torn:
             log.warning("%s was not closed or was changed by another process: %s", self.path, done)
         else:
             log.info("%s: %s", self.path, done)
