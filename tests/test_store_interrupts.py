@@ -20,6 +20,7 @@ import torch
 
 import torchlssvm
 from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 
@@ -106,7 +107,7 @@ def test_an_error_at_every_line(tmp_path: Path, error: type[BaseException], step
             try:
                 receipts = store.apply(given)
                 ended = not line.reached
-            except error:
+            except (error, StoreError):  # a ValueError where a record is read is a damaged record
                 receipts = []
         lines = max(lines, n)
         assert store.position in (position, position + 4), n  # all or nothing

@@ -350,7 +350,8 @@ class HeadBase(nn.Module):
     def _need_statistics(self, what: str) -> Statistics:
         if self.statistics is None:
             raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
-        self._check_whole()
+        with self._lock:  # a change that another thread is making is none that was interrupted
+            self._check_whole()
         return self.statistics
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
