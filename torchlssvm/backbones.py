@@ -22,7 +22,7 @@ AUTO, TIMM = "auto", "timm/"
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
-    """A network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
+    """Build a network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
 
     weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file
     with a state_dict (the last layer may be missing, or be for other classes: it stays random), or ``"auto"``:
@@ -41,7 +41,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
 
 
 def preprocessing(name: str) -> Any:
-    """What torchvision does to an image before this network."""
+    """Return torchvision's preprocessing of images for this network."""
     return _weights_of(name).DEFAULT.transforms()
 
 
@@ -95,7 +95,7 @@ def _read(model: nn.Module, name: str, path: Path) -> None:
 
 
 def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote, as long as it is plain data."""
+    """Load plain data that ``torch.save`` wrote."""
     path.stat()
     try:
         check_regular(path)
@@ -109,7 +109,7 @@ def load_pt(path: Path) -> Any:
 
 
 def _best(name: str) -> nn.Module:
-    """The best weights to be had."""
+    """Return the best weights that torchvision offers."""
     local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
     if os.environ.get("TORCHLSSVM_DATA") and local.exists():
         return build(name, str(local))

@@ -53,7 +53,7 @@ def load(seed: int) -> Task:
 
 
 def needs(module: str, package: str) -> Any:
-    """Import what an extra installs, or say which one."""
+    """Import a module of an extra; the error names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -16,7 +16,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#595959"  # Okabe and Ito: told apar
 
 
 def draw(story: Story, path: Path) -> None:
-    """Accuracy through the steps on the left, suspicious digits on the right."""
+    """Draw accuracy through the steps on the left, suspicious digits on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def draw(story: Story, path: Path) -> None:
 
 
 def draw_accuracy(figure: SubFigure, story: Story) -> None:
-    """Test accuracy after each step, and with clean labels from the start."""
+    """Draw the test accuracy after each step, and with clean labels from the start."""
     axes: Axes = figure.subplots()
     figure.subplots_adjust(left=0.13, right=0.96, top=0.85, bottom=0.2)
     names = ("learn", "correct", "erase")
@@ -50,7 +50,7 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
 
 
 def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
-    """Three rows of suspicious digits: the top, the middle and the end of the list."""
+    """Draw three rows of suspicious digits: the top, the middle and the end of the list."""
     size = len(story.suspicious)
     starts = (0, (size - columns) // 2, size - columns)
     grid: Any = figure.subplots(3, columns)
@@ -68,7 +68,7 @@ def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
 
 
 def draw_digit(axes: Axes, story: Story, rank: int) -> None:
-    """One suspicious digit with its given and proposed label, and whether the suspicion was right."""
+    """Draw one suspicious digit with its given and proposed label, and whether the suspicion was right."""
     i, right = int(story.suspicious[rank]), bool(story.right[rank])
     colour, mark = (BLUE, "✓") if right else (ORANGE, "✗")
     axes.imshow(story.task.images[i].numpy(), cmap="gray_r", vmin=0, vmax=1)

@@ -1,4 +1,4 @@
-"""What the demo prints."""
+"""Output of the demo, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torchlssvm import __version__
 from torchlssvm.demo.data import FEATURES, USER
 from torchlssvm.demo.story import Story
 
-WIDTH = 100
+TABLE_COLUMNS = 100
 
 
 def line(step: str, what: str, samples: str, accuracy: str, milliseconds: str, check: str) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     return f"{step:<10}{what:<30}{samples:>8}{accuracy:>9}{milliseconds:>8}  {check}"
 
 
 def table(story: Story, picture: Path) -> str:
-    """The steps as text, at most 100 columns wide (but for a long path)."""
+    """Format the steps as text, at most 100 columns wide (but for a long path)."""
     n, m = len(story.task.x), len(story.task.test_x)
     lines = [
         f"torchlssvm {__version__} demo, seed {story.task.seed}: scikit-learn's digits, {n} to learn, {m} to test.",
         f"A fixed random ReLU layer stands for a frozen network: {FEATURES} features.",
         "",
         line("step", "what", "samples", "test acc", "ms", "check"),
-        "-" * WIDTH,
+        "-" * TABLE_COLUMNS,
     ]
     for i, step in enumerate(story.steps, 1):
         accuracy = "" if step.accuracy is None else f"{step.accuracy:.1%}"
@@ -34,7 +34,7 @@ def table(story: Story, picture: Path) -> str:
             line(f"{i} {step.name}", step.what, str(step.samples), accuracy, f"{step.milliseconds:.1f}", check)
         )
     lines += [
-        "-" * WIDTH,
+        "-" * TABLE_COLUMNS,
         f"picture: {picture}",
         f"certificate of the erasure: {story.certificate_text}",
         f"digest after erasing user {USER}, and of the head that never saw that user (first 16 of 64 digits):",
@@ -44,7 +44,7 @@ def table(story: Story, picture: Path) -> str:
 
 
 def summary(story: Story, picture: Path) -> dict[str, Any]:
-    """The same, for ``--json``."""
+    """Return the same figures for ``--json``."""
     return {
         "version": __version__,
         "seed": story.task.seed,

@@ -1,4 +1,4 @@
-"""The head of the demo, and which of its samples look wrong."""
+"""The head of the demo, and its leave-one-out scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["leave_one_out", "margins", "new_head"]
 
 
 def new_head() -> LSSVMHead:
-    """An empty head. The grid is fixed beforehand, so that no sample, erased or not, has a say in it."""
+    """Make an empty head. Its grid is fixed beforehand, so that it does not depend on any sample."""
     return LSSVMHead(FEATURES, CLASSES, grid=FixedPoint(limit=64.0))
 
 

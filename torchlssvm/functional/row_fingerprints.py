@@ -1,4 +1,4 @@
-"""Keyed fingerprints of gridded rows: whoever has the key can recognise a row, without it no guess can be tested.
+"""Keyed fingerprints of gridded rows: with the key a row can be recognised, without it no guess can be tested.
 
 A row of integers q is multiplied by a few secret integer vectors r, and the products q . r are hashed under the key together
 with the row's label and fold. Two different rows give the same product with one vector for at most one of the 2^17 values of

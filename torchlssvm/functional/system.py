@@ -54,7 +54,7 @@ class Factor(NamedTuple):
         return padded[:, : self.J] * scale
 
     def inverse(self) -> Tensor:
-        """A^-1 (J, J)."""
+        """The inverse A^-1 (J, J)."""
         full = torch.cholesky_inverse(self.L)
         return full[: self.J, : self.J].contiguous() if self.L.shape[0] > self.J else full
 

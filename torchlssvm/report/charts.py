@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 46
 
 
 class Axis(NamedTuple):
-    """A range of values and where to put marks."""
+    """A range of values and the places of its tick marks."""
 
     low: float
     high: float
@@ -20,13 +20,13 @@ class Axis(NamedTuple):
     log: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
+        """Map a value to its place: 0 at the low end, 1 at the high one."""
         a, b, v = (math.log10(t) for t in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         return (v - a) / (b - a) if b > a else 0.5
 
 
 def linear(values: Sequence[float], zero: bool = False) -> Axis:
-    """An axis around values, with about five round marks."""
+    """Make an axis around values, with about five round marks."""
     finite = [v for v in values if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
     low = min(low, 0.0) if zero else low
@@ -41,7 +41,7 @@ def linear(values: Sequence[float], zero: bool = False) -> Axis:
 
 
 def decades(values: Sequence[float]) -> Axis:
-    """A logarithmic axis around values > 0, marked at powers of ten."""
+    """Make a logarithmic axis around values > 0, marked at powers of ten."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     high = max(high, low + 1)
     every = max(1, math.ceil((high - low) / 6))
@@ -49,7 +49,7 @@ def decades(values: Sequence[float]) -> Axis:
 
 
 def number(value: float) -> str:
-    """A number as short as it may be."""
+    """Format a number in its shortest form."""
     if value == 0:
         return "0"
     if abs(value) >= 1e4 or abs(value) < 1e-3:
@@ -88,11 +88,11 @@ class Chart:
         return HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
-        """A word."""
+        """Draw a text at a place of the frame."""
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, xs: Sequence[float], ys: Sequence[float], kind: str = "first") -> None:
-        """A line through points; those that are not finite are left out."""
+        """Draw a line through points; those that are not finite are left out."""
         points = [
             (self.across(a), self.up(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(a) and math.isfinite(b)
         ]
@@ -102,7 +102,7 @@ class Chart:
     def dots(
         self, xs: Sequence[float], ys: Sequence[float], kind: str = "first", sizes: Sequence[float] | None = None
     ) -> None:
-        """Points."""
+        """Draw a dot at each point."""
         for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
             if math.isfinite(a) and math.isfinite(b):
                 r = 3.5 if sizes is None else sizes[i]
@@ -111,7 +111,7 @@ class Chart:
                 )
 
     def mark(self, x: float, text: str, kind: str = "second") -> None:
-        """A vertical line with a word at its top."""
+        """Draw a vertical line with a word at its top."""
         at = self.across(x)
         self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         right = at > WIDTH * 0.6
@@ -119,7 +119,7 @@ class Chart:
         self.marks += 1
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], kind: str = "first") -> None:
-        """Bars between edges."""
+        """Draw bars of these heights between edges."""
         base = self.up(max(0.0, self.y.low))
         for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True):
             left, top = self.across(a), self.up(h)
@@ -127,7 +127,7 @@ class Chart:
             self.parts.append(f'<rect class="bar {kind}" x="{left:.1f}" y="{top:.1f}" {size}/>')
 
     def svg(self) -> str:
-        """The picture."""
+        """Return the chart as an SVG element."""
         return (
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
             f"{''.join(self.parts)}</svg>"

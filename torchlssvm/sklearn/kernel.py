@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def variance(X: Array, weight: Array | None) -> float:
-    """Of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
+    """Variance of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
     if weight is None:
         return float(X.var())
     mean = weight @ X.mean(1) / weight.sum()
