@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, preprocessing
 from torchlssvm.cli.columns import Column
 from torchlssvm.cli.samples import SampleBatch, as_subjects

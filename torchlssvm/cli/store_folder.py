@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
+
+STORE_LOG = logging.NullHandler()
+"""Takes the place of logging's last resort, which would print recoveries on stderr; other handlers still get them."""
 
 
 def holds_store(folder: Path) -> bool:
@@ -19,12 +23,13 @@ def holds_store(folder: Path) -> bool:
 
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:
-    """Open the store that a command works on."""
+    """Open the store that a command works on; its log stays off the terminal, where errors are one line."""
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
 
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
+    logging.getLogger("torchlssvm.store").addHandler(STORE_LOG)
     return SampleStore(options.store, readonly=readonly, timeout=options.timeout)
 
 

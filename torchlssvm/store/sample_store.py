@@ -198,7 +198,7 @@ class SampleStore(Certifying):
                 machine.note()
                 self._stale = self._torn = False
                 return
-            log.info("%s: the head is restored from the store after %r", self.path, error)
+            log.warning("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
