@@ -49,9 +49,9 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     figure.text(0.03, 0.93, "Each step is one exact, durable call", fontsize=13, weight="bold")
 
 
-def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
+def draw_digits(figure: SubFigure, story: Story) -> None:
     """Draw three rows of suspicious digits: the top, the middle and the end of the list."""
-    size = len(story.suspicious)
+    size, columns = len(story.suspicious), 8
     starts = (0, (size - columns) // 2, size - columns)
     grid: Any = figure.subplots(3, columns)
     figure.subplots_adjust(left=0.115, right=0.985, top=0.85, bottom=0.09, wspace=0.14, hspace=0.45)

@@ -118,13 +118,13 @@ class Chart:
         self.text(at - 5 if right else at + 5, TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
         self.marks += 1
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float], kind: str = "first") -> None:
+    def bars(self, edges: Sequence[float], heights: Sequence[float]) -> None:
         """Draw bars of these heights between edges."""
         base = self.up(max(0.0, self.y.low))
         for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True):
             left, top = self.across(a), self.up(h)
             size = f'width="{max(0.5, self.across(b) - left - 1):.1f}" height="{max(0.0, base - top):.1f}"'
-            self.parts.append(f'<rect class="bar {kind}" x="{left:.1f}" y="{top:.1f}" {size}/>')
+            self.parts.append(f'<rect class="bar first" x="{left:.1f}" y="{top:.1f}" {size}/>')
 
     def svg(self) -> str:
         """Return the chart as an SVG element."""

@@ -73,7 +73,7 @@ class Findings:
 
 
 @exactly
-def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Findings:
+def gather(store: SampleStore, certificates: Any = None) -> Findings:
     """Gather the findings from a store whose head is an LSSVMHead with labels."""
     head = store.head
     if not isinstance(head, LSSVMHead):
@@ -111,7 +111,7 @@ def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Fi
             expected_calibration_error(probabilities, labels),
         ),
         bins=reliability(probabilities, labels),
-        path=head.rho_path(rhos),
+        path=head.rho_path(),
         subjects=subjects,
         added=torch.tensor(added, dtype=torch.float64),
         leverage=torch.cat(leverage),
