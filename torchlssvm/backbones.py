@@ -18,7 +18,7 @@ __all__ = ["AUTO", "build", "load_pt", "preprocessing"]
 
 log = logging.getLogger("torchlssvm.backbones")
 
-AUTO, TIMM = "auto", "timm/"
+AUTO, TIMM_PREFIX = "auto", "timm/"
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
@@ -32,7 +32,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
         return _best(name)
     file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
     try:
-        model = _timm(name, weights, file) if name.startswith(TIMM) else _torchvision(name, weights, file)
+        model = _timm(name, weights, file) if name.startswith(TIMM_PREFIX) else _torchvision(name, weights, file)
     except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
         raise OSError(f"the weights of {name} cannot be loaded: {error}. Give a file with its state_dict") from error
     if file:
@@ -72,7 +72,7 @@ def _timm(name: str, weights: str | None, file: bool) -> nn.Module:
 
     if weights not in (None, "pretrained") and not file:
         raise ValueError(f"weights of a timm model are 'pretrained', a file or None; got {weights!r}")
-    model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=weights == "pretrained")
+    model: nn.Module = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=weights == "pretrained")
     return model
 
 
@@ -114,7 +114,7 @@ def _best(name: str) -> nn.Module:
     if os.environ.get("TORCHLSSVM_DATA") and local.exists():
         return build(name, str(local))
     try:
-        return build(name, "pretrained" if name.startswith(TIMM) else "DEFAULT")
+        return build(name, "pretrained" if name.startswith(TIMM_PREFIX) else "DEFAULT")
     except OSError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         log.warning(

@@ -48,7 +48,7 @@ __all__ = [
     "save_safetensors",
 ]
 
-FORMAT = "torchlssvm-frozen-1"
+FROZEN_FORMAT = "torchlssvm-frozen-1"
 
 
 class PairVotes(nn.Module):
@@ -197,7 +197,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
     from safetensors.torch import save_file
 
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    known = {"format": FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
+    known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
     given = {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
     clash = sorted(set(known) & set(given))
     if clash:
@@ -215,7 +215,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], d
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{os.fspath(path)} is no safetensors file: {error}") from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != FROZEN_FORMAT:
         raise ValueError(
             f"{os.fspath(path)} was not written by save_safetensors: its format is {metadata.get('format')!r}"
         )

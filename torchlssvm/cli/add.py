@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Learn samples. After a crash run it again: what is there already is compared and skipped."
+    text = "Learn samples. After a crash run it again: samples that are there already are compared and skipped."
     parser = add_command(commands, "add", run_add, text, changes="the samples were added")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--features", type=Path, metavar="FILE", help=".npy or .pt (n, J), or .csv")
-    source.add_argument("--images", type=Path, metavar="FOLDER", help="images; the class is the sub-folder")
-    parser.add_argument("--labels", metavar="FILE|COLUMN", help="one a sample: .npy, .pt, text, or a column of the CSV")
+    source.add_argument("--features", type=Path, metavar="FILE", help="file of features: .npy or .pt (n, J), or .csv")
+    source.add_argument("--images", type=Path, metavar="FOLDER", help="folder of images; the class is the sub-folder")
+    parser.add_argument(
+        "--labels", metavar="FILE|COLUMN", help="labels of the samples: .npy, .pt, text, or a column of the CSV"
+    )
     parser.add_argument("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row)")
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--subject", metavar="NAME", help="whose samples these are")
+    whose.add_argument("--subject", metavar="NAME", help="the subject of all samples, e.g. a user")
     whose.add_argument(
-        "--subjects", metavar="FILE|COLUMN", help="the same for each sample: a CSV with the header id,subject"
+        "--subjects", metavar="FILE|COLUMN", help="the subject of each sample: a CSV with the header id,subject"
     )
     parser.add_argument(
         "--by-position", action="store_true", help="lists without ids: their first value is that of the first sample"

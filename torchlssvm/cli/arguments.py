@@ -60,7 +60,11 @@ def add_command(
     if store:
         parser.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
         parser.add_argument(
-            "--timeout", type=seconds, default=30.0, metavar="S", help="wait so long for another writer (default: 30)"
+            "--timeout",
+            type=seconds,
+            default=30.0,
+            metavar="S",
+            help="seconds to wait for another writer (default: 30)",
         )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, parser=parser, changes=changes)

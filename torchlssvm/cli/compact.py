@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Destroy the bytes of what was erased in all files of the store."
+    text = "Destroy the bytes of erased samples in all files of the store."
     add_command(commands, "compact", run_compact, text, changes="the store was compacted")
 
 

@@ -17,7 +17,7 @@ def register(commands: Commands) -> None:
     text = "Learn digits with wrong labels, find and correct them, erase a user, and verify that nothing is left."
     demo = add_command(commands, "demo", run_demo, text, store=False)
     demo.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)")
-    demo.add_argument("--seed", type=parse_seed, default=0, metavar="N", help="of everything random (default: 0)")
+    demo.add_argument("--seed", type=parse_seed, default=0, metavar="N", help="seed of all random numbers (default: 0)")
 
 
 def run_demo(options: argparse.Namespace) -> int:

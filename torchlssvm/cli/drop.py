@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Drop pending events that can never be answered. What they were to correct stays as it is."
+    text = "Drop pending events that can never be answered. The samples they name stay as they are."
     drop = add_command(commands, "drop", run_drop, text, changes="the events were dropped")
     drop.add_argument("event", nargs="+", metavar="EVENT", help="ids of events, see pending")
 

@@ -22,11 +22,11 @@ def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Write the head, or the samples, to a file. That file is listed in certificates of later erasures."
     export = add_command(commands, "export", run_export, text, changes="the file was written")
-    export.add_argument("out", type=Path, metavar="OUT", help="the file")
+    export.add_argument("out", type=Path, metavar="OUT", help="file to write")
     export.add_argument(
         "--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"
     )
-    export.add_argument("--force", action="store_true", help="write over a file that is there")
+    export.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def run_export(options: argparse.Namespace) -> int:

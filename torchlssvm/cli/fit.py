@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 LIGHTNING_STAGES = {
     "fit": "train a head with Lightning: --config configs/base.yaml",
-    "validate": "judge it on the validation data",
-    "test": "judge it on the test data",
-    "predict": "scores",
+    "validate": "evaluate it on the validation data",
+    "test": "evaluate it on the test data",
+    "predict": "compute its scores",
 }
 
 

@@ -23,10 +23,15 @@ def register(commands: Commands) -> None:
     parser.add_argument("--features", type=count, metavar="J", help="number of features (a backbone knows its own)")
     parser.add_argument("--classes", required=True, metavar="K", help="number of classes, or their names: ants,bees")
     parser.add_argument("--rho", type=float, default=1.0, metavar="R", help="regularization (default: 1)")
-    parser.add_argument("--intercept", choices=("free", "penalized", "none"), default="free")
+    parser.add_argument(
+        "--intercept",
+        choices=("free", "penalized", "none"),
+        default="free",
+        help="form of the intercept (default: free)",
+    )
     parser.add_argument(
         "--grid", default="auto", metavar="LIMIT[:BITS]",
-        help="largest feature and resolution, e.g. 8:20; or auto: from the first batch, which then has a say in it (default)",
+        help="largest feature and resolution, e.g. 8:20; or auto: chosen from the first batch (default)",
     )  # fmt: skip
     parser.add_argument("--class-weight", metavar="W", help="balanced, complement, or one number for each class: 1,2.5")
     source = parser.add_mutually_exclusive_group()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "List the events that wait for samples which have not come by. They name them until they are answered or dropped."
+    text = "List the events that wait for samples not learned yet. They name those samples until they are answered or dropped."
     add_command(commands, "pending", run_pending, text)
 
 

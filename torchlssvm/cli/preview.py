@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    preview = add_command(commands, "preview", run_preview, "Say what a removal would do, without doing it.")
+    preview = add_command(commands, "preview", run_preview, "Show the effect of a removal without removing anything.")
     add_sample_selection(preview)
     preview.add_argument("--features", type=Path, metavar="FILE", help="data to judge by: .npy, .pt or .csv")
-    preview.add_argument("--labels", metavar="FILE|COLUMN", help="its labels, for the accuracy")
+    preview.add_argument("--labels", metavar="FILE|COLUMN", help="labels of that data, for the accuracy")
     preview.add_argument(
         "--by-position", action="store_true", help="labels without ids: the first is that of the first sample"
     )

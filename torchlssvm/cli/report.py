@@ -34,8 +34,8 @@ def register(commands: Commands) -> None:
         help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
     )
     report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
-    report.add_argument("--force", action="store_true", help="write over a file that is there")
-    report.add_argument("--title", metavar="TEXT", help="of the page")
+    report.add_argument("--force", action="store_true", help="overwrite an existing file")
+    report.add_argument("--title", metavar="TEXT", help="title of the page")
     report.add_argument(
         "--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"
     )

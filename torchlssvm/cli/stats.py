@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    add_command(commands, "stats", run_stats, "Count what the store holds.")
+    add_command(commands, "stats", run_stats, "Show the numbers of the store: samples, classes, subjects, digest.")
 
 
 def run_stats(options: argparse.Namespace) -> int:

@@ -22,12 +22,23 @@ def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Check a certificate of erasure. Exit code 3 when it does not hold."
     verify = add_command(commands, "verify", run_verify, text, store=False)
-    verify.add_argument("certificate", type=Path, metavar="CERT", help="the certificate")
-    verify.add_argument("--store", type=Path, metavar="STORE", help="follow its journal and sum its rows anew")
+    verify.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
+    verify.add_argument(
+        "--store",
+        type=Path,
+        metavar="STORE",
+        help="store to check it against: follows the journal and sums the rows anew",
+    )
     verify.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
     verify.add_argument("--public-key", type=Path, metavar="PUB", help="the issuer's key, from the issuer")
-    verify.add_argument("--allow-unsigned", action="store_true", help="do without a signature or a key")
-    verify.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="wait so long for a writer")
+    verify.add_argument(
+        "--allow-unsigned",
+        action="store_true",
+        help="accept a certificate without a signature, or verify without a key",
+    )
+    verify.add_argument(
+        "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for a writer (default: 30)"
+    )
 
 
 def run_verify(options: argparse.Namespace) -> int:

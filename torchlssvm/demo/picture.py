@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.demo.data import NOISE, USER
+from torchlssvm.demo.data import ERASED_USER, WRONG_SHARE
 from torchlssvm.demo.story import Story
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     axes.plot(range(3), values, color=BLUE, linewidth=2, marker="o", markersize=9, zorder=2)
     for i, value in enumerate(values):
         axes.annotate(f"{value:.1f}%", (i, value), (9, -17), textcoords="offset points", color=BLUE, weight="bold")
-    captions = (f"learn\n({NOISE:.0%} wrong labels)", "correct\n(labels found)", f"erase\n(user {USER})")
+    captions = (f"learn\n({WRONG_SHARE:.0%} wrong labels)", "correct\n(labels found)", f"erase\n(user {ERASED_USER})")
     times = [f"{caption}\n{story[name].milliseconds:.1f} ms" for caption, name in zip(captions, names, strict=True)]
     axes.set_xticks(range(3), times, fontsize=10)
     axes.set(xlim=(-0.4, 2.5), ylim=(low - 0.25 * span, low + 1.2 * span), ylabel="test accuracy (%)")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm import __version__
-from torchlssvm.demo.data import FEATURES, USER
+from torchlssvm.demo.data import ERASED_USER, RELU_FEATURES
 from torchlssvm.demo.story import Story
 
 TABLE_COLUMNS = 100
@@ -22,7 +22,7 @@ def table(story: Story, picture: Path) -> str:
     n, m = len(story.task.x), len(story.task.test_x)
     lines = [
         f"torchlssvm {__version__} demo, seed {story.task.seed}: scikit-learn's digits, {n} to learn, {m} to test.",
-        f"A fixed random ReLU layer stands for a frozen network: {FEATURES} features.",
+        f"A fixed random ReLU layer stands for a frozen network: {RELU_FEATURES} features.",
         "",
         line("step", "what", "samples", "test acc", "ms", "check"),
         "-" * TABLE_COLUMNS,
@@ -37,7 +37,7 @@ def table(story: Story, picture: Path) -> str:
         "-" * TABLE_COLUMNS,
         f"picture: {picture}",
         f"certificate of the erasure: {story.certificate_text}",
-        f"digest after erasing user {USER}, and of the head that never saw that user (first 16 of 64 digits):",
+        f"digest after erasing user {ERASED_USER}, and of the head that never saw that user (first 16 of 64 digits):",
         f"{story.digest_after[:16]}  {story.digest_never_saw[:16]}  equal: {story.digests_equal}",
     ]
     return "\n".join(lines)
@@ -49,8 +49,8 @@ def summary(story: Story, picture: Path) -> dict[str, Any]:
         "version": __version__,
         "seed": story.task.seed,
         "test_samples": len(story.task.test_x),
-        "features": FEATURES,
-        "user": USER,
+        "features": RELU_FEATURES,
+        "user": ERASED_USER,
         "samples": {step.name: step.samples for step in story.steps},
         "milliseconds": {step.name: round(step.milliseconds, 3) for step in story.steps},
         "accuracy": {

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from torchlssvm import LSSVMHead, VerificationError, audit
-from torchlssvm.demo.data import CLASSES, NOISE, USER, Task
+from torchlssvm.demo.data import DIGIT_CLASSES, ERASED_USER, WRONG_SHARE, Task
 from torchlssvm.demo.scores import leave_one_out, margins, new_head
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore
@@ -89,8 +89,8 @@ class Story:
         """Learn in one pass over samples with wrong labels, each with its owner."""
         x, y = self.task.x, self.task.given
         _, ms = self.apply(Add(self.ids, x, y, [subject(u) for u in self.task.users.tolist()]))
-        check, passed = "every sample counted once", torch.equal(self.head.counts, y.bincount(minlength=CLASSES))
-        what = f"add once, {NOISE:.0%} of labels wrong"
+        check, passed = "every sample counted once", torch.equal(self.head.counts, y.bincount(minlength=DIGIT_CLASSES))
+        what = f"add once, {WRONG_SHARE:.0%} of labels wrong"
         self.steps.append(DemoStep("learn", what, len(x), self.accuracy(self.head), ms, check, passed))
 
     def find(self) -> None:
@@ -98,7 +98,7 @@ class Story:
         x, given, truth = self.task.x, self.task.given, self.task.truth
         scores, ms = timed(lambda: leave_one_out(self.head, x, given))
         self.proposed = scores.argmax(1)
-        self.suspicious = margins(scores, given).argsort(stable=True)[: round(NOISE * len(x))]
+        self.suspicious = margins(scores, given).argsort(stable=True)[: round(WRONG_SHARE * len(x))]
         self.right = given[self.suspicious] != truth[self.suspicious]
         self.precision, self.chance = float(self.right.double().mean()), float((given != truth).double().mean())
         what, passed = "lowest leave-one-out margins", self.precision > 2 * self.chance
@@ -117,12 +117,14 @@ class Story:
 
     def erase(self) -> None:
         """Remove one user by name; no other sample is looked at."""
-        gone = self.store.find(subject=subject(USER))
+        gone = self.store.find(subject=subject(ERASED_USER))
         self.digest_before = self.head.digest()
-        self.event_id, ms = self.apply(Remove(subject=subject(USER)))
+        self.event_id, ms = self.apply(Remove(subject=subject(ERASED_USER)))
         self.digest_after = self.head.digest()
         accuracy, passed = self.accuracy(self.head), self.digest_after != self.digest_before
-        self.steps.append(DemoStep("erase", f"remove user {USER}", len(gone), accuracy, ms, "digest changed", passed))
+        self.steps.append(
+            DemoStep("erase", f"remove user {ERASED_USER}", len(gone), accuracy, ms, "digest changed", passed)
+        )
 
     def certify(self) -> None:
         """Destroy the bytes, search every file for traces of the user, and sign a certificate."""
@@ -133,8 +135,8 @@ class Story:
         self.store.compact()
         self.certificate = self.store.certificate(self.event_id, key=key if self.signed else None)
         ms = 1e3 * (time.perf_counter() - start)
-        gone = torch.nonzero(self.task.users == USER)[:, 0].tolist()
-        words = [subject(USER).encode(), *(self.ids[i].encode() for i in gone)]
+        gone = torch.nonzero(self.task.users == ERASED_USER)[:, 0].tolist()
+        words = [subject(ERASED_USER).encode(), *(self.ids[i].encode() for i in gone)]
         files = [p.read_bytes() for p in self.store.path.iterdir()]
         self.traces = sum(data.count(word) for data in files for word in words)
         passed = self.traces == 0 and self.certificate.compacted and self.certificate.erased == len(gone)
@@ -163,7 +165,7 @@ class Story:
 
     def compare(self) -> None:
         """Compare with a head that never saw the user: the others' samples in another order and in other batches."""
-        kept = torch.nonzero(self.task.users != USER)[:, 0]
+        kept = torch.nonzero(self.task.users != ERASED_USER)[:, 0]
         order = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(self.task.seed))]
 
         def relearn() -> LSSVMHead:
@@ -179,5 +181,5 @@ class Story:
         pairs = (self.head.weight, other.weight), (self.head.bias, other.bias)
         self.bit_identical = all(torch.equal(mine, theirs) for mine, theirs in pairs)
         passed = self.digests_equal and self.bit_identical
-        what, check = f"head that never saw user {USER}", "digest, w bit-identical"
+        what, check = f"head that never saw user {ERASED_USER}", "digest, w bit-identical"
         self.steps.append(DemoStep("compare", what, len(kept), self.accuracy(other), ms, check, passed))

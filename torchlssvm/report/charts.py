@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 46
+CHART_WIDTH, CHART_HEIGHT = 420, 250  # pixels: two charts side by side on a laptop, one on a phone
+PLOT_LEFT, PLOT_RIGHT = 58, CHART_WIDTH - 16  # room for tick labels and the name of the axis
+PLOT_TOP, PLOT_BOTTOM = 14, CHART_HEIGHT - 46
 
 
 class Axis(NamedTuple):
@@ -66,26 +67,26 @@ class Chart:
         self.marks = 0
         for tick in y.ticks:
             at = self.up(tick)
-            self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            self.text(LEFT - 6, at + 4, number(tick), "end")
+            self.parts.append(f'<line class="grid" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            self.text(PLOT_LEFT - 6, at + 4, number(tick), "end")
         for tick in x.ticks:
-            self.text(self.across(tick), HEIGHT - BOTTOM + 20, number(tick), "middle")
+            self.text(self.across(tick), PLOT_BOTTOM + 20, number(tick), "middle")
         self.parts.append(
-            f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<line class="axis" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{PLOT_BOTTOM}" y2="{PLOT_BOTTOM}"/>'
         )
-        self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_name, "middle")
+        self.text((PLOT_LEFT + PLOT_RIGHT) / 2, CHART_HEIGHT - 6, x_name, "middle")
         self.parts.append(
-            f'<text class="name" transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+            f'<text class="name" transform="translate(11 {(PLOT_TOP + PLOT_BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
             f"{escape(y_name)}</text>"
         )
 
     def across(self, value: float) -> float:
         """From a value to a place."""
-        return LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT)
+        return PLOT_LEFT + self.x.place(value) * (PLOT_RIGHT - PLOT_LEFT)
 
     def up(self, value: float) -> float:
         """From a value to a place."""
-        return HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
+        return PLOT_BOTTOM - self.y.place(value) * (PLOT_BOTTOM - PLOT_TOP)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
         """Draw a text at a place of the frame."""
@@ -113,9 +114,9 @@ class Chart:
     def mark(self, x: float, text: str, kind: str = "second") -> None:
         """Draw a vertical line with a word at its top."""
         at = self.across(x)
-        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        right = at > WIDTH * 0.6
-        self.text(at - 5 if right else at + 5, TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
+        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{PLOT_TOP}" y2="{PLOT_BOTTOM}"/>')
+        right = at > CHART_WIDTH * 0.6
+        self.text(at - 5 if right else at + 5, PLOT_TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
         self.marks += 1
 
     def bars(self, edges: Sequence[float], heights: Sequence[float]) -> None:
@@ -129,6 +130,6 @@ class Chart:
     def svg(self) -> str:
         """Return the chart as an SVG element."""
         return (
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
+            f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
             f"{''.join(self.parts)}</svg>"
         )
