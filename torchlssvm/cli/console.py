@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+"""Exit codes; 130 is 128 + SIGINT, as shells have it."""
 EXTRA_OF_PACKAGE = {
     "cryptography": "audit", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
     "jsonargparse": "lightning", "sklearn": "sklearn",
