@@ -22,7 +22,7 @@ def register(commands: Commands) -> None:
 
 
 def run_compact(options: argparse.Namespace) -> int:
-    """Compact the store."""
+    """Compact the store and print the result."""
     with open_store(options) as store:
         said: dict[str, Any] = {"position": store.position}
         text = compact_store(options, store, said)

@@ -173,7 +173,7 @@ def _suspicious(found: Findings, pictures: Source, names: Sequence[str], count: 
             f"margin {signed(float(found.labels.margins[i]), '.2f')}",
         ]
         cards.append(_card(found, pictures, i, lines))
-    text = "Label as given, and what the model that never saw the sample prefers. Somebody should look."
+    text = "Label as given, and the one preferred by the model that never saw the sample, for a person to check."
     return f'<h2>Most suspicious labels</h2><p class="note">{text}</p>' + (
         f'<div class="samples">{"".join(cards)}</div>' if cards else '<p class="note">None.</p>'
     )
