@@ -43,7 +43,7 @@ def register(commands: Commands) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Check the certificate; VerificationError says why it does not hold."""
-    from torchlssvm.audit import verification as audit
+    from torchlssvm import audit
     from torchlssvm.audit.certificate import Certificate
     from torchlssvm.cli.exported_head import load_head
 
