@@ -2,7 +2,7 @@
 
     python recipes/correct_labels.py                   # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/correct_labels.py --digits          # scikit-learn's digits, seconds
-    python recipes/correct_labels.py --trust           # nobody looks: every suggestion of the audit is taken
+    python recipes/correct_labels.py --trust           # no person in between: every suggestion of the audit is taken
 
 A Lightning run learns the noisy labels into a store. LabelAudit ranks all samples by their exact leave-one-out margin and
 writes the worst fifth as Relabel events. A person (here: the true labels) mends the file, DataCorrection applies it in steps,

@@ -34,7 +34,7 @@ from torchlssvm.analysis.label_errors import find_label_errors
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares
 
 CONFUSED = np.array([6, 7, 3, 5, 9, 3, 0, 9, 3, 4])
-"""What each digit is easily taken for."""
+"""The digit that each one is most easily mistaken for."""
 
 
 def flipped(truth: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:

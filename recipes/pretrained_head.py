@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchlssvm import FixedPoint, LSSVMHead, attach
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build
-from torchlssvm.cli.console import Progress
+from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.lightning import Cifar10Data, FolderData
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torchlssvm"
@@ -38,7 +38,7 @@ def extract(backbone: nn.Module, dataset: Any, what: str, batch: int = 64) -> tu
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = backbone.to(device).eval()
     xs, ys = [], []
-    with torch.inference_mode(), Progress(argparse.Namespace(json=False), what, len(dataset)) as bar:
+    with torch.inference_mode(), ProgressBar(what, len(dataset)) as bar:
         for x, y in DataLoader(dataset, batch_size=batch):
             xs.append(backbone(x.to(device)).flatten(1).cpu())
             ys.append(y)

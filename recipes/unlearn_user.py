@@ -4,8 +4,8 @@
     python recipes/unlearn_user.py --cifar            # MobileNetV2 features of 10,000 CIFAR-10 pictures (extracted once)
     python recipes/unlearn_user.py --device cuda
 
-Membership check: the scores of the erased samples are, bit for bit, those of a model that never saw them, so nobody can tell
-from the model that they were there. Needs scikit-learn and lightning; a signature needs cryptography.
+Membership check: the scores of the erased samples are, bit for bit, those of a model that never saw them, so the model
+does not tell that they were there. Needs scikit-learn and lightning; a signature needs cryptography.
 """
 
 from __future__ import annotations

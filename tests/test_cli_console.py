@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli_tools import Shell, write
 from torchlssvm import cli
-from torchlssvm.cli.console import Progress
+from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.cli.settings import Settings
 from torchlssvm.errors import GridError, RemovalError, StoreBusyError, StoreError, VerificationError
 
@@ -58,7 +58,7 @@ def test_exit_codes(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("torchlssvm.cli.showing.open_store", fail)
+    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
     assert cli.main(["stats", "s", *(["--json"] if as_json else [])]) == code
     out, err = capsys.readouterr()
     assert err.startswith("torchlssvm: error: ")
@@ -72,7 +72,7 @@ def test_a_message_of_many_lines_becomes_one(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise ValueError("one\n  two\n\nthree")
 
-    monkeypatch.setattr("torchlssvm.cli.showing.open_store", fail)
+    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
     assert cli.main(["stats", "s"]) == 1
     assert capsys.readouterr().err == "torchlssvm: error: one two three\n"
 
@@ -98,7 +98,7 @@ def test_an_unknown_missing_module_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*arguments: Any, **options: Any) -> Any:
         raise ModuleNotFoundError("no", name="elsewhere")
 
-    monkeypatch.setattr("torchlssvm.cli.showing.open_store", fail)
+    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["stats", "s"])
 
@@ -157,7 +157,7 @@ def test_the_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "70")
-    with Progress(Namespace(json=False), "adding", 1000) as bar:
+    with ProgressBar(Namespace(json=False), "adding", 1000) as bar:
         bar.drawn = 0.0
         bar.advance(500)
     lines = screen.getvalue().replace("\x1b[K", "").split("\r")
@@ -171,7 +171,7 @@ def test_the_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Progress(Namespace(json=False), "adding", 1000) as bar:
+    with ProgressBar(Namespace(json=False), "adding", 1000) as bar:
         bar.advance(500)
     assert screen.getvalue() == ""
 
@@ -179,7 +179,7 @@ def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [0, 5, 20, 200])
 @pytest.mark.parametrize("total", [None, 0, 10])
 def test_the_bar_fits(width: int, total: int | None) -> None:
-    bar = Progress(Namespace(json=False), "reading a long name", total)
+    bar = ProgressBar(Namespace(json=False), "reading a long name", total)
     for _ in range(12):
         assert len(bar.line(width)) <= width
         bar.advance(1)

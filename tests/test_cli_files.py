@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cli_tools import N, Shell, head_of, write
-from torchlssvm.cli.files import CSV, Column, load_matrix
-from torchlssvm.cli.samples import FromFile
+from torchlssvm.cli.arrays import load_matrix
+from torchlssvm.cli.columns import Column
+from torchlssvm.cli.samples import FileSamples
 from torchlssvm.cli.settings import Settings
+from torchlssvm.cli.tables import CSVTable
 from torchlssvm.store import SampleStore
 
 
@@ -108,7 +110,7 @@ def test_npy_is_mapped_not_loaded(tmp_path: Path) -> None:
     big[-1] = 7
     big.flush()
     tracemalloc.start()
-    source = FromFile(tmp_path / "big.npy", Settings(), 3, labels=None, ids=None, subjects=None)
+    source = FileSamples(tmp_path / "big.npy", Settings(), 3, labels=None, ids=None, subjects=None)
     assert isinstance(load_matrix(tmp_path / "big.npy"), np.memmap)
     last = None
     for batch in source.batches(1024):
@@ -284,7 +286,7 @@ def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, fli
     path.write_bytes(raw)
     labels = "5" if ".csv" in name else str(tmp_path / "y.npy")
     try:
-        source = FromFile(path, Settings(), 3, labels=labels, ids=None, subjects=None)
+        source = FileSamples(path, Settings(), 3, labels=labels, ids=None, subjects=None)
         read = [batch.x for batch in source.batches(16)]
     except (ValueError, OSError):
         return
@@ -302,12 +304,12 @@ def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, fli
 )  # fmt: skip
 def test_no_sample_is_taken_for_a_header(tmp_path: Path, text: str, named: tuple[str], header: bool) -> None:
     (tmp_path / "a.csv").write_text(text)
-    assert (CSV(tmp_path / "a.csv", named).header is not None) is header
+    assert (CSVTable(tmp_path / "a.csv", named).header is not None) is header
 
 
 def test_columns_by_position(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
-    table = CSV(tmp_path / "a.csv", ())
+    table = CSVTable(tmp_path / "a.csv", ())
     assert [table.find(v) for v in ("0", "-1", "3", "x", None)] == [0, 2, None, None, None]
     assert table.numbers(list(table.rows()), [2, 0]).tolist() == [[3.0, 1.0], [6.0, 4.0]]
     torch.save(["a", "b"], tmp_path / "c.pt")

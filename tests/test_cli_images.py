@@ -183,7 +183,7 @@ def test_ants_and_bees(
     data_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Real photographs through real weights, every third of them (81 to learn, 51 to judge by); one photographer erased."""
-    from torchlssvm.cli.images import Backbone, FromImages
+    from torchlssvm.cli.images import Backbone, ImageSamples
     from torchlssvm.cli.settings import Settings
 
     monkeypatch.chdir(tmp_path)
@@ -214,7 +214,7 @@ def test_ants_and_bees(
     ] == len(paths)
 
     network = Backbone("mobilenet_v2", str(state), 2)
-    val = FromImages(photos / "val", None).through(network, Settings(["ants", "bees"]), 2)
+    val = ImageSamples(photos / "val", None).use_backbone(network, Settings(["ants", "bees"]), 2)
     batches = list(val.batches(64))
     np.save("x.npy", torch.cat([b.x for b in batches]).numpy())
     np.save("y.npy", np.concatenate([b.y for b in batches]))

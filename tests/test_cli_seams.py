@@ -17,6 +17,9 @@ import pytest
 
 from tests.cli_tools import J, K, N, Shell, head_of, write
 from torchlssvm import cli
+from torchlssvm.corrections.pending_events import PendingEvents
+from torchlssvm.events import Remove
+from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
@@ -217,11 +220,14 @@ def start(folder: Path, *arguments: Any, **options: Any) -> subprocess.Popen[str
     ("arguments", "said"),
     [
         (["remove", "s", "--id", "s1"], "the samples were removed, but the output could not be written"),
+        (["drop", "s", "waiting"], "the events were dropped, but the output could not be written"),
         (["stats", "s", "--json"], "nothing was changed, but the output could not be written"),
         (["stats", "nowhere", "--json"], "there is no store at nowhere"),
     ],
 )
 def test_an_output_that_cannot_be_written(filled: Shell, output: str, arguments: list[str], said: str) -> None:
+    with SampleStore(filled.folder / "s") as store:
+        PendingEvents(store).hold([Remove(ids=["later"], event_id="waiting")])
     if output == "full":
         with open("/dev/full", "w") as full, start(filled.folder, *arguments, stdout=full) as process:
             err = process.communicate(timeout=120)[1]
@@ -238,6 +244,7 @@ def test_an_output_that_cannot_be_written(filled: Shell, output: str, arguments:
     assert err.count("\n") == 1
     assert process.returncode == (1 if "nowhere" in arguments else 5)
     assert filled.json("stats", "s")["samples"] == N - (arguments[0] == "remove")
+    assert len(filled.json("pending", "s")["pending"]) == (arguments[0] != "drop")
 
 
 def test_help_to_a_reader_that_has_left(tmp_path: Path) -> None:

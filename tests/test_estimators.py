@@ -188,6 +188,21 @@ def test_partial_fit_and_unfit_of_kernel_machines(model, classes) -> None:
     assert weights == isinstance(model, IncrementalSVC)
 
 
+def test_partial_fit_and_unfit_with_sample_weights() -> None:
+    X, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    X, y, weight = X[order], y[order], np.random.default_rng(1).uniform(0.5, 2.0, len(y))
+    gone, rest = slice(0, 30), slice(30, None)
+    for model, truth in ((LSSVMClassifier(), RidgeClassifier()), (LSSVMRegressor(), Ridge())):
+        model.partial_fit(X, y, sample_weight=weight).partial_unfit(X[gone], y[gone], sample_weight=weight[gone])
+        truth.fit(X[rest], y[rest], sample_weight=weight[rest])
+        np.testing.assert_allclose(model.coef_, truth.coef_, atol=1e-8)
+    svc = IncrementalSVC(gamma=0.5).partial_fit(X[:80], y[:80], sample_weight=weight[:80])
+    svc.partial_fit(X[80:], y[80:], sample_weight=weight[80:]).partial_unfit(svc.ids_[gone])
+    truth = SVC(gamma=0.5, tol=1e-10).fit(X[rest], y[rest], sample_weight=weight[rest])
+    np.testing.assert_array_equal(svc.predict(X), truth.predict(X))
+
+
 @pytest.mark.parametrize("grid", [None, FixedPoint(16.0)])
 def test_partial_fit_and_unfit(grid) -> None:
     X, y = load_iris(return_X_y=True)

@@ -119,7 +119,9 @@ def test_hostile_names_are_text(tmp_path) -> None:
     x, y = torch.randn(30, 3), torch.arange(30) % 2
     evil = '<script>alert("x")</script>'
     with SampleStore(tmp_path / "s", head=LSSVMHead(3, 2)) as store:
-        store.apply(Add(ids=[f"{evil}{i}" for i in range(30)], x=x, y=y, subject=evil))
+        store.apply(
+            Add(ids=[f"{evil}{i}" for i in range(30)], x=x, y=y, subject=evil, event_id=evil.replace("x", "event"))
+        )
         write_report(store, tmp_path / "r.html", classes=[evil, evil], title=evil)
     text = (tmp_path / "r.html").read_text()
     assert "<script" not in text

@@ -120,8 +120,8 @@ def test_spark_and_torch_distributed(context):
     assert total.digest() == Statistics(J, K, grid=GRID).add(X.float(), Y).digest()
     from pyspark.sql import SparkSession
 
-    frame = SparkSession(context).createDataFrame([(x.tolist(), y) for x, y in ROWS[:600]], ["features", "label"])
-    part = statistics_from(frame, J, K, grid=GRID, per_class=True)
+    frame = SparkSession(context).createDataFrame([(x.tolist(), y) for x, y in ROWS[:600]], ["pixels", "digit"])
+    part = statistics_from(frame, J, K, grid=GRID, per_class=True, columns=("pixels", "digit"), depth=1)
     assert part.digest() == Statistics(J, K, grid=GRID, per_class=True).add(X[:600], Y[:600]).digest()
     assert statistics_from(context.parallelize([], 2), J, K, grid=GRID).empty
     with pytest.raises(GridError, match="beyond the grid's limit"):

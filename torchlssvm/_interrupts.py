@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 def is_command() -> bool:
-    """Whether this process was started as the command."""
+    """True if this process was started as the command."""
     if sys.argv[:1] == ["-m"]:  # what it is while Python imports the package that -m names
         return any(pair == ("-m", "torchlssvm") for pair in zip(sys.orig_argv, sys.orig_argv[1:], strict=False))
     return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("torchlssvm", "torchlssvm.exe")

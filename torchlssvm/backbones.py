@@ -18,11 +18,11 @@ __all__ = ["AUTO", "build", "load_pt", "preprocessing"]
 
 log = logging.getLogger("torchlssvm.backbones")
 
-AUTO, TIMM = "auto", "timm/"
+AUTO, TIMM_PREFIX = "auto", "timm/"
 
 
 def build(name: str, weights: str | None = None) -> nn.Module:
-    """A network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
+    """Build a network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
 
     weights: None (random), a member of torchvision's enum (``DEFAULT``, ``IMAGENET1K_V1``), ``pretrained`` for timm, a file
     with a state_dict (the last layer may be missing, or be for other classes: it stays random), or ``"auto"``:
@@ -32,7 +32,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
         return _best(name)
     file = weights is not None and (Path(weights).suffix in (".pt", ".pth", ".bin") or Path(weights).exists())
     try:
-        model = _timm(name, weights, file) if name.startswith(TIMM) else _torchvision(name, weights, file)
+        model = _timm(name, weights, file) if name.startswith(TIMM_PREFIX) else _torchvision(name, weights, file)
     except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
         raise OSError(f"the weights of {name} cannot be loaded: {error}. Give a file with its state_dict") from error
     if file:
@@ -41,7 +41,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
 
 
 def preprocessing(name: str) -> Any:
-    """What torchvision does to an image before this network."""
+    """Return torchvision's preprocessing of images for this network."""
     return _weights_of(name).DEFAULT.transforms()
 
 
@@ -72,7 +72,7 @@ def _timm(name: str, weights: str | None, file: bool) -> nn.Module:
 
     if weights not in (None, "pretrained") and not file:
         raise ValueError(f"weights of a timm model are 'pretrained', a file or None; got {weights!r}")
-    model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=weights == "pretrained")
+    model: nn.Module = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=weights == "pretrained")
     return model
 
 
@@ -95,7 +95,7 @@ def _read(model: nn.Module, name: str, path: Path) -> None:
 
 
 def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote, as long as it is plain data."""
+    """Load plain data that ``torch.save`` wrote."""
     path.stat()
     try:
         check_regular(path)
@@ -109,12 +109,12 @@ def load_pt(path: Path) -> Any:
 
 
 def _best(name: str) -> nn.Module:
-    """The best weights to be had."""
+    """Return the best weights that torchvision offers."""
     local = Path(os.environ.get("TORCHLSSVM_DATA", ""), "weights", f"{name}_imagenet.pt")
     if os.environ.get("TORCHLSSVM_DATA") and local.exists():
         return build(name, str(local))
     try:
-        return build(name, "pretrained" if name.startswith(TIMM) else "DEFAULT")
+        return build(name, "pretrained" if name.startswith(TIMM_PREFIX) else "DEFAULT")
     except OSError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         log.warning(

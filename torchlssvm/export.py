@@ -48,7 +48,7 @@ __all__ = [
     "save_safetensors",
 ]
 
-FORMAT = "torchlssvm-frozen-1"
+FROZEN_FORMAT = "torchlssvm-frozen-1"
 
 
 class PairVotes(nn.Module):
@@ -69,7 +69,7 @@ class PairVotes(nn.Module):
         self.register_buffer("seconds", one_hot[second].sum(0))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """The votes."""
+        """Return votes (B, K) of all pairs."""
         scores = self.linear(x)
         margin = scores @ self.G
         won = (scores.sign() + 1) / 2 @ self.G + self.seconds
@@ -89,7 +89,7 @@ class KernelScores(nn.Module):
             self.register_buffer(name, value)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
-        """The scores."""
+        """Return scores k(x, X) alpha + b (B, K)."""
         rows = self.kernel.prepare(x)
         if self.augmented:
             rows = nn.functional.pad(rows, (0, 1), value=-1.0)
@@ -98,7 +98,7 @@ class KernelScores(nn.Module):
 
 @exactly
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
+    """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
     ``head``: an :class:`~torchlssvm.LSSVMHead`, any kernel machine, ``OneVsRest`` or ``OneVsOne`` of one, or what ``attach``
     made (its network comes along, as a copy). Nothing is shared with the head; later changes of it do not show.
@@ -116,7 +116,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """x @ weight.T + bias."""
+    """Make an ``nn.Linear`` that computes x @ weight.T + bias."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=dtype)
     linear.weight.copy_(weight)
     linear.bias.copy_(bias)
@@ -177,7 +177,7 @@ def export_program(
 
 
 def export_onnx(model: nn.Module, example: Tensor, path: str | os.PathLike[str]) -> None:
-    """An ONNX file with one input ``x`` and one output ``scores``, for a batch of any size. Needs onnx and onnxscript."""
+    """Write an ONNX file with one input ``x`` and one output ``scores``, for a batch of any size. Needs onnx and onnxscript."""
     torch.onnx.export(
         model, (_example(example),), os.fspath(path), input_names=["x"], output_names=["scores"], dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
@@ -193,11 +193,11 @@ def _example(example: Tensor) -> Tensor:
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
-    """The weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON)."""
+    """Write the weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON)."""
     from safetensors.torch import save_file
 
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    known = {"format": FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
+    known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
     given = {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
     clash = sorted(set(known) & set(given))
     if clash:
@@ -206,7 +206,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: M
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a file of :func:`save_safetensors`; ValueError when it is another one."""
+    """Load the tensors and the metadata of a file of :func:`save_safetensors`; ValueError when it is another one."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -215,7 +215,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], d
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{os.fspath(path)} is no safetensors file: {error}") from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != FROZEN_FORMAT:
         raise ValueError(
             f"{os.fspath(path)} was not written by save_safetensors: its format is {metadata.get('format')!r}"
         )

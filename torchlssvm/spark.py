@@ -45,7 +45,7 @@ def statistics_from(
         numpy_sums.sum_samples, J=in_features, K=num_classes, resolution=grid.resolution, limit=grid.max_value,
         per_class=bool(per_class),
     )  # fmt: skip
-    from pyspark import cloudpickle  # whoever has data in Spark has it
+    from pyspark import cloudpickle  # installed wherever there is data in Spark
 
     cloudpickle.register_pickle_by_value(numpy_sums)
     try:

@@ -1,4 +1,4 @@
-"""What events cost beside the head's own work: 1,000 single-sample events against a head with 1,280 features.
+"""The cost of events beside the head's own work: 1,000 single-sample events against a head with 1,280 features.
 
     python recipes/benchmarks/corrections.py            # about a minute on two cores
     python recipes/benchmarks/corrections.py --small    # seconds, for trying it out

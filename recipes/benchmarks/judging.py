@@ -1,4 +1,4 @@
-"""What choosing and judging a model costs, on MNIST pixels (60,000 x 784, ten classes): ratios measured in one run.
+"""The cost of choosing and judging a model, on MNIST pixels (60,000 x 784, ten classes): ratios measured in one run.
 
     python recipes/benchmarks/judging.py [--threads 2] [--samples 60000] [--repeats 3] [--values 3 10]
 

@@ -16,18 +16,34 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm import __version__, _interrupts
-from torchlssvm.cli import adding, changing, creating, pending, reporting, showing, training, verifying
+from torchlssvm.cli import (
+    add,
+    compact,
+    demo,
+    drop,
+    export,
+    fit,
+    history,
+    init,
+    keygen,
+    pending,
+    preview,
+    relabel,
+    remove,
+    report,
+    stats,
+    verify,
+)
+from torchlssvm.cli.arguments import Parser, UsageError
 from torchlssvm.cli.console import (
     BUSY,
-    EXTRAS,
+    EXTRA_OF_PACKAGE,
     FAILED,
     INTERRUPTED,
     NOT_VERIFIED,
-    UNSAID,
+    OUTPUT_LOST,
     USAGE,
     OutputError,
-    Parser,
-    UsageError,
     one_line,
     warn,
     write,
@@ -35,11 +51,12 @@ from torchlssvm.cli.console import (
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.console import Commands
+    from torchlssvm.cli.arguments import Commands
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
-    creating.register, adding.register, changing.register, pending.register, verifying.register, showing.register,
-    reporting.register, training.register,
+    init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
+    pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
+    report.register, fit.register,
 )  # fmt: skip
 EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;
 4 the store is busy; 5 it worked, but its output could not be written; 130 interrupted. Whatever a command reported as done is
@@ -53,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
     try:
         _interrupts.restore()
-        options = training.options(given) or parser.parse_args(given)
+        options = fit.lightning_options(given) or parser.parse_args(given)
         if options.run is None:
             parser.print_help()
             return 0
@@ -70,26 +87,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
     except OutputError as error:
-        return fail(options, error, UNSAID)
+        return fail(options, error, OUTPUT_LOST)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        if package not in EXTRA_OF_PACKAGE:
             raise
-        install = f"needs the package {package}: pip install 'torchlssvm[{EXTRAS[package]}]'"
+        install = f"needs the package {package}: pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
         return fail(options, TorchLSSVMError(f"{options.command} {install}"), FAILED)
     except (TorchLSSVMError, ValueError, OSError) as error:
         return fail(options, error, exit_code(error))
 
 
 def exit_code(error: Exception) -> int:
-    """What an error means to whoever called."""
+    """Return the exit code of an error."""
     if isinstance(error, VerificationError):
         return NOT_VERIFIED
     return BUSY if isinstance(error, StoreBusyError) else FAILED
 
 
 def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
-    """Say what went wrong in one line; as JSON too, if that was asked for."""
+    """Print the error in one line, and as JSON if asked for; return the exit code."""
     message = one_line(error)
     warn(f"{start}{message}")
     if options.json:
@@ -100,13 +117,13 @@ def fail(options: argparse.Namespace, error: BaseException, code: int, start: st
 
 
 def flush() -> None:
-    """Write what is waiting; nothing is said of a reader that has left."""
+    """Flush standard output; a reader that has left is ignored."""
     with contextlib.suppress(OutputError):
         write("", end="")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with every command of :data:`COMMANDS`."""
+    """Build the parser with every command of :data:`COMMANDS`."""
     text = "Classifier heads that learn and unlearn exactly."
     parser: argparse.ArgumentParser = Parser(prog="torchlssvm", description=text, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -1,4 +1,4 @@
-"""Photographs through a torchvision network: the class is the sub-folder, the id the path below the folder."""
+"""Features of photographs from a torchvision network: the class is the sub-folder, the id the path below the folder."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, preprocessing
-from torchlssvm.cli.files import Column
-from torchlssvm.cli.samples import Batch, owners
+from torchlssvm.cli.columns import Column
+from torchlssvm.cli.samples import SampleBatch, as_subjects
 from torchlssvm.cli.settings import Settings
 from torchlssvm.linear import AttachedClassifier, attach
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-DEFAULT = "default"
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+DEFAULT_WEIGHTS = "default"
 
 
 class Backbone:
@@ -30,15 +30,15 @@ class Backbone:
 
     def __init__(self, name: str, weights: str, num_classes: int, head: Any = None, **options: Any):
         self.preprocess = preprocessing(name)
-        if weights != DEFAULT:
+        if weights != DEFAULT_WEIGHTS:
             Path(weights).stat()
-        model = build(name, "DEFAULT" if weights == DEFAULT else weights)
+        model = build(name, "DEFAULT" if weights == DEFAULT_WEIGHTS else weights)
         self.classifier: AttachedClassifier = attach(model, num_classes, head, **options)
         self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
 
 
-class FromImages:
-    """The photographs of a folder. Features made again may differ in their last bits, hence the tolerance."""
+class ImageSamples:
+    """Samples from the photographs of a folder. Features computed again may differ in their last bits, hence the tolerance."""
 
     tolerance = 1e-3
 
@@ -46,12 +46,10 @@ class FromImages:
         self.folder = folder
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        self.paths = sorted(
-            p for p in folder.rglob("*")
-            if p.suffix.lower() in SUFFIXES and p.is_file() and not any(s.startswith(".") for s in p.relative_to(folder).parts)
-        )  # fmt: skip
+        images = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+        self.paths = sorted(p for p in images if not any(s.startswith(".") for s in p.relative_to(folder).parts))
         if not self.paths:
-            raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))})")
+            raise ValueError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
         loose = next((p for p in self.paths if p.parent == folder), None)
         if loose is not None:
             raise ValueError(f"{loose} is in no sub-folder: the class of an image is the name of its sub-folder")
@@ -61,22 +59,22 @@ class FromImages:
             self.subjects.check(self.total, folder, by_position)
 
     def class_name(self, path: Path) -> str:
-        """The first folder below the one given."""
+        """Return the first folder below the one given."""
         return path.relative_to(self.folder).parts[0]
 
     @property
     def class_names(self) -> list[str]:
-        """Each class once."""
+        """Names of the classes, sorted, each once."""
         return sorted({self.class_name(p) for p in self.paths})
 
-    def through(self, backbone: Backbone, settings: Settings, classes: int) -> FromImages:
-        """Say how images become features, and names labels."""
+    def use_backbone(self, backbone: Backbone, settings: Settings, classes: int) -> ImageSamples:
+        """Set the network that makes features of images, and the settings that make labels of names."""
         self.backbone, self.settings, self.classes = backbone, settings, classes
         self.width = backbone.classifier.in_features
         return self
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """All images."""
+    def batches(self, size: int) -> Iterator[SampleBatch]:
+        """Yield the features of all images, ``size`` at a time."""
         for start in range(0, self.total, size):
             paths = self.paths[start : start + size]
             ids = [p.relative_to(self.folder).as_posix() for p in paths]
@@ -85,7 +83,7 @@ class FromImages:
             x = self.backbone.classifier.features(images)
             y = [self.settings.label(self.class_name(p), self.classes) for p in paths]
             where = f"{self.folder}, {ids[0]} to {ids[-1]}"
-            yield Batch(where, ids, owners(names), x, y)
+            yield SampleBatch(where, ids, as_subjects(names), x, y)
 
     def _read(self, path: Path) -> torch.Tensor:
         from PIL import Image

@@ -1,4 +1,4 @@
-"""Samples in batches, whatever they come from. Nothing larger than a batch is copied into memory."""
+"""Samples from files, in batches. Nothing larger than a batch is copied into memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from torchlssvm.cli.files import CSV, Column, is_table, load_matrix, to_features
+from torchlssvm.cli.arrays import load_matrix, to_features
+from torchlssvm.cli.columns import Column
 from torchlssvm.cli.settings import Settings
+from torchlssvm.cli.tables import CSVTable, is_table
 
 Cells: TypeAlias = list[tuple[int, list[str]]]
 """Rows of a CSV with their line numbers."""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Samples that follow each other: x (B, J), y (B,) or (B, K) or None, and where they come from, for a message."""
+class SampleBatch:
+    """Consecutive samples: x (B, J), y (B,) or (B, K) or None, and where they come from, for a message."""
 
     where: str
     ids: list[str]
@@ -28,18 +30,18 @@ class Batch:
     y: list[int] | Tensor | None
 
 
-class Samples(Protocol):
-    """What ``add`` reads. ``tolerance``: how far features of the same sample, made again, may lie apart (relative)."""
+class SampleSource(Protocol):
+    """Source of samples for ``add``. ``tolerance``: largest relative difference of a sample's features, computed again."""
 
     total: int
     width: int
     tolerance: float
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """All samples."""
+    def batches(self, size: int) -> Iterator[SampleBatch]:
+        """Yield all samples, ``size`` at a time."""
 
 
-class FromFile:
+class FileSamples:
     """Samples of a .npy, .pt or CSV file. Ids are ``<file name>:<row from 0>`` unless there are others.
 
     ``labels``, ``ids`` and ``subjects`` are files, or columns of the CSV. A CSV is read twice: before anything is added, every
@@ -53,7 +55,7 @@ class FromFile:
         by_position: bool = False,
     ):  # fmt: skip
         self.path, self.settings, self.classes = path, settings, classes
-        self.table = CSV(path, (labels, ids, subjects)) if is_table(path) else None
+        self.table = CSVTable(path, (labels, ids, subjects)) if is_table(path) else None
         if self.table is None and path.suffix not in (".npy", ".pt"):
             raise ValueError(f"{path}: features are read from .npy, .pt, .csv and .csv.gz files")
         self.matrix = load_matrix(path) if self.table is None else None
@@ -79,7 +81,7 @@ class FromFile:
         return Column(Path(value), name)
 
     def _count(self) -> int:
-        """The number of samples, after a look at every cell of a CSV."""
+        """Count the samples; every cell of a CSV is checked on the way."""
         total = 0 if self.matrix is None else len(self.matrix)
         for rows in self._rows(1024) if self.table is not None else ():
             self._labels(rows, None)
@@ -96,7 +98,7 @@ class FromFile:
             yield batch
 
     def _labels(self, rows: Cells, values: list[str] | Tensor | None) -> list[int] | Tensor | None:
-        """Labels from the cells of a CSV, or from the values of a file."""
+        """Read labels from the cells of a CSV, or from the values of a file."""
         if "label" in self.cells:
             return [self._label(row[self.cells["label"]], f"{self.path}, line {n}") for n, row in rows]
         if values is None or isinstance(values, Tensor):
@@ -110,13 +112,13 @@ class FromFile:
             raise ValueError(f"{where}: {error}") from None
 
     def _take(self, name: str, rows: Cells, start: int, ids: list[str]) -> list[str] | Tensor | None:
-        """The values of a column, from wherever it comes."""
+        """Return the values of a column of the CSV or of another file; None if there is none."""
         if name in self.cells:
             return [row[self.cells[name]].strip() for _, row in rows]
         return self.columns[name].take(start, ids) if name in self.columns else None
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """All samples."""
+    def batches(self, size: int) -> Iterator[SampleBatch]:
+        """Yield all samples, ``size`` at a time."""
         parts: Iterator[Cells] = self._rows(size) if self.table is not None else iter([[]] * -(-self.total // size))
         start = 0
         for rows in parts:
@@ -126,18 +128,18 @@ class FromFile:
                 assert self.matrix is not None
                 x = to_features(self.matrix[start : start + size])
             default = [f"{self.path.name}:{start + i}" for i in range(len(x))]
-            ids = texts(self._take("id", rows, start, default)) or default
+            ids = as_texts(self._take("id", rows, start, default)) or default
             y = self._labels(rows, self._take("label", rows, start, ids))
             where = f"{self.path}, samples {start} to {start + len(x) - 1}"
-            yield Batch(where, ids, owners(self._take("subject", rows, start, ids)), x, y)
+            yield SampleBatch(where, ids, as_subjects(self._take("subject", rows, start, ids)), x, y)
             start += len(x)
 
 
-def texts(values: list[str] | Tensor | None) -> list[str]:
-    """The values of a column as texts."""
+def as_texts(values: list[str] | Tensor | None) -> list[str]:
+    """Convert the values of a column to texts."""
     return [str(v) for v in values.tolist()] if isinstance(values, Tensor) else values or []
 
 
-def owners(values: list[str] | Tensor | None) -> list[str | None] | None:
-    """The values of a column as subjects; an empty one means nobody."""
-    return None if values is None else [name or None for name in texts(values)]
+def as_subjects(values: list[str] | Tensor | None) -> list[str | None] | None:
+    """Convert the values of a column to subjects; an empty value is None."""
+    return None if values is None else [name or None for name in as_texts(values)]

@@ -1,4 +1,4 @@
-"""What the command line remembers with a store: the names of its classes and the network its features come from.
+"""Settings that the command line keeps with a store: the names of its classes and the network its features come from.
 
 Kept as a note of the store, so that it has the same durability and checksum as everything else.
 """
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
 
-NAME = "cli"
+NOTE_NAME = "cli"
 
 
 @dataclass
 class Settings:
-    """``classes``: the names of labels 0, 1, ...; may be fewer than there are labels, or none."""
+    """Names of classes and network. ``classes``: the names of labels 0, 1, ...; may be fewer than there are labels, or none."""
 
     classes: list[str] = field(default_factory=list)
     backbone: str | None = None
     weights: str | None = None
 
     def name(self, label: int) -> str:
-        """The name of a label."""
+        """Return the name of a label."""
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
     def label(self, text: str, classes: int) -> int:
-        """The label that a text stands for: a name, or a number from 0."""
+        """Return the label that a text stands for: a name, or a number from 0."""
         text = text.strip()
         if text in self.classes:
             return self.classes.index(text)
@@ -63,18 +63,18 @@ class Settings:
 
 
 def load(store: SampleStore) -> Settings:
-    """The settings of a store; one that was not made by the command line has none."""
-    return Settings(**store.notes().get(NAME, {}))
+    """Load the settings of a store; one that was not made by the command line has none."""
+    return Settings(**store.notes().get(NOTE_NAME, {}))
 
 
 def known(store: SampleStore) -> bool:
-    """Whether the command line has made this store, and finished."""
-    return NAME in store.notes()
+    """Tell if the command line has made this store, and finished."""
+    return NOTE_NAME in store.notes()
 
 
 def save(store: SampleStore, settings: Settings) -> None:
-    """Keep them."""
-    store.set_note(NAME, asdict(settings))
+    """Write the settings into the store."""
+    store.set_note(NOTE_NAME, asdict(settings))
 
 
 def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
@@ -86,4 +86,4 @@ def learn_names(store: SampleStore, names: Sequence[str]) -> Settings:
         settings.learn_names(names, classes)
         return asdict(settings)
 
-    return Settings(**store.update_note(NAME, learn))
+    return Settings(**store.update_note(NOTE_NAME, learn))

@@ -12,10 +12,10 @@ from torchlssvm.demo.data import Task, load, needs
 from torchlssvm.demo.picture import draw
 from torchlssvm.demo.report import summary, table
 from torchlssvm.demo.scores import leave_one_out, margins, new_head
-from torchlssvm.demo.story import Step, Story
+from torchlssvm.demo.story import DemoStep, Story
 
 __all__ = [
-    "PICTURE", "Step", "Story", "Task", "draw", "leave_one_out", "load", "margins", "new_head", "run", "summary", "table",
+    "PICTURE", "DemoStep", "Story", "Task", "draw", "leave_one_out", "load", "margins", "new_head", "run", "summary", "table",
 ]  # fmt: skip
 
 PICTURE = "torchlssvm_demo.png"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torchlssvm import TorchLSSVMError
 
-CLASSES, FEATURES, TRAIN, USERS = 10, 512, 1297, 40
-NOISE = 0.2  # the fraction of training labels that is made wrong
-USER = 17  # the one who asks for erasure
+DIGIT_CLASSES, RELU_FEATURES, TRAINING_SAMPLES, USER_COUNT = 10, 512, 1297, 40
+WRONG_SHARE = 0.2  # the fraction of training labels that is made wrong
+ERASED_USER = 17  # the one who asks for erasure
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ def load(seed: int) -> Task:
     random = torch.Generator().manual_seed(seed)
     digits = needs("sklearn.datasets", "scikit-learn").load_digits()
     images, y = torch.as_tensor(digits.images / 16, dtype=torch.float32), torch.as_tensor(digits.target).long()
-    weight = torch.randint(-8, 9, (64, FEATURES), generator=random) / 8
-    bias = torch.randint(-8, 9, (FEATURES,), generator=random) / 8
+    weight = torch.randint(-8, 9, (64, RELU_FEATURES), generator=random) / 8
+    bias = torch.randint(-8, 9, (RELU_FEATURES,), generator=random) / 8
     x = torch.relu(images.flatten(1) @ weight + bias)  # exact in float32, in whatever order it is summed
 
     order = torch.randperm(len(y), generator=random)
-    train, test = order[:TRAIN], order[TRAIN:]
+    train, test = order[:TRAINING_SAMPLES], order[TRAINING_SAMPLES:]
     truth, given = y[train], y[train].clone()
-    bad = torch.randperm(TRAIN, generator=random)[: round(NOISE * TRAIN)]
-    given[bad] = (truth[bad] + torch.randint(1, CLASSES, (len(bad),), generator=random)) % CLASSES
-    users = torch.randperm(TRAIN, generator=random) % USERS
+    bad = torch.randperm(TRAINING_SAMPLES, generator=random)[: round(WRONG_SHARE * TRAINING_SAMPLES)]
+    given[bad] = (truth[bad] + torch.randint(1, DIGIT_CLASSES, (len(bad),), generator=random)) % DIGIT_CLASSES
+    users = torch.randperm(TRAINING_SAMPLES, generator=random) % USER_COUNT
     return Task(images[train], x[train], truth, given, users, x[test], y[test], seed)
 
 
 def needs(module: str, package: str) -> Any:
-    """Import what an extra installs, or say which one."""
+    """Import a module of an extra; the error names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError:

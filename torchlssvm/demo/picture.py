@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.demo.data import NOISE, USER
+from torchlssvm.demo.data import ERASED_USER, WRONG_SHARE
 from torchlssvm.demo.story import Story
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#595959"  # Okabe and Ito: told apar
 
 
 def draw(story: Story, path: Path) -> None:
-    """Accuracy through the steps on the left, suspicious digits on the right."""
+    """Draw accuracy through the steps on the left, suspicious digits on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def draw(story: Story, path: Path) -> None:
 
 
 def draw_accuracy(figure: SubFigure, story: Story) -> None:
-    """Test accuracy after each step, and with clean labels from the start."""
+    """Draw the test accuracy after each step, and with clean labels from the start."""
     axes: Axes = figure.subplots()
     figure.subplots_adjust(left=0.13, right=0.96, top=0.85, bottom=0.2)
     names = ("learn", "correct", "erase")
@@ -41,7 +41,7 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     axes.plot(range(3), values, color=BLUE, linewidth=2, marker="o", markersize=9, zorder=2)
     for i, value in enumerate(values):
         axes.annotate(f"{value:.1f}%", (i, value), (9, -17), textcoords="offset points", color=BLUE, weight="bold")
-    captions = (f"learn\n({NOISE:.0%} wrong labels)", "correct\n(labels found)", f"erase\n(user {USER})")
+    captions = (f"learn\n({WRONG_SHARE:.0%} wrong labels)", "correct\n(labels found)", f"erase\n(user {ERASED_USER})")
     times = [f"{caption}\n{story[name].milliseconds:.1f} ms" for caption, name in zip(captions, names, strict=True)]
     axes.set_xticks(range(3), times, fontsize=10)
     axes.set(xlim=(-0.4, 2.5), ylim=(low - 0.25 * span, low + 1.2 * span), ylabel="test accuracy (%)")
@@ -49,9 +49,9 @@ def draw_accuracy(figure: SubFigure, story: Story) -> None:
     figure.text(0.03, 0.93, "Each step is one exact, durable call", fontsize=13, weight="bold")
 
 
-def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
-    """Three rows of suspicious digits: the top, the middle and the end of the list."""
-    size = len(story.suspicious)
+def draw_digits(figure: SubFigure, story: Story) -> None:
+    """Draw three rows of suspicious digits: the top, the middle and the end of the list."""
+    size, columns = len(story.suspicious), 8
     starts = (0, (size - columns) // 2, size - columns)
     grid: Any = figure.subplots(3, columns)
     figure.subplots_adjust(left=0.115, right=0.985, top=0.85, bottom=0.09, wspace=0.14, hspace=0.45)
@@ -68,7 +68,7 @@ def draw_digits(figure: SubFigure, story: Story, columns: int = 8) -> None:
 
 
 def draw_digit(axes: Axes, story: Story, rank: int) -> None:
-    """One suspicious digit with its given and proposed label, and whether the suspicion was right."""
+    """Draw one suspicious digit with its given and proposed label, and whether the suspicion was right."""
     i, right = int(story.suspicious[rank]), bool(story.right[rank])
     colour, mark = (BLUE, "✓") if right else (ORANGE, "✗")
     axes.imshow(story.task.images[i].numpy(), cmap="gray_r", vmin=0, vmax=1)

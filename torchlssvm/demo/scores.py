@@ -1,4 +1,4 @@
-"""The head of the demo, and which of its samples look wrong."""
+"""The head of the demo, and its leave-one-out scores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.analysis.cross_validation import margins
-from torchlssvm.demo.data import CLASSES, FEATURES
+from torchlssvm.demo.data import DIGIT_CLASSES, RELU_FEATURES
 
 __all__ = ["leave_one_out", "margins", "new_head"]
 
 
 def new_head() -> LSSVMHead:
-    """An empty head. The grid is fixed beforehand, so that no sample, erased or not, has a say in it."""
-    return LSSVMHead(FEATURES, CLASSES, grid=FixedPoint(limit=64.0))
+    """Make an empty head. Its grid is fixed beforehand, so that it does not depend on any sample."""
+    return LSSVMHead(RELU_FEATURES, DIGIT_CLASSES, grid=FixedPoint(limit=64.0))
 
 
 def leave_one_out(head: LSSVMHead, x: Tensor, y: Tensor) -> Tensor:

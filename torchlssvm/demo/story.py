@@ -13,25 +13,25 @@ from typing import TypeVar
 import torch
 
 from torchlssvm import LSSVMHead, VerificationError, audit
-from torchlssvm.demo.data import CLASSES, NOISE, USER, Task
+from torchlssvm.demo.data import DIGIT_CLASSES, ERASED_USER, WRONG_SHARE, Task
 from torchlssvm.demo.scores import leave_one_out, margins, new_head
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore
 
 T = TypeVar("T")
-BATCH = 97  # of the head that never saw the user; the first one learns in one batch
+COMPARED_BATCH_ROWS = 97  # of the head that never saw the user; the first one learns in one batch
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """What a call returns, and its milliseconds."""
+    """Call a function; return its result and its milliseconds."""
     start = time.perf_counter()
     out = call()
     return out, 1e3 * (time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
-class Step:
-    """A row of the table."""
+class DemoStep:
+    """One step of the story: a row of the table."""
 
     name: str
     what: str
@@ -43,12 +43,12 @@ class Step:
 
 
 def subject(user: int) -> str:
-    """Whose samples these are, as the store knows them."""
+    """Return the subject under which the store knows a user."""
     return f"user-{user:02d}"
 
 
 class Story:
-    """The steps in their order, with everything they found out.
+    """The steps in their order, with their results.
 
     Times include what makes a step durable on the disk, and bringing the weights up to date.
     """
@@ -57,7 +57,7 @@ class Story:
         self.task = task
         self.ids = [f"digit-{i:04d}" for i in range(len(task.x))]
         self.labels = task.given.clone()  # what the head holds now
-        self.steps: list[Step] = []
+        self.steps: list[DemoStep] = []
         self.clean = self.accuracy(new_head().add(task.x, task.truth))
         with TemporaryDirectory() as folder:
             self.folder = Path(folder)
@@ -67,43 +67,43 @@ class Story:
                     step()
 
     def accuracy(self, head: LSSVMHead) -> float:
-        """On the test set."""
+        """Return a head's accuracy on the test set."""
         return float((head.predict(self.task.test_x) == self.task.test_y).double().mean())
 
-    def __getitem__(self, name: str) -> Step:
+    def __getitem__(self, name: str) -> DemoStep:
         return next(step for step in self.steps if step.name == name)
 
     @property
     def passed(self) -> bool:
-        """Whether every check holds."""
+        """True if every check holds."""
         return all(step.passed for step in self.steps)
 
     def apply(self, event: Add | Relabel | Remove) -> tuple[str, float]:
-        """Apply an event; its id, and the milliseconds until it is durable and the weights are up to date."""
+        """Apply an event; return its id and the milliseconds until it is durable and the weights are up to date."""
         start = time.perf_counter()
         receipt = self.store.apply(event)
         _ = self.head.weight
         return receipt.event_id, 1e3 * (time.perf_counter() - start)
 
     def learn(self) -> None:
-        """One pass over samples with wrong labels, each with its owner."""
+        """Learn in one pass over samples with wrong labels, each with its owner."""
         x, y = self.task.x, self.task.given
         _, ms = self.apply(Add(self.ids, x, y, [subject(u) for u in self.task.users.tolist()]))
-        check, passed = "every sample counted once", torch.equal(self.head.counts, y.bincount(minlength=CLASSES))
-        what = f"add once, {NOISE:.0%} of labels wrong"
-        self.steps.append(Step("learn", what, len(x), self.accuracy(self.head), ms, check, passed))
+        check, passed = "every sample counted once", torch.equal(self.head.counts, y.bincount(minlength=DIGIT_CLASSES))
+        what = f"add once, {WRONG_SHARE:.0%} of labels wrong"
+        self.steps.append(DemoStep("learn", what, len(x), self.accuracy(self.head), ms, check, passed))
 
     def find(self) -> None:
         """Rank all samples by their leave-one-out margin and suspect the lowest."""
         x, given, truth = self.task.x, self.task.given, self.task.truth
         scores, ms = timed(lambda: leave_one_out(self.head, x, given))
         self.proposed = scores.argmax(1)
-        self.suspicious = margins(scores, given).argsort(stable=True)[: round(NOISE * len(x))]
+        self.suspicious = margins(scores, given).argsort(stable=True)[: round(WRONG_SHARE * len(x))]
         self.right = given[self.suspicious] != truth[self.suspicious]
         self.precision, self.chance = float(self.right.double().mean()), float((given != truth).double().mean())
         what, passed = "lowest leave-one-out margins", self.precision > 2 * self.chance
         check = f"{self.precision:.0%} wrong (chance {self.chance:.0%})"
-        self.steps.append(Step("find", what, len(self.right), None, ms, check, passed))
+        self.steps.append(DemoStep("find", what, len(self.right), None, ms, check, passed))
 
     def correct(self) -> None:
         """Relabel the suspicious samples that are really wrong, as a person who checks the list would."""
@@ -113,19 +113,21 @@ class Story:
         self.labels[wrong] = new
         accuracy, before = self.accuracy(self.head), self["learn"].accuracy or 0.0
         what, check = "relabel those really wrong", f"not lower (clean {self.clean:.1%})"
-        self.steps.append(Step("correct", what, len(wrong), accuracy, ms, check, accuracy >= before))
+        self.steps.append(DemoStep("correct", what, len(wrong), accuracy, ms, check, accuracy >= before))
 
     def erase(self) -> None:
         """Remove one user by name; no other sample is looked at."""
-        gone = self.store.find(subject=subject(USER))
+        gone = self.store.find(subject=subject(ERASED_USER))
         self.digest_before = self.head.digest()
-        self.event_id, ms = self.apply(Remove(subject=subject(USER)))
+        self.event_id, ms = self.apply(Remove(subject=subject(ERASED_USER)))
         self.digest_after = self.head.digest()
         accuracy, passed = self.accuracy(self.head), self.digest_after != self.digest_before
-        self.steps.append(Step("erase", f"remove user {USER}", len(gone), accuracy, ms, "digest changed", passed))
+        self.steps.append(
+            DemoStep("erase", f"remove user {ERASED_USER}", len(gone), accuracy, ms, "digest changed", passed)
+        )
 
     def certify(self) -> None:
-        """Destroy the bytes, look for what is left of the user in every file, and sign what was done."""
+        """Destroy the bytes, search every file for traces of the user, and sign a certificate."""
         self.signed = find_spec("cryptography") is not None
         key = self.folder / "key.pem"
         self.public_key = audit.new_key(key) if self.signed else None
@@ -133,21 +135,21 @@ class Story:
         self.store.compact()
         self.certificate = self.store.certificate(self.event_id, key=key if self.signed else None)
         ms = 1e3 * (time.perf_counter() - start)
-        gone = torch.nonzero(self.task.users == USER)[:, 0].tolist()
-        words = [subject(USER).encode(), *(self.ids[i].encode() for i in gone)]
+        gone = torch.nonzero(self.task.users == ERASED_USER)[:, 0].tolist()
+        words = [subject(ERASED_USER).encode(), *(self.ids[i].encode() for i in gone)]
         files = [p.read_bytes() for p in self.store.path.iterdir()]
         self.traces = sum(data.count(word) for data in files for word in words)
         passed = self.traces == 0 and self.certificate.compacted and self.certificate.erased == len(gone)
         what = "compact, sign a certificate" if self.signed else "compact, write a certificate"
-        self.steps.append(Step("certify", what, len(gone), None, ms, "no trace in any file", passed))
+        self.steps.append(DemoStep("certify", what, len(gone), None, ms, "no trace in any file", passed))
 
     @property
     def certificate_text(self) -> str:
-        """Whether the certificate is signed."""
+        """Form of the signature, or the reason that there is none."""
         return "signed with Ed25519" if self.signed else "not signed, for want of cryptography: torchlssvm[audit]"
 
     def verify(self) -> None:
-        """What an auditor does: check the signature and the journal, sum the rows anew, solve the weights again."""
+        """Verify as an auditor does: check the signature and the journal, sum the rows anew, solve the weights again."""
         start = time.perf_counter()
         try:
             report = audit.verify(
@@ -159,16 +161,16 @@ class Story:
         ms = 1e3 * (time.perf_counter() - start)
         check = "signature, rows, w hold" if self.signed else "unsigned; rows, w hold"
         what = "the certificate, rows and head"
-        self.steps.append(Step("verify", what, len(self.store), None, ms, check, passed))
+        self.steps.append(DemoStep("verify", what, len(self.store), None, ms, check, passed))
 
     def compare(self) -> None:
         """Compare with a head that never saw the user: the others' samples in another order and in other batches."""
-        kept = torch.nonzero(self.task.users != USER)[:, 0]
+        kept = torch.nonzero(self.task.users != ERASED_USER)[:, 0]
         order = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(self.task.seed))]
 
         def relearn() -> LSSVMHead:
             head = new_head()
-            for batch in order.split(BATCH):
+            for batch in order.split(COMPARED_BATCH_ROWS):
                 head.add(self.task.x[batch], self.labels[batch])
             return head.refresh()
 
@@ -179,5 +181,5 @@ class Story:
         pairs = (self.head.weight, other.weight), (self.head.bias, other.bias)
         self.bit_identical = all(torch.equal(mine, theirs) for mine, theirs in pairs)
         passed = self.digests_equal and self.bit_identical
-        what, check = f"head that never saw user {USER}", "digest, w bit-identical"
-        self.steps.append(Step("compare", what, len(kept), self.accuracy(other), ms, check, passed))
+        what, check = f"head that never saw user {ERASED_USER}", "digest, w bit-identical"
+        self.steps.append(DemoStep("compare", what, len(kept), self.accuracy(other), ms, check, passed))

@@ -34,7 +34,7 @@ class RandomProjection(nn.Module):
         return projection.project(x, self.weight)
 
     def extra_repr(self) -> str:
-        """Widths and seed."""
+        """The widths and the seed."""
         return f"{self.in_features}, {self.out_features}, seed={self.seed}"
 
 
@@ -97,12 +97,12 @@ class RandomFourier(RandomProjection):
         self.register_buffer("phase", turns.to(torch.int16).to(device))  # in 2^-15 turns
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, M)
-        """sqrt(2/M) cos(...), float64."""
+        """sqrt(2/M) cos(x W sqrt(2 gamma) + t), float64."""
         angle = self.project(x) * math.sqrt(2.0 * self.gamma) + self.phase.to(torch.float64) * (2.0 * math.pi / 2**15)
         return torch.cos(angle) * math.sqrt(2.0 / self.out_features)
 
     def get_extra_state(self) -> Tensor:
-        """gamma."""
+        """The width gamma, saved with the module."""
         return torch.tensor([self.gamma], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:

@@ -148,27 +148,33 @@ def normalized(p: Tensor, scores: Tensor) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
-def expected_calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:
+CONFIDENCE_BINS = 15
+"""Bins of equal width between 0 and 1, the usual number in the literature, so that errors can be compared."""
+
+
+def _binned(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Bin (n,), confidence (n,) and correctness (n,) of each prediction."""
+    confidence, predicted = probabilities.to(torch.float64).max(1)
+    which = (confidence * CONFIDENCE_BINS).ceil().to(torch.int64).sub_(1).clamp_(0, CONFIDENCE_BINS - 1)
+    return which, confidence, (predicted == y).to(torch.float64)
+
+
+def expected_calibration_error(probabilities: Tensor, y: Tensor) -> float:
     """ECE: sum over bins of confidence of (share of samples) |accuracy - mean confidence|. probabilities: (n, K); y: (n,).
 
     >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
     >>> round(expected_calibration_error(sure, torch.tensor([0, 1])), 3)
     0.4
     """
-    confidence, predicted = probabilities.to(torch.float64).max(1)
-    right = (predicted == y).to(torch.float64)
-    which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, right - confidence)
+    which, confidence, right = _binned(probabilities, y)
+    gap = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device).index_add_(0, which, right - confidence)
     return float(gap.abs().sum() / max(1, len(y)))
 
 
-def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+def reliability(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean confidence, accuracy and number of samples of each bin (bins,); NaN where a bin is empty."""
-    confidence, predicted = probabilities.to(torch.float64).max(1)
-    right = (predicted == y).to(torch.float64)
-    which = (confidence * bins).ceil().to(torch.int64).sub_(1).clamp_(0, bins - 1)
-    sums = [
-        torch.zeros(bins, dtype=torch.float64, device=y.device).index_add_(0, which, v) for v in (confidence, right)
-    ]
-    count = torch.bincount(which, minlength=bins)
+    which, *values = _binned(probabilities, y)
+    zeros = torch.zeros(CONFIDENCE_BINS, dtype=torch.float64, device=y.device)
+    sums = [zeros.index_add(0, which, v) for v in values]
+    count = torch.bincount(which, minlength=CONFIDENCE_BINS)
     return sums[0] / count, sums[1] / count, count

@@ -101,7 +101,7 @@ def _without_negative(
 
 
 def objective(alpha: Tensor, z: Tensor, C: float) -> Tensor:
-    """p(alpha)."""
+    """The primal objective p(alpha)."""
     g = 1.0 + z - alpha / C
     return 0.5 * (alpha @ g) + 0.5 * C * (1.0 - g).clamp(min=0.0).square().sum()
 

@@ -1,9 +1,9 @@
-"""Keyed fingerprints of gridded rows: whoever has the key can recognise a row, without it no guess can be tested.
+"""Keyed fingerprints of gridded rows: with the key a row can be recognised, without it no guess can be tested.
 
 A row of integers q is multiplied by a few secret integer vectors r, and the products q . r are hashed under the key together
 with the row's label and fold. Two different rows give the same product with one vector for at most one of the 2^17 values of
 any single entry of r, so with four vectors with a probability of at most 2^-68. The products themselves would give the vectors
-away to whoever knows as many rows as there are columns; the hashes do not.
+away to a reader who knows as many rows as there are columns; the hashes do not.
 
 The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
 over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.

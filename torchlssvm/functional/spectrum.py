@@ -200,8 +200,12 @@ def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:
     return T - 2 * (w * V).sum(0) + (w * (M @ w)).sum(0)
 
 
-def default_values(s: Tensor, D: int, count: int = 100) -> Tensor:
-    """Values from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
+PATH_VALUES = 100
+"""Values of rho on a path: nine for each decade of 1e-8 to 1e3."""
+
+
+def default_values(s: Tensor, D: int) -> Tensor:
+    """Values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
     host = checks.to_host(s.sum())
     mean = 1.0 if host is None else host[0][0] / D
-    return (mean or 1.0) * torch.logspace(-8, 3, count, dtype=torch.float64, device=s.device)
+    return (mean or 1.0) * torch.logspace(-8, 3, PATH_VALUES, dtype=torch.float64, device=s.device)

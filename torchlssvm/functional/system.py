@@ -23,7 +23,7 @@ from torch import Tensor
 from torchlssvm.functional.gram import strip_views, strips
 
 PAD_EVERY = 64
-PAD = 8
+PAD_ROWS = 8
 """Factorizations of sizes that are multiples of 64 suffer from cache aliasing; eight unit rows cure it (1.3x faster)."""
 
 
@@ -54,7 +54,7 @@ class Factor(NamedTuple):
         return padded[:, : self.J] * scale
 
     def inverse(self) -> Tensor:
-        """A^-1 (J, J)."""
+        """The inverse A^-1 (J, J)."""
         full = torch.cholesky_inverse(self.L)
         return full[: self.J, : self.J].contiguous() if self.L.shape[0] > self.J else full
 
@@ -69,7 +69,7 @@ def factor_(work: Tensor, J: int) -> Factor:
 
 def workspace(J: int, device: torch.device) -> Tensor:
     """An (n, n) float64 matrix for a system of J unknowns, to be filled by :func:`fill_system`."""
-    n = J + PAD if J >= PAD_EVERY and J % PAD_EVERY == 0 else J
+    n = J + PAD_ROWS if J >= PAD_EVERY and J % PAD_EVERY == 0 else J
     return torch.empty(n, n, dtype=torch.float64, device=device)
 
 

@@ -316,7 +316,7 @@ class KernelInverse:
 
     def _room(self, capacity: int) -> Tensor:
         # A leading dimension that is no power of two: products on aliased rows are slower.
-        return self.slots.x.new_zeros(capacity, capacity + system.PAD)[:, :capacity]
+        return self.slots.x.new_zeros(capacity, capacity + system.PAD_ROWS)[:, :capacity]
 
     def _inaccurate(self, term: block_inverse.Term) -> bool:
         host = checks.to_host(term.share)

@@ -23,7 +23,7 @@ from torchlssvm.kernels import Kernel, as_kernel
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SAVED = ("rows", "targets", "ids", "solution", "options")
+SAVED_TENSORS = ("rows", "targets", "ids", "solution", "options")
 """The names of the tensors of a saved machine."""
 
 
@@ -223,10 +223,10 @@ class KernelMachine(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in SAVED if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in SAVED}
+        mine = {k: state_dict[prefix + k] for k in SAVED_TENSORS if prefix + k in state_dict}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in SAVED_TENSORS}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        missing = [prefix + k for k in SAVED if k not in mine]
+        missing = [prefix + k for k in SAVED_TENSORS if k not in mine]
         missing_keys += missing
         if not missing:
             try:
@@ -243,7 +243,7 @@ class KernelMachine(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         saved, old = state.pop("_saved_state", None), state.pop("_engine", None)
-        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.SOLUTION})  # type: ignore[no-untyped-call]
+        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.DROPPED_ATTRIBUTES})  # type: ignore[no-untyped-call]
         if saved is not None:
             self._load(saved)
             return

@@ -22,11 +22,11 @@ from torchlssvm.kernel_machines.sample_slots import SampleSlots
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SAVED = ("x", "y", "ids", "names", "options")
+SAVED_TENSORS = ("x", "y", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
 
-WEIGHTS = "weights"
-"""Saved too; files of early versions have none, and mean ones."""
+SAVED_WEIGHTS = "weights"
+"""The name of the samples' weights in a saved machine; files of early versions have none, and mean ones."""
 
 
 class MultiClass(nn.Module):
@@ -239,7 +239,7 @@ class MultiClass(nn.Module):
         destination |= {
             prefix + "x": slots.x[order],
             prefix + "y": slots.y[order, 0].to(torch.int64),
-            prefix + WEIGHTS: slots.y[order, 1],
+            prefix + SAVED_WEIGHTS: slots.y[order, 1],
             prefix + "ids": slots.ids,
             prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
             prefix + "options": torch.frombuffer(bytearray(options.encode()), dtype=torch.uint8),
@@ -250,10 +250,10 @@ class MultiClass(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in (*SAVED, WEIGHTS) if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*SAVED, WEIGHTS)}
+        mine = {k: state_dict[prefix + k] for k in (*SAVED_TENSORS, SAVED_WEIGHTS) if prefix + k in state_dict}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*SAVED_TENSORS, SAVED_WEIGHTS)}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        missing = [prefix + k for k in SAVED if k not in mine]
+        missing = [prefix + k for k in SAVED_TENSORS if k not in mine]
         missing_keys += missing
         if missing:
             return
@@ -264,7 +264,7 @@ class MultiClass(nn.Module):
             ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)
             if len(ids) != len(x) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
                 raise ValueError(f"{len(x)} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit")
-            weights = mine.get(WEIGHTS)
+            weights = mine.get(SAVED_WEIGHTS)
             if weights is not None and tuple(weights.shape) != (len(ids),):
                 raise ValueError(f"{len(ids)} ids and weights {tuple(weights.shape)} do not fit")
             weights = None if weights is None else weights.to(device=self._device, dtype=torch.float64)

@@ -11,18 +11,18 @@ from types import ModuleType, SimpleNamespace
 
 from torch import Tensor
 
-PARTS = {"dual": ("Dual",), "inverse": ("Inverse",), "primal": ("Primal",), "rows": ("Rows",)}
+PICKLED_CLASSES = {"dual": ("Dual",), "inverse": ("Inverse",), "primal": ("Primal",), "rows": ("Rows",)}
 """Modules of version 0.1.0 and their classes that a pickled machine consists of."""
 
-SOLUTION = ("_alpha", "_seen", "_coefficients")
+DROPPED_ATTRIBUTES = ("_alpha", "_seen", "_coefficients")
 """Attributes of a pickled LagrangianSVM that the machine no longer has: alpha is computed anew."""
 
 
 def register(machines: dict[str, tuple[type, ...]]) -> None:
     """Make the module names of version 0.1.0 known to unpicklers. machines: the machines of each module."""
-    for name in {**PARTS, **machines}:
+    for name in {**PICKLED_CLASSES, **machines}:
         module = ModuleType(f"torchlssvm.machines.{name}", "A module of version 0.1.0, for reading pickles.")
-        for part in PARTS.get(name, ()):
+        for part in PICKLED_CLASSES.get(name, ()):
             setattr(module, part, SimpleNamespace)
         for machine in machines.get(name, ()):
             setattr(module, machine.__name__, machine)

@@ -17,11 +17,11 @@ class Linear(Kernel):
         return 1
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """x1 x2^T."""
+        """The products x1 x2^T (n1, n2)."""
         return x1 @ x2.mT
 
     def diag(self, x: Tensor) -> Tensor:
-        """|x_i|^2."""
+        """Squared norms |x_i|^2 (n,)."""
         return x.square().sum(1)
 
 
@@ -50,7 +50,7 @@ class RBF(Kernel):
         return torch.exp(-self.gamma * square_distances(x1, x2))
 
     def diag(self, x: Tensor) -> Tensor:
-        """Ones."""
+        """Ones (n,): k(x, x) = 1."""
         return x.new_ones(len(x))
 
 
@@ -74,7 +74,7 @@ class Laplacian(Kernel):
         return torch.exp(-self.gamma * (x1[:, None, :] - x2[None, :, :]).abs().sum(-1))
 
     def diag(self, x: Tensor) -> Tensor:
-        """Ones."""
+        """Ones (n,): k(x, x) = 1."""
         return x.new_ones(len(x))
 
 

@@ -39,14 +39,14 @@ class Sum(Kernel):
         return 2 + max(self.first.floats(J), self.second.floats(J))
 
     def parts(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-        """K_1 and K_2."""
+        """The Gram matrices K_1 and K_2."""
         if not self.deep:
             return self.first.gram(x1, x2), self.second.gram(x1, x2)
         a = self.split
         return self.first.gram(x1[:, :a], x2[:, :a]), self.second.gram(x1[:, a:], x2[:, a:])
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """K_1 + K_2."""
+        """The sum K_1 + K_2 (n1, n2)."""
         K1, K2 = self.parts(x1, x2)
         return K1 + K2
 
@@ -79,7 +79,7 @@ class Scaled(Kernel):
         return 1 + self.kernel.floats(J)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """scale K."""
+        """The multiple scale K (n1, n2)."""
         return self.scale * self.kernel.gram(x1, x2)
 
 
@@ -99,7 +99,7 @@ class Custom(Kernel):
         self.function = function
 
     def floats(self, J: int) -> int:
-        """A guess: what a few temporaries of the result's size take."""
+        """A guess: a few temporaries of the result's size."""
         return 8
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Deep(Kernel):
         self.network, self.kernel = network.requires_grad_(False).eval(), as_kernel(kernel)
 
     def train(self, mode: bool = True) -> Deep:
-        """The network stays in eval mode: its features must not change."""
+        """Keep the network in eval mode: its features must not change."""
         super().train(mode)
         self.network.eval()
         return self
@@ -142,7 +142,7 @@ class Deep(Kernel):
         return self.kernel.floats(J)
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """K of features."""
+        """K (n1, n2) of the network's features."""
         return self.kernel.gram(x1, x2)
 
 

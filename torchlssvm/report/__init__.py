@@ -20,7 +20,7 @@ def write_report(
     store: SampleStore, path: str | os.PathLike[str], *, images: Any = None, classes: Sequence[str] | None = None,
     certificates: Any = None, title: str | None = None, count: int = 24,
 ) -> Findings:  # fmt: skip
-    """Write the page, and return what it says.
+    """Write the page and return its findings.
 
     Args:
         store: with an :class:`~torchlssvm.LSSVMHead` that holds labels.

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 46
+CHART_WIDTH, CHART_HEIGHT = 420, 250  # pixels: two charts side by side on a laptop, one on a phone
+PLOT_LEFT, PLOT_RIGHT = 58, CHART_WIDTH - 16  # room for tick labels and the name of the axis
+PLOT_TOP, PLOT_BOTTOM = 14, CHART_HEIGHT - 46
 
 
 class Axis(NamedTuple):
-    """A range of values and where to put marks."""
+    """A range of values and the places of its tick marks."""
 
     low: float
     high: float
@@ -20,13 +21,13 @@ class Axis(NamedTuple):
     log: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
+        """Map a value to its place: 0 at the low end, 1 at the high one."""
         a, b, v = (math.log10(t) for t in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         return (v - a) / (b - a) if b > a else 0.5
 
 
 def linear(values: Sequence[float], zero: bool = False) -> Axis:
-    """An axis around values, with about five round marks."""
+    """Make an axis around values, with about five round marks."""
     finite = [v for v in values if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
     low = min(low, 0.0) if zero else low
@@ -41,7 +42,7 @@ def linear(values: Sequence[float], zero: bool = False) -> Axis:
 
 
 def decades(values: Sequence[float]) -> Axis:
-    """A logarithmic axis around values > 0, marked at powers of ten."""
+    """Make a logarithmic axis around values > 0, marked at powers of ten."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     high = max(high, low + 1)
     every = max(1, math.ceil((high - low) / 6))
@@ -49,7 +50,7 @@ def decades(values: Sequence[float]) -> Axis:
 
 
 def number(value: float) -> str:
-    """A number as short as it may be."""
+    """Format a number in its shortest form."""
     if value == 0:
         return "0"
     if abs(value) >= 1e4 or abs(value) < 1e-3:
@@ -66,33 +67,33 @@ class Chart:
         self.marks = 0
         for tick in y.ticks:
             at = self.up(tick)
-            self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            self.text(LEFT - 6, at + 4, number(tick), "end")
+            self.parts.append(f'<line class="grid" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            self.text(PLOT_LEFT - 6, at + 4, number(tick), "end")
         for tick in x.ticks:
-            self.text(self.across(tick), HEIGHT - BOTTOM + 20, number(tick), "middle")
+            self.text(self.across(tick), PLOT_BOTTOM + 20, number(tick), "middle")
         self.parts.append(
-            f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<line class="axis" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{PLOT_BOTTOM}" y2="{PLOT_BOTTOM}"/>'
         )
-        self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_name, "middle")
+        self.text((PLOT_LEFT + PLOT_RIGHT) / 2, CHART_HEIGHT - 6, x_name, "middle")
         self.parts.append(
-            f'<text class="name" transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+            f'<text class="name" transform="translate(11 {(PLOT_TOP + PLOT_BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
             f"{escape(y_name)}</text>"
         )
 
     def across(self, value: float) -> float:
         """From a value to a place."""
-        return LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT)
+        return PLOT_LEFT + self.x.place(value) * (PLOT_RIGHT - PLOT_LEFT)
 
     def up(self, value: float) -> float:
         """From a value to a place."""
-        return HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
+        return PLOT_BOTTOM - self.y.place(value) * (PLOT_BOTTOM - PLOT_TOP)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
-        """A word."""
+        """Draw a text at a place of the frame."""
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, xs: Sequence[float], ys: Sequence[float], kind: str = "first") -> None:
-        """A line through points; those that are not finite are left out."""
+        """Draw a line through points; those that are not finite are left out."""
         points = [
             (self.across(a), self.up(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(a) and math.isfinite(b)
         ]
@@ -102,7 +103,7 @@ class Chart:
     def dots(
         self, xs: Sequence[float], ys: Sequence[float], kind: str = "first", sizes: Sequence[float] | None = None
     ) -> None:
-        """Points."""
+        """Draw a dot at each point."""
         for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
             if math.isfinite(a) and math.isfinite(b):
                 r = 3.5 if sizes is None else sizes[i]
@@ -111,24 +112,24 @@ class Chart:
                 )
 
     def mark(self, x: float, text: str, kind: str = "second") -> None:
-        """A vertical line with a word at its top."""
+        """Draw a vertical line with a word at its top."""
         at = self.across(x)
-        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        right = at > WIDTH * 0.6
-        self.text(at - 5 if right else at + 5, TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
+        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{PLOT_TOP}" y2="{PLOT_BOTTOM}"/>')
+        right = at > CHART_WIDTH * 0.6
+        self.text(at - 5 if right else at + 5, PLOT_TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
         self.marks += 1
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float], kind: str = "first") -> None:
-        """Bars between edges."""
+    def bars(self, edges: Sequence[float], heights: Sequence[float]) -> None:
+        """Draw bars of these heights between edges."""
         base = self.up(max(0.0, self.y.low))
         for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True):
             left, top = self.across(a), self.up(h)
             size = f'width="{max(0.5, self.across(b) - left - 1):.1f}" height="{max(0.0, base - top):.1f}"'
-            self.parts.append(f'<rect class="bar {kind}" x="{left:.1f}" y="{top:.1f}" {size}/>')
+            self.parts.append(f'<rect class="bar first" x="{left:.1f}" y="{top:.1f}" {size}/>')
 
     def svg(self) -> str:
-        """The picture."""
+        """Return the chart as an SVG element."""
         return (
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
+            f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
             f"{''.join(self.parts)}</svg>"
         )

@@ -1,4 +1,4 @@
-"""What a report says, as numbers: gathered from a store in a few passes over its samples."""
+"""Findings of a report, as numbers: gathered from a store in a few passes over its samples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.report")
 
-JUDGES = 4000
-"""Samples of each half that the other half is judged on."""
+JUDGING_SAMPLES = 4000
+"""Samples of each half that the other half is judged on: enough for two digits of a mean error, few enough for memory."""
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A certificate file, and what can be said of it at a glance; ``torchlssvm verify`` says more."""
+class CertificateFile:
+    """A certificate file and its main fields, not verified: ``torchlssvm verify`` does that."""
 
     file: str
     time: str
@@ -59,22 +59,22 @@ class Findings:
     harm: Tensor  # (n,), change of the loss on the other half if removed; NaN where not known
     drift: float
     history: list[Any]
-    receipts: list[Receipt] = field(default_factory=list)
+    certificates: list[CertificateFile] = field(default_factory=list)
 
     @property
     def scores_width(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return int(self.labels.scores.shape[1])
 
     @property
     def accuracy(self) -> float:
-        """Out of sample."""
+        """Accuracy of the leave-one-out scores."""
         return float((self.labels.proposed == self.labels.labels).double().mean())
 
 
 @exactly
-def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Findings:
-    """Everything, from a store whose head is an LSSVMHead with labels."""
+def gather(store: SampleStore, certificates: Any = None) -> Findings:
+    """Gather the findings from a store whose head is an LSSVMHead with labels."""
     head = store.head
     if not isinstance(head, LSSVMHead):
         raise StoreError(f"a report needs a store with an LSSVMHead; this one has a {type(head).__name__}")
@@ -111,19 +111,19 @@ def gather(store: SampleStore, certificates: Any = None, rhos: Any = None) -> Fi
             expected_calibration_error(probabilities, labels),
         ),
         bins=reliability(probabilities, labels),
-        path=head.rho_path(rhos),
+        path=head.rho_path(),
         subjects=subjects,
         added=torch.tensor(added, dtype=torch.float64),
         leverage=torch.cat(leverage),
         harm=harm(store, head, ids),
         drift=head.drift(),
         history=store.history(),
-        receipts=receipts(certificates, store.stats()["digest"]),
+        certificates=list_certificates(certificates, store.stats()["digest"]),
     )
 
 
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
-    """How much the squared error on one half of the samples would change if a sample of the other half were removed (n,).
+    """Change of the squared error on one half of the samples if a sample of the other half were removed (n,).
 
     The halves are chosen by a hash of the ids; each sample is judged by a model of its half on samples of the other half, so
     nothing is judged on what it has learned. Negative: the model would be better without it. Exact, and nothing is refitted
@@ -148,7 +148,7 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
             if models[h].statistics.empty:
                 models[h].statistics.decide("labels", head.grid, None)
             models[h].add(x, y)
-            room = JUDGES - sum(map(len, judges[h]))
+            room = JUDGING_SAMPLES - sum(map(len, judges[h]))
             judges[h].append(x[:room].double())
             truths[h].append(y[:room])
     points, labels = [torch.cat(j) for j in judges], [torch.cat(t) for t in truths]
@@ -164,8 +164,8 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     return out
 
 
-def receipts(folder: Any, digest: str | None) -> list[Receipt]:
-    """The certificates (*.json) of a folder, oldest first; a file that is none is listed with the reason."""
+def list_certificates(folder: Any, digest: str | None) -> list[CertificateFile]:
+    """List the certificates (*.json) of a folder, oldest first; a file that is none is listed with the reason."""
     if folder is None:
         return []
     if not Path(folder).is_dir():
@@ -175,7 +175,9 @@ def receipts(folder: Any, digest: str | None) -> list[Receipt]:
         try:
             c = Certificate.load(path)
         except VerificationError as error:
-            out.append(Receipt(path.name, "", 0, False, False, str(error)))
+            out.append(CertificateFile(path.name, "", 0, False, False, str(error)))
             continue
-        out.append(Receipt(path.name, c.time, c.erased, bool(c.signature), c.digest is not None and c.digest == digest))
+        out.append(
+            CertificateFile(path.name, c.time, c.erased, bool(c.signature), c.digest is not None and c.digest == digest)
+        )
     return sorted(out, key=lambda r: r.time)

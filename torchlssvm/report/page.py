@@ -1,4 +1,4 @@
-"""From findings to one HTML page that needs nothing else."""
+"""The HTML page of a report: one file that needs no other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torchlssvm.report.findings import Findings
 from torchlssvm.report.pictures import Source
 from torchlssvm.report.style import CSS
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser lets the page do: show itself."""
 
-FORMS = {"ovr": "one against the rest", "ovo": "one against one"}
+MULTICLASS_WORDS = {"ovr": "one against the rest", "ovo": "one against one"}
 
-EVENTS = 25
+SHOWN_EVENTS = 25
 """The last so many events are listed; the chart shows all."""
 
 
 def page(found: Findings, pictures: Source, names: Sequence[str], title: str, time: str, count: int) -> str:
-    """The whole page. names: of the classes; count: samples shown in each list."""
+    """Write the whole page. names: of the classes; count: samples shown in each list."""
     body = [
         _header(found, title, time),
         _tiles(found),
@@ -43,29 +43,29 @@ def page(found: Findings, pictures: Source, names: Sequence[str], title: str, ti
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">\n'
         f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{''.join(body)}\n</main>\n</body>\n</html>\n"
     )
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share as a percentage."""
+    """Format a share as a percentage."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 
 
 def signed(value: float, form: str) -> str:
-    """A number with a real minus sign."""
+    """Format a number with a real minus sign."""
     return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
 
 
 def figure(chart: Chart, caption: str, note: str = "") -> str:
-    """A chart with its caption."""
+    """Write a chart with its caption."""
     small = f"<small>{escape(note)}</small>" if note else ""
     return f"<figure><figcaption>{escape(caption)}{small}</figcaption>{chart.svg()}</figure>"
 
 
 def table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
-    """A table; head: names and classes of the columns; cells are HTML."""
+    """Write a table; head: names and classes of the columns; cells are HTML."""
     top = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in head)
     lines = ["".join(f'<td class="{k}">{cell}</td>' for cell, (_, k) in zip(r, head, strict=True)) for r in rows]
     return (
@@ -78,7 +78,7 @@ def _header(found: Findings, title: str, time: str) -> str:
     s, h = found.stats, found.head
     digest = f"<p>digest <code>{escape(s['digest'])}</code></p>" if s["digest"] else ""
     weight = h["class_weight"]
-    form = f"{h['intercept']} intercept, {FORMS[h['multiclass']]}" + (
+    form = f"{h['intercept']} intercept, {MULTICLASS_WORDS[h['multiclass']]}" + (
         f", {weight} weights" if isinstance(weight, str) else ""
     )
     return (
@@ -102,7 +102,7 @@ def _tiles(found: Findings) -> str:
 
 
 def _at_rho(found: Findings, values: Tensor) -> float:
-    """The value of a path at the rho in use."""
+    """Return the value of a path at the rho in use."""
     nearest = (found.path.rhos.log() - math.log(found.head["rho"])).abs().argmin()
     return float(values[nearest])
 
@@ -173,7 +173,7 @@ def _suspicious(found: Findings, pictures: Source, names: Sequence[str], count: 
             f"margin {signed(float(found.labels.margins[i]), '.2f')}",
         ]
         cards.append(_card(found, pictures, i, lines))
-    text = "Label as given, and what the model that never saw the sample prefers. Somebody should look."
+    text = "Label as given, and the one preferred by the model that never saw the sample, for a person to check."
     return f'<h2>Most suspicious labels</h2><p class="note">{text}</p>' + (
         f'<div class="samples">{"".join(cards)}</div>' if cards else '<p class="note">None.</p>'
     )
@@ -247,15 +247,15 @@ def _events(found: Findings) -> str:
             f"{e.samples:,}",
             f"<code>{escape(e.event_id)}</code>",
         ]
-        for e in reversed(found.history[-EVENTS:])
+        for e in reversed(found.history[-SHOWN_EVENTS:])
     ]
     more = len(found.history) - len(rows)
     note = f'<p class="note">The last {len(rows)} of {len(found.history):,}.</p>' if more > 0 else ""
     head = [("", "n"), ("time (UTC)", ""), ("kind", ""), ("samples", "n"), ("event", "wrap")]
     out = "<h2>Events</h2>" + note + table(head, rows)
-    if found.receipts:
+    if found.certificates:
         lines = []
-        for r in found.receipts:
+        for r in found.certificates:
             state = r.problem or ("the state now" if r.current else "an earlier state")
             lines.append(
                 [
@@ -281,6 +281,6 @@ def _choices(found: Findings) -> str:
 
 
 def class_names(given: Sequence[str] | None, K: int) -> list[str]:
-    """Names of all classes; numbers where there are none."""
+    """Return names of all classes; numbers where there are none."""
     names: list[Any] = list(given or [])[:K]
     return [str(n) for n in names] + [str(k) for k in range(len(names), K)]

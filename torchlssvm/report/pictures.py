@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SIZE = 112
-LARGEST = 400_000
+THUMBNAIL_PIXELS = 112
+LARGEST_INLINE_BYTES = 400_000
 """A file that cannot be made smaller (no Pillow) is shown if it has at most so many bytes."""
 
 Source = Callable[[str], "str | None"]
 """From a sample's id to a data URI, or None where there is no picture."""
 
-TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
+MEDIA_TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
 
 
 def source(images: Any) -> Source:
-    """Pictures by sample id.
+    """Return a function from sample ids to pictures.
 
     images: None; a folder, where a sample's id is a path below it; an array (n, H, W) or (n, H, W, 3), or a .npy file with one,
     where the sample ``<anything>:<row>`` or ``<row>`` has that row; or a function from an id to a path, an array or None.
@@ -45,12 +45,12 @@ def source(images: Any) -> Source:
 
 def _below(folder: Path, sample: str) -> Path | None:
     path = (folder / sample).resolve()
-    inside = path.is_relative_to(folder.resolve()) and path.suffix.lower() in TYPES
+    inside = path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA_TYPES
     return path if inside and path.is_file() else None
 
 
 def from_array(array: NDArray[Any]) -> Source:
-    """Rows of an array of pictures."""
+    """Return a function from sample ids to rows of an array of pictures."""
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 3):
         raise ValueError(f"an array of pictures has shape (n, H, W) or (n, H, W, 3), got {array.shape}")
 
@@ -62,7 +62,7 @@ def from_array(array: NDArray[Any]) -> Source:
 
 
 def uri(picture: Any) -> str | None:
-    """A picture as a data URI: a path, or an array (H, W) or (H, W, 3) of bytes, or of numbers from 0 to 1."""
+    """Encode a picture as a data URI: a path, or an array (H, W) or (H, W, 3) of bytes, or of numbers from 0 to 1."""
     if picture is None:
         return None
     if isinstance(picture, str | Path):
@@ -78,22 +78,22 @@ def _data(kind: str, content: bytes) -> str:
 
 
 def _file(path: Path) -> str | None:
-    """An image file, made small where Pillow is at hand."""
+    """Encode an image file, made small if Pillow is installed."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
         content = path.read_bytes()
-        return _data(TYPES[path.suffix.lower()], content) if len(content) <= LARGEST else None
+        return _data(MEDIA_TYPES[path.suffix.lower()], content) if len(content) <= LARGEST_INLINE_BYTES else None
     with Image.open(path) as image:
         small = image.convert("RGB")
-        small.thumbnail((2 * SIZE, 2 * SIZE))
+        small.thumbnail((2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
         out = io.BytesIO()
         small.save(out, "JPEG", quality=80)
     return _data("jpeg", out.getvalue())
 
 
 def png(values: NDArray[np.uint8]) -> bytes:
-    """A PNG file, grey (H, W) or coloured (H, W, 3), without any library for images."""
+    """Encode a PNG file, grey (H, W) or coloured (H, W, 3), without any library for images."""
     height, width = values.shape[:2]
     rows = np.ascontiguousarray(values).reshape(height, -1)
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # no filter

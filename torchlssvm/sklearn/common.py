@@ -10,12 +10,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor
 
-FLOATS = (np.float64, np.float32)
+FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
 
 
 class Classifier(ClassifierMixin):
-    """Labels to indices and back, and what follows from scores (B, K)."""
+    """Base of the classifiers: labels to indices and back, and predictions from scores (B, K)."""
 
     classes_: Array
 
@@ -45,7 +45,7 @@ class Classifier(ClassifierMixin):
         return scores[:, 1] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> Array:
-        """Classes (B,)."""
+        """Predict the classes (B,)."""
         best: Array = self._scores(X).argmax(1).cpu().numpy()
         out: Array = self.classes_[best]
         return out

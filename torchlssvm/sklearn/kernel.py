@@ -13,14 +13,14 @@ from torch import Tensor
 from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.machines import IncrementalSVM
-from torchlssvm.sklearn.common import FLOATS, Array, Classifier
+from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 def variance(X: Array, weight: Array | None) -> float:
-    """Of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
+    """Variance of all entries of X (n, J), with weights (n,) of the rows: the same for a row of weight 2 and for two rows."""
     if weight is None:
         return float(X.var())
     mean = weight @ X.mean(1) / weight.sum()
@@ -54,7 +54,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return made[self.kernel]()
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, first: bool, classes: Any = None) -> Self:
-        X, y = validate_data(self, X, y, dtype=FLOATS, reset=first)
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=first)
         weight = sample_weight
         if weight is not None:
             weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -85,7 +85,7 @@ class KernelClassifier(Classifier, BaseEstimator):
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self, "machine_")
-        X = validate_data(self, X, reset=False, dtype=FLOATS)
+        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
         scores: Tensor = self.machine_(self._here(X))
         return scores
 

@@ -11,13 +11,13 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.sklearn.common import FLOATS, Array, Classifier
+from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Linear(BaseEstimator):
+class LinearEstimator(BaseEstimator):
     """The base of the two estimators on an :class:`~torchlssvm.LSSVMHead`."""
 
     head_: LSSVMHead
@@ -72,12 +72,12 @@ class Linear(BaseEstimator):
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self, "head_")
-        X = validate_data(self, X, reset=False, dtype=FLOATS)
+        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
         scores: Tensor = self.head_(self._here(X))
         return scores
 
 
-class LSSVMClassifier(Classifier, Linear):
+class LSSVMClassifier(Classifier, LinearEstimator):
     """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
 
     Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
@@ -119,7 +119,7 @@ class LSSVMClassifier(Classifier, Linear):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,)."""
-        X, y = validate_data(self, X, y, dtype=FLOATS)
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         self._learn_classes(y, sample_weight)
@@ -136,7 +136,7 @@ class LSSVMClassifier(Classifier, Linear):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y."""
         first = not hasattr(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOATS, reset=first)
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=first)
         if first:
             self._learn_classes(y if classes is None else classes)
             self._start(X.shape[1])
@@ -147,7 +147,7 @@ class LSSVMClassifier(Classifier, Linear):
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Unlearn samples that were learned, exactly; rho stays, a calibration becomes void."""
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOATS, reset=False)
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
         self.head_.remove(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
         return self
 
@@ -155,14 +155,14 @@ class LSSVMClassifier(Classifier, Linear):
         return len(self.classes_) == 2 and self.multiclass == "ovr"
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities (B, K)."""
+        """Predict calibrated probabilities (B, K)."""
         check_is_fitted(self, "head_")
-        X = validate_data(self, X, reset=False, dtype=FLOATS)
+        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
         out: Array = self.head_.predict_proba(self._here(X)).cpu().numpy()
         return out
 
 
-class LSSVMRegressor(RegressorMixin, Linear):
+class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
     Args:
@@ -187,7 +187,7 @@ class LSSVMRegressor(RegressorMixin, Linear):
         return tags
 
     def _check(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
-        X, y = validate_data(self, X, y, dtype=FLOATS, multi_output=True, y_numeric=True, reset=reset)
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, multi_output=True, y_numeric=True, reset=reset)
         if reset:
             self._flat = y.ndim == 1
         return X, y.astype(np.float64, copy=False).reshape(len(y), -1)
@@ -202,7 +202,7 @@ class LSSVMRegressor(RegressorMixin, Linear):
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn more samples."""
+        """Learn more samples. X: (B, J); y: (B,) or (B, K)."""
         first = not hasattr(self, "head_")
         X, y = self._check(X, y, first)
         if first:
@@ -221,6 +221,6 @@ class LSSVMRegressor(RegressorMixin, Linear):
         return bool(self._flat)
 
     def predict(self, X: Any) -> Array:
-        """Targets (B,) or (B, K)."""
+        """Predict targets (B,) or (B, K)."""
         scores: Array = self._scores(X).cpu().numpy()
         return scores[:, 0] if self._flat else scores

@@ -1,4 +1,4 @@
-"""``torchlssvm report``."""
+"""``torchlssvm report``: one HTML page about a store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchlssvm.cli.console import OK, Progress, command, count, emit, open_store, refuse_inside_store
+from torchlssvm.cli.arguments import add_command, count
+from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.progress_bar import ProgressBar
+from torchlssvm.cli.store_folder import open_store, refuse_inside_store
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.console import Commands
+    from torchlssvm.cli.arguments import Commands
 
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
-    report = command(commands, "report", run_report, text, changes="the page was written")
+    report = add_command(commands, "report", run_report, text, changes="the page was written")
     report.add_argument(
         "--out",
         type=Path,
@@ -31,15 +34,15 @@ def register(commands: Commands) -> None:
         help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
     )
     report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
-    report.add_argument("--force", action="store_true", help="write over a file that is there")
-    report.add_argument("--title", metavar="TEXT", help="of the page")
+    report.add_argument("--force", action="store_true", help="overwrite an existing file")
+    report.add_argument("--title", metavar="TEXT", help="title of the page")
     report.add_argument(
         "--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"
     )
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Write the page."""
+    """Write the page and print its main figures."""
     from torchlssvm.cli import settings
     from torchlssvm.report import write_report
 
@@ -48,7 +51,7 @@ def run_report(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.out} is a folder: name a file in it")
     if os.path.lexists(options.out) and not options.force:
         raise ValueError(f"{options.out} is there already: choose another name, or --force")
-    with open_store(options, readonly=True) as store, Progress(options, "reporting") as bar:
+    with open_store(options, readonly=True) as store, ProgressBar(options, "reporting") as bar:
         store.watch(bar.advance)
         found = write_report(
             store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 from torchlssvm.cli.console import FAILED, OK
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.console import Commands
+    from torchlssvm.cli.arguments import Commands
 
-STAGES = {
+LIGHTNING_STAGES = {
     "fit": "train a head with Lightning: --config configs/base.yaml",
-    "validate": "judge it on the validation data",
-    "test": "judge it on the test data",
-    "predict": "scores",
+    "validate": "evaluate it on the validation data",
+    "test": "evaluate it on the test data",
+    "predict": "compute its scores",
 }
 
 
 def register(commands: Commands) -> None:
     """Name the commands in the help."""
-    for name, text in STAGES.items():
+    for name, text in LIGHTNING_STAGES.items():
         commands.add_parser(name, help=text, add_help=False)
 
 
-def options(given: Sequence[str]) -> argparse.Namespace | None:
-    """What to run if the command is one of these; None if it is another one."""
-    if not given or given[0] not in STAGES:
+def lightning_options(given: Sequence[str]) -> argparse.Namespace | None:
+    """Return the options that run Lightning on this command line; None for any other command."""
+    if not given or given[0] not in LIGHTNING_STAGES:
         return None
 
     def run(_: argparse.Namespace) -> int:

@@ -11,27 +11,32 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, Progress, UsageError, command, count, emit, open_store
+from torchlssvm.cli.arguments import UsageError, add_command, count
+from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.progress_bar import ProgressBar
+from torchlssvm.cli.store_folder import open_store
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.console import Commands
-    from torchlssvm.cli.samples import Batch, Samples
+    from torchlssvm.cli.arguments import Commands
+    from torchlssvm.cli.samples import SampleBatch, SampleSource
     from torchlssvm.store import SampleStore
 
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Learn samples. After a crash run it again: what is there already is compared and skipped."
-    parser = command(commands, "add", run_add, text, changes="the samples were added")
+    text = "Learn samples. After a crash run it again: samples that are there already are compared and skipped."
+    parser = add_command(commands, "add", run_add, text, changes="the samples were added")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--features", type=Path, metavar="FILE", help=".npy or .pt (n, J), or .csv")
-    source.add_argument("--images", type=Path, metavar="FOLDER", help="images; the class is the sub-folder")
-    parser.add_argument("--labels", metavar="FILE|COLUMN", help="one a sample: .npy, .pt, text, or a column of the CSV")
+    source.add_argument("--features", type=Path, metavar="FILE", help="file of features: .npy or .pt (n, J), or .csv")
+    source.add_argument("--images", type=Path, metavar="FOLDER", help="folder of images; the class is the sub-folder")
+    parser.add_argument(
+        "--labels", metavar="FILE|COLUMN", help="labels of the samples: .npy, .pt, text, or a column of the CSV"
+    )
     parser.add_argument("--ids", metavar="FILE|COLUMN", help="ids of the samples (default: file name and row)")
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--subject", metavar="NAME", help="whose samples these are")
+    whose.add_argument("--subject", metavar="NAME", help="the subject of all samples, e.g. a user")
     whose.add_argument(
-        "--subjects", metavar="FILE|COLUMN", help="the same for each sample: a CSV with the header id,subject"
+        "--subjects", metavar="FILE|COLUMN", help="the subject of each sample: a CSV with the header id,subject"
     )
     parser.add_argument(
         "--by-position", action="store_true", help="lists without ids: their first value is that of the first sample"
@@ -44,21 +49,21 @@ def register(commands: Commands) -> None:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Add batch by batch."""
+    """Add the samples batch by batch."""
     if options.images is None and options.labels is None:
         raise UsageError("--features needs --labels")
     for name in ("labels", "ids", "fingerprint") if options.images else ("weights",):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} does not go with --{'images' if options.images else 'features'}")
     with open_store(options) as store:
-        samples, source = from_images(options, store) if options.images else from_file(options, store)
+        samples, source = open_images(options, store) if options.images else open_file(options, store)
         J = store.head.in_features
         if samples.width != J:
             raise ValueError(f"{options.images or options.features} has {samples.width} features, the store takes {J}")
         size = options.batch_size or (64 if options.images else 1024)
         counts = {"added": 0, "skipped": 0, "events": 0}
         seen: set[str] = set()
-        with Progress(options, "adding", samples.total) as bar:
+        with ProgressBar(options, "adding", samples.total) as bar:
             for batch in samples.batches(size):
                 try:
                     twice = next((i for i in batch.ids if i in seen or seen.add(i)), None)  # type: ignore[func-returns-value]
@@ -76,10 +81,10 @@ def run_add(options: argparse.Namespace) -> int:
     return OK
 
 
-def from_file(options: argparse.Namespace, store: SampleStore) -> tuple[Samples, str | None]:
-    """Samples of a file, and the network they are said to come from."""
+def open_file(options: argparse.Namespace, store: SampleStore) -> tuple[SampleSource, str | None]:
+    """Open the samples of a file; also return the network they are said to come from."""
     from torchlssvm.cli import settings
-    from torchlssvm.cli.samples import FromFile
+    from torchlssvm.cli.samples import FileSamples
 
     kept = settings.load(store)
     if kept.backbone and options.fingerprint is None:
@@ -88,35 +93,40 @@ def from_file(options: argparse.Namespace, store: SampleStore) -> tuple[Samples,
             f"--fingerprint {store.fingerprint}"
         )
     columns = {"labels": options.labels, "ids": options.ids, "subjects": options.subjects}
-    with Progress(options, f"reading {options.features}"):
-        source = FromFile(options.features, kept, store.head.num_classes, **columns, by_position=options.by_position)
+    with ProgressBar(options, f"reading {options.features}"):
+        source = FileSamples(options.features, kept, store.head.num_classes, **columns, by_position=options.by_position)
     return source, options.fingerprint or store.fingerprint
 
 
-def from_images(options: argparse.Namespace, store: SampleStore) -> tuple[Samples, str | None]:
-    """Samples of a folder of images, and the network they are seen by."""
+def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[SampleSource, str | None]:
+    """Open the samples of a folder of images; also return the fingerprint of the network that computes their features."""
     from torchlssvm.cli import settings
-    from torchlssvm.cli.images import DEFAULT, Backbone, FromImages
+    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone, ImageSamples
 
     kept = settings.load(store)
     if kept.backbone is None:
         raise ValueError("this store has no backbone: it was made without init --backbone NAME")
-    found = FromImages(options.images, options.subjects, options.by_position)
+    found = ImageSamples(options.images, options.subjects, options.by_position)
     classes = store.head.num_classes
-    with Progress(options, f"loading {kept.backbone}"):
-        backbone = Backbone(kept.backbone, options.weights or kept.weights or DEFAULT, classes, store.head)
+    with ProgressBar(options, f"loading {kept.backbone}"):
+        backbone = Backbone(kept.backbone, options.weights or kept.weights or DEFAULT_WEIGHTS, classes, store.head)
     if backbone.fingerprint != store.fingerprint:
         raise ValueError(
             f"the weights or the preprocessing of {kept.backbone} are not those the store was made for: its fingerprint is "
             f"{store.fingerprint}, theirs {backbone.fingerprint}"
         )
-    return found.through(backbone, settings.learn_names(store, found.class_names), classes), backbone.fingerprint
+    return found.use_backbone(backbone, settings.learn_names(store, found.class_names), classes), backbone.fingerprint
 
 
 def add_batch(
-    store: SampleStore, batch: Batch, subject: str | None, source: str | None, tolerance: float, counts: dict[str, int]
+    store: SampleStore,
+    batch: SampleBatch,
+    subject: str | None,
+    source: str | None,
+    tolerance: float,
+    counts: dict[str, int],
 ) -> None:
-    """Add what is new of a batch, in one event."""
+    """Add the new samples of a batch, in one event."""
     import torch
 
     from torchlssvm.events import Add
@@ -125,7 +135,7 @@ def add_batch(
     add = Add(batch.ids, batch.x, torch.as_tensor(batch.y), subjects, source)  # checks everything
     held = [i in store for i in add.ids]
     if any(held):
-        compare(store, add, [k for k, there in enumerate(held) if there], tolerance)
+        compare_with_store(store, add, [k for k, there in enumerate(held) if there], tolerance)
     new = [k for k, there in enumerate(held) if not there]
     counts["skipped"] += len(held) - len(new)
     if not new:
@@ -137,8 +147,8 @@ def add_batch(
     counts["events"] += 1
 
 
-def compare(store: SampleStore, add: Any, which: list[int], tolerance: float) -> None:
-    """ValueError when samples that the store has already are not those of the event."""
+def compare_with_store(store: SampleStore, add: Any, which: list[int], tolerance: float) -> None:
+    """Raise ValueError when samples that the store has already are not those of the event."""
     import torch
 
     head = store.head

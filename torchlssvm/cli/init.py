@@ -1,4 +1,4 @@
-"""``torchlssvm init`` and ``keygen``."""
+"""``torchlssvm init``: make an empty store."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.console import OK, UsageError, command, count, emit, refuse_inside_store
+from torchlssvm.cli.arguments import UsageError, add_command, count
+from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.store_folder import holds_store
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.console import Commands
+    from torchlssvm.cli.arguments import Commands
 
 
 def register(commands: Commands) -> None:
-    """Add the commands to the parser."""
-    parser = command(
+    """Add the command to the parser."""
+    parser = add_command(
         commands, "init", run_init, "Make an empty store. Its head and its network are fixed from then on.",
         changes="the store was made",
     )  # fmt: skip
     parser.add_argument("--features", type=count, metavar="J", help="number of features (a backbone knows its own)")
     parser.add_argument("--classes", required=True, metavar="K", help="number of classes, or their names: ants,bees")
     parser.add_argument("--rho", type=float, default=1.0, metavar="R", help="regularization (default: 1)")
-    parser.add_argument("--intercept", choices=("free", "penalized", "none"), default="free")
+    parser.add_argument(
+        "--intercept",
+        choices=("free", "penalized", "none"),
+        default="free",
+        help="form of the intercept (default: free)",
+    )
     parser.add_argument(
         "--grid", default="auto", metavar="LIMIT[:BITS]",
-        help="largest feature and resolution, e.g. 8:20; or auto: from the first batch, which then has a say in it (default)",
+        help="largest feature and resolution, e.g. 8:20; or auto: chosen from the first batch (default)",
     )  # fmt: skip
     parser.add_argument("--class-weight", metavar="W", help="balanced, complement, or one number for each class: 1,2.5")
     source = parser.add_mutually_exclusive_group()
@@ -33,15 +40,6 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--weights", metavar="FILE", help="state_dict of the backbone, or default: torchvision's (default)"
     )
-    keys = command(
-        commands,
-        "keygen",
-        run_keygen,
-        "Make an Ed25519 key to sign certificates with.",
-        store=False,
-        changes="the keys were written",
-    )
-    keys.add_argument("out", type=Path, metavar="OUT", help="private key (PEM); the public one is written to OUT.pub")
 
 
 def run_init(options: argparse.Namespace) -> int:
@@ -50,28 +48,27 @@ def run_init(options: argparse.Namespace) -> int:
     from torchlssvm.cli import settings
     from torchlssvm.errors import StoreError
     from torchlssvm.store import SampleStore
-    from torchlssvm.store.database import FILE
 
-    names = class_names(options.classes)
+    names = parse_class_names(options.classes)
     if options.weights is not None and options.backbone is None:
         raise UsageError("--weights needs --backbone")
     if options.features is None and options.backbone is None:
         raise UsageError("give --features J or --backbone NAME")
-    build: dict[str, Any] = {"rho": options.rho, "intercept": options.intercept, "grid": grid(options.grid)}
-    build["class_weight"] = class_weight(options.class_weight)
+    build: dict[str, Any] = {"rho": options.rho, "intercept": options.intercept, "grid": parse_grid(options.grid)}
+    build["class_weight"] = parse_class_weight(options.class_weight)
     chosen = settings.Settings(names or [])
     classes = len(names) if names else int(options.classes)
-    existed = (options.store / FILE).exists()
+    existed = holds_store(options.store)
     try:
         if options.backbone is None:
             head, source = LSSVMHead(options.features, classes, **build), options.fingerprint
         else:
-            from torchlssvm.cli.images import DEFAULT, Backbone
+            from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
 
-            given = options.weights or DEFAULT
+            given = options.weights or DEFAULT_WEIGHTS
             chosen.backbone, chosen.weights = (
                 options.backbone,
-                given if given == DEFAULT else str(Path(given).absolute()),
+                given if given == DEFAULT_WEIGHTS else str(Path(given).absolute()),
             )
             backbone = Backbone(options.backbone, given, classes, **build)
             head, source = backbone.classifier.head, backbone.fingerprint
@@ -89,8 +86,8 @@ def run_init(options: argparse.Namespace) -> int:
     return OK
 
 
-def class_names(text: str) -> list[str] | None:
-    """The names of the classes; None when only their number is given."""
+def parse_class_names(text: str) -> list[str] | None:
+    """Parse the names of the classes; None when only their number is given."""
     if text.strip().isdecimal():
         return None
     names = [name.strip() for name in text.split(",")]
@@ -99,8 +96,8 @@ def class_names(text: str) -> list[str] | None:
     return names
 
 
-def grid(text: str) -> Any:
-    """``auto``, or ``LIMIT[:BITS]``."""
+def parse_grid(text: str) -> Any:
+    """Parse ``auto`` or ``LIMIT[:BITS]``."""
     from torchlssvm import FixedPoint
 
     if text == "auto":
@@ -113,8 +110,8 @@ def grid(text: str) -> Any:
     return FixedPoint(*numbers)
 
 
-def class_weight(text: str | None) -> Any:
-    """A rule, or a tensor of weights."""
+def parse_class_weight(text: str | None) -> Any:
+    """Parse a rule, or numbers as a tensor (K,)."""
     import torch
 
     if text is None or text in ("balanced", "complement"):
@@ -123,17 +120,3 @@ def class_weight(text: str | None) -> Any:
         return torch.tensor([float(part) for part in text.split(",")], dtype=torch.float64)
     except ValueError:
         raise UsageError(f"--class-weight takes balanced, complement or numbers with commas; got {text!r}") from None
-
-
-def run_keygen(options: argparse.Namespace) -> int:
-    """Write a pair of keys."""
-    from torchlssvm import audit
-
-    refuse_inside_store(options.out)
-    public = audit.new_key(options.out)
-    emit(
-        options,
-        {"private_key": str(options.out), "public_key": str(public)},
-        f"{options.out}: the private key, keep it to yourself\n{public}: the public key, for those who verify",
-    )
-    return OK
