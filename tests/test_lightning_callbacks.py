@@ -22,7 +22,7 @@ from torchlssvm import Certificate, FixedPoint, KernelLSSVM, LSSVMHead, TorchLSS
 from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
-from torchlssvm.lightning.suspects import rank_suspects
+from torchlssvm.lightning.label_suspects import rank_suspects
 from torchlssvm.store import SampleStore
 
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)

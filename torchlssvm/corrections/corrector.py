@@ -7,7 +7,7 @@ events carry the samples as they were added, and :class:`Corrector` remembers ev
 what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
 the head, so both go back together.
 
-A run that learns its samples one by one tells the corrector which were offered so far (``Offered``):
+A run that learns its samples one by one tells the corrector which were offered so far (``SeenSamples``):
 an event for a sample that has not come by yet is then held instead of refused (:mod:`torchlssvm.corrections.pending_events`).
 
 A burst is one change of the head: the sums of many events are one product of matrices. If the head refuses the burst, it is
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchlssvm.corrections.event_sources import Item
 from torchlssvm.corrections.pending_events import Pending, PendingEvents
-from torchlssvm.corrections.seen_samples import Offered
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of, to_primitives
 from torchlssvm.store import SampleStore
@@ -83,7 +83,7 @@ class Corrector:
     (['repeated', 'repeated'], 5)
     """
 
-    def __init__(self, head: Any, store: SampleStore | None = None, offered: Offered | None = None):
+    def __init__(self, head: Any, store: SampleStore | None = None, offered: SeenSamples | None = None):
         self.head, self.store, self.offered = head, store, offered
         self.pending = PendingEvents(store if offered is not None else None)
         self.answered: list[tuple[Item, Outcome]] = []

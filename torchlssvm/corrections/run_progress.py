@@ -17,13 +17,13 @@ from typing import Any
 from torchlssvm.errors import StoreError
 from torchlssvm.store import SampleStore
 
-__all__ = ["Cursor", "forgets"]
+__all__ = ["RunProgress", "forgets"]
 
 NOTE = "training/"
 
 
 @dataclass(frozen=True)
-class Cursor:
+class RunProgress:
     """How far a run is.
 
     Args:
@@ -33,7 +33,7 @@ class Cursor:
         epoch, batches: the epoch it is in, and how many batches of that are learned, on each rank.
         loader: what the content of a batch hangs on: order, ranks, batch size; None until the first batch.
 
-    >>> cursor = Cursor("r", start=0).after(0, 4)
+    >>> cursor = RunProgress("r", start=0).after(0, 4)
     >>> cursor.batches, cursor.passed(0, 4), cursor.passed(0, 5), cursor.passed(1, 9)
     (5, True, False, True)
     >>> cursor.after(0, 2) == cursor  # a resumed run goes over batches again: it never goes back
@@ -48,14 +48,14 @@ class Cursor:
     loader: dict[str, Any] | None = None
 
     @classmethod
-    def begin(cls, store: SampleStore, epoch: int) -> Cursor:
+    def begin(cls, store: SampleStore, epoch: int) -> RunProgress:
         """A new run, which the store knows from now on."""
         cursor = cls(secrets.token_hex(8), store.position, epoch, epoch)
         store.apply([], notes=cursor.note())
         return cursor
 
     @classmethod
-    def resume(cls, store: SampleStore, run: str) -> Cursor:
+    def resume(cls, store: SampleStore, run: str) -> RunProgress:
         """The run of a checkpoint, as far as the store has learned it. StoreError for one it knows nothing of."""
         saved = store.note(NOTE + run)
         if saved is None:
@@ -74,7 +74,7 @@ class Cursor:
         """Whether every sample of this batch has come by in this run before."""
         return epoch != self.first or (self.epoch, self.batches) > (epoch, batch)
 
-    def after(self, epoch: int, batch: int) -> Cursor:
+    def after(self, epoch: int, batch: int) -> RunProgress:
         """The cursor when this batch is learned."""
         return replace(self, epoch=epoch, batches=batch + 1) if (epoch, batch) >= (self.epoch, self.batches) else self
 

@@ -27,19 +27,19 @@ from torchlssvm.errors import StoreError
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 from torchlssvm.store.snapshots import write_durably
 
-__all__ = ["Offered"]
+__all__ = ["SeenSamples"]
 
 FILE = f"offered{UNTIL_COMPACTION}"
 
 
-class Offered:
+class SeenSamples:
     """The set of sample ids that were offered.
 
-    >>> offered = Offered()
+    >>> offered = SeenSamples()
     >>> offered.record(["a", "b"], "e1")
     >>> offered.new(["b", "c", "c"])
     [1]
-    >>> other = Offered()
+    >>> other = SeenSamples()
     >>> other.load_state_dict(offered.state_dict())
     >>> other.new(["a", "d"])
     [1]

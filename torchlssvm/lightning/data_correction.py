@@ -17,17 +17,17 @@ from torchlssvm.corrections.corrector import UNCERTIFIED, Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, as_source
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.checkpoints import register_with
-from torchlssvm.lightning.data import unpack
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
-from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.checkpoint_registry import register_with
+from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.learner import Learner
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
 
 
 @dataclass(frozen=True)
-class Report:
+class CorrectionReport:
     """What one look at the source did. Accuracies: on validation features of this run, None before there are any."""
 
     applied: int
@@ -98,7 +98,7 @@ class DataCorrection(Callback):
         self.dead_letters = None if dead_letters is None else DeadLetters(dead_letters)
         self.certificates = None if certificates is None else Path(certificates)
         self.position = 0
-        self.reports: list[Report] = []
+        self.reports: list[CorrectionReport] = []
         self.refused = 0
         """Events of the last fit that could not be applied."""
         self.corrector: Corrector | None = None
@@ -201,7 +201,7 @@ class DataCorrection(Callback):
         self.corrector = corrector
         return corrector
 
-    def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> Report | None:
+    def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> CorrectionReport | None:
         """Take what has arrived and apply it; None if there was nothing. ``final``: the pass over the samples is over."""
         corrector = self.corrector or self.begin(pl_module)
         head = corrector.head
@@ -303,11 +303,11 @@ class DataCorrection(Callback):
 
     def _report(
         self, outcomes: list[Outcome], items: int, before: float | None, after: float | None, spent: float
-    ) -> Report:
+    ) -> CorrectionReport:
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]
         samples = sum(o.samples for o in outcomes if o.status == "applied")
-        return Report(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
+        return CorrectionReport(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 

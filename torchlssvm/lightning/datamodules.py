@@ -13,12 +13,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from torchlssvm.lightning.data import Indexed, ResumableLoader
+from torchlssvm.lightning.batches import Indexed, ResumableLoader
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Data(LightningDataModule):
+class IndexedData(LightningDataModule):
     """Loaders over ``self.train`` and ``self.val``, datasets of (x, y); training samples have ids, ``train/0`` and so on."""
 
     def __init__(self, batch_size: int = 128, num_workers: int = 0, shuffle: bool = False):
@@ -48,7 +48,7 @@ class Data(LightningDataModule):
 CIFAR_SIZE, DIGIT_SIZE = 96, 64
 
 
-class Pictured(Data):
+class PictureData(IndexedData):
     """Data of small pictures whose training labels may be made wrong, at random, for trying out corrections."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Pictured(Data):
         self.size, self.noise, self.limit, self.seed = size, noise, limit, seed
 
 
-class DigitsData(Pictured):
+class DigitsData(PictureData):
     """scikit-learn's 1,797 digits: as 64 features, or with ``size`` as pictures (3, size, size) for a network.
 
     Args:
@@ -90,7 +90,7 @@ class DigitsData(Pictured):
         self.val = TensorDataset(x[judges][:end], y[judges][:end])
 
 
-class Cifar10Data(Pictured):
+class Cifar10Data(PictureData):
     """The 10,000 + 2,000 pictures of ``cifar10/cifar10_12k.npz`` in the folder that TORCHLSSVM_DATA names; digits without it.
 
     Args:
@@ -117,7 +117,7 @@ class Cifar10Data(Pictured):
         self.val = Pictures(found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], size)
 
 
-class FolderData(Data):
+class FolderData(IndexedData):
     """Photographs in ``root/train/<class>/`` and ``root/val/<class>/``; digits where there is no such folder.
 
     Args:
@@ -154,7 +154,7 @@ class FolderData(Data):
             transforms.Resize(self.size),
             transforms.CenterCrop(self.size),
             transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
         self.train, self.val = (
             every_nth(ImageFolder(str(found[0] / part), transforms.Compose(steps)), self.limit)
@@ -175,7 +175,7 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(self.x[index]).float()[None] / 255
         x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)[0]
-        return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None], self.y[index]
+        return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None], self.y[index]
 
 
 def noisy(y: Tensor, share: float, K: int, seed: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
 
 
 class DriftMonitor(Callback):

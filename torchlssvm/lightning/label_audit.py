@@ -14,9 +14,9 @@ from torch import Tensor
 
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
-from torchlssvm.lightning.learning import Learner
-from torchlssvm.lightning.suspects import Suspect, rank_suspects
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.learner import Learner
+from torchlssvm.lightning.label_suspects import Suspect, rank_suspects
 from torchlssvm.store.head_adapter import ByIds
 
 Samples = tuple[list[str], Tensor, Tensor]

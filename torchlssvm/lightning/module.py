@@ -15,13 +15,13 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.checkpoints import register_with
-from torchlssvm.lightning.data import Batch, unpack
-from torchlssvm.lightning.learning import Learner
-from torchlssvm.lightning.order import RANDOM, describe, difference
+from torchlssvm.lightning.checkpoint_registry import register_with
+from torchlssvm.lightning.batches import SampleBatch, unpack
+from torchlssvm.lightning.learner import Learner
+from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LSSVMHead
 
-STATE = "torchlssvm"
+CHECKPOINT_KEY = "torchlssvm"
 
 
 class Anchor(nn.Module):
@@ -189,21 +189,21 @@ class LSSVMModule(LightningModule):
             )
         return loss
 
-    def _real(self, batch: Batch, stage: str, loader: Any) -> Batch:
+    def _real(self, batch: SampleBatch, stage: str, loader: Any) -> SampleBatch:
         """The batch without what a distributed sampler repeats to make all ranks even."""
         epoch = self.current_epoch
         position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
         size = len(batch.y)
         keep = ranks.without_padding(loader, position, size)
         self._at[stage] = (epoch, position + size)
-        return batch if keep == size else Batch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
+        return batch if keep == size else SampleBatch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
 
     def _check_loader(self, loader: Any) -> None:
         """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""
         self._begun, then, self._loader = True, self._loader, describe(loader)
         done = self._at.get("train", (-1, 0))
         middle = self._resumed and done[0] == self.current_epoch and done[1] > 0
-        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM):
+        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM_ORDER):
             raise ValueError(
                 "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
                 "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
@@ -330,7 +330,7 @@ class LSSVMModule(LightningModule):
         for name in [name for name in state if name.startswith(prefix)]:
             del state[name]
         state.update({prefix + name: value for name, value in self.head.state_dict().items()})
-        checkpoint[STATE] = {
+        checkpoint[CHECKPOINT_KEY] = {
             "learner": self.learner.state_dict(),
             "train": list(self._at.get("train", (-1, 0))),
             "run": self._run,
@@ -339,14 +339,14 @@ class LSSVMModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Undo it."""
-        saved = checkpoint.get(STATE)
+        saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
             self._at["train"] = (saved["train"][0], saved["train"][1])
             self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
 
 
-LINES = 10
+MAX_LISTED_EVENTS = 10
 """So many unanswered events are listed on the console."""
 
 
@@ -357,9 +357,9 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     lines = [
         f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
         f"for its next run; one that can never be answered is dropped by {drop}",
-        *(f"  {text}" for text in waiting[:LINES]),
+        *(f"  {text}" for text in waiting[:MAX_LISTED_EVENTS]),
     ]
-    return "\n".join([*lines, *([f"  and {len(waiting) - LINES} more"] if len(waiting) > LINES else [])])
+    return "\n".join([*lines, *([f"  and {len(waiting) - MAX_LISTED_EVENTS} more"] if len(waiting) > MAX_LISTED_EVENTS else [])])
 
 
 def unpack_inputs(batch: Any) -> Tensor:

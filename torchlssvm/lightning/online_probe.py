@@ -11,8 +11,8 @@ from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.data import unpack
-from torchlssvm.lightning.finding import log_metrics, moment
+from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.head_lookup import log_metrics, moment
 from torchlssvm.linear import LSSVMHead
 
 

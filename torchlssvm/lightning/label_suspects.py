@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
 
-BATCH = 4096
+CHUNK_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
     each sample in turn, on a copy, and learns it again.
     """
     if isinstance(head, LSSVMHead):
-        parts = zip(x.split(BATCH), y.split(BATCH), strict=True)
+        parts = zip(x.split(CHUNK_SAMPLES), y.split(CHUNK_SAMPLES), strict=True)
         return torch.cat([head.leave_one_out(a.to(head.device), b.to(head.device)) for a, b in parts])
     held = head.ids.tolist()
     numbers = held if numbers is None else numbers

@@ -13,9 +13,9 @@ from torch.utils.data import (
 )
 
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.data import EpochSampler
+from torchlssvm.lightning.batches import EpochSampler
 
-RANDOM = "random"
+RANDOM_ORDER = "random"
 """The order of a sampler that draws anew each time."""
 
 
@@ -30,14 +30,14 @@ def order_of(sampler: Any) -> str | None:
     if isinstance(sampler, SequentialSampler):
         return f"as they are, {len(sampler)} samples"
     if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-        return RANDOM
+        return RANDOM_ORDER
     if isinstance(sampler, DistributedSampler):
         dealt = f"shuffled by seed {sampler.seed}" if sampler.shuffle else "in turns"
         inner = getattr(sampler.dataset, "_sampler", None)  # Lightning's wrapper around a sampler of one's own
         if inner is None:
             return f"{dealt}, {len(sampler.dataset)} samples"  # type: ignore[arg-type]
         before = order_of(inner)
-        return before if before in (None, RANDOM) else f"{before}, {dealt}"
+        return before if before in (None, RANDOM_ORDER) else f"{before}, {dealt}"
     return None
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from torchlssvm.store import SampleStore
 
 
-class Registering(CheckpointIO):
+class RegisteringCheckpointIO(CheckpointIO):
     """Writes checkpoints as the Trainer would, and tells the store.
 
     A file that is new is registered before it is written, one that is written anew only afterwards: a crash in between leaves
@@ -58,6 +58,6 @@ class Registering(CheckpointIO):
 def register_with(trainer: Trainer, store: SampleStore) -> None:
     """From now on, checkpoints of this Trainer are registered with the store; on the rank that writes them."""
     io = trainer.strategy.checkpoint_io
-    if isinstance(io, Registering) and io.store.path == store.path:
+    if isinstance(io, RegisteringCheckpointIO) and io.store.path == store.path:
         io = io.inner
-    trainer.strategy.checkpoint_io = Registering(io, store)
+    trainer.strategy.checkpoint_io = RegisteringCheckpointIO(io, store)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """What a batch says: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
 
     x: Tensor
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     subjects: list[str | None] | None
 
 
-def unpack(batch: Any) -> Batch:
+def unpack(batch: Any) -> SampleBatch:
     """A batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
     if isinstance(batch, Mapping):
         parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
@@ -39,7 +39,7 @@ def unpack(batch: Any) -> Batch:
     if subjects is not None:
         given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
         owners = [None if s is None or s == "" else str(s) for s in given]
-    return Batch(x, y, names, owners)
+    return SampleBatch(x, y, names, owners)
 
 
 class Indexed(Dataset[Any]):
@@ -81,7 +81,7 @@ class EpochSampler(Sampler[int]):
         return iter(torch.randperm(self.length, generator=generator).tolist())
 
 
-class _Rest:
+class _RemainingBatches:
     """What a sampler of batches yields after the first ones."""
 
     def __init__(self, batches: Any, start: int):
@@ -116,7 +116,7 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        return _Rest(super()._index_sampler, self._start)
+        return _RemainingBatches(super()._index_sampler, self._start)
 
     def __iter__(self) -> Any:
         """Batches, from where a loaded state says once, and from the first one after that."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torchlssvm.audit.verification import fingerprint
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.pending_events import Pending
-from torchlssvm.corrections.run_progress import Cursor, forgets
-from torchlssvm.corrections.seen_samples import Offered
+from torchlssvm.corrections.run_progress import RunProgress, forgets
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Add, Relabel
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.order import RANDOM, difference
+from torchlssvm.lightning.loader_order import RANDOM_ORDER, difference
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.store import SampleStore
 
@@ -33,9 +33,9 @@ class Learner:
 
     def __init__(self, head: Any):
         self.head = head
-        self.offered = Offered()
+        self.offered = SeenSamples()
         self.corrector = Corrector(head, offered=self.offered)
-        self.cursor: Cursor | None = None  # of a run with a store, on the first rank
+        self.cursor: RunProgress | None = None  # of a run with a store, on the first rank
         self.left_out = 0  # samples that were erased, as far as anybody can tell
         self.kept_out = 0  # samples that pending events kept out of this run, on this rank
         self.forgetful = False  # whether ids alone no longer tell what this run was offered
@@ -65,7 +65,7 @@ class Learner:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
                 self.corrector.machine.clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone))
-            self.offered = Offered(store)
+            self.offered = SeenSamples(store)
             self.corrector = Corrector(self.head, store, self.offered)
             for pending in self.corrector.pending:
                 self.offered.record(pending.kept_out, pending.event.event_id)
@@ -89,7 +89,7 @@ class Learner:
                 self.corrector.pending.end_run()
             if self.store is None:
                 return run or secrets.token_hex(8)
-            self.cursor = Cursor.begin(self.store, epoch) if run is None else Cursor.resume(self.store, run)
+            self.cursor = RunProgress.begin(self.store, epoch) if run is None else RunProgress.resume(self.store, run)
             self.forgetful = forgets(self.store, self.cursor.start)
             if self.forgetful or (run is None and forgets(self.store)):
                 log.warning(
@@ -115,7 +115,7 @@ class Learner:
             if then is None or not middle:
                 return
             changed = difference(then, loader)
-            unknown = loader["order"] == RANDOM or (loader["order"] is None and not trusted)
+            unknown = loader["order"] == RANDOM_ORDER or (loader["order"] is None and not trusted)
             if changed or (unknown and self.forgetful):
                 raise ValueError(
                     f"the store has learned {self.cursor.batches} batches of this epoch, and which samples those were cannot "
@@ -139,7 +139,7 @@ class Learner:
         self.cursor, self.forgetful, self.left_out = None, False, 0
 
     def _forget(self) -> None:
-        self.offered = Offered()
+        self.offered = SeenSamples()
         self.corrector = Corrector(self.head, offered=self.offered)
 
     # -- learning ------------------------------------------------------------------------------------------------------
