@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.lightning_tools import J, K, module, samples, truth
 from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
-from torchlssvm.corrections.corrector import Corrector, DeadLetters, hashes
+from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
+from torchlssvm.corrections.sample_hashes import hash_samples
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore
@@ -299,16 +300,16 @@ def test_a_resumed_run_writes_no_letter_twice(tmp_path: Path) -> None:
 
 def test_a_hash_is_of_the_numbers_not_of_their_dtype():
     x, y = torch.randn(5, 7), torch.arange(5) % 2
-    assert hashes(x, y) == hashes(x.double(), y) == hashes(x.double(), y.double())
+    assert hash_samples(x, y) == hash_samples(x.double(), y) == hash_samples(x.double(), y.double())
     half = x.to(torch.bfloat16)
-    assert hashes(half, y) == hashes(half.float(), y) == hashes(half.double(), y)
+    assert hash_samples(half, y) == hash_samples(half.float(), y) == hash_samples(half.double(), y)
     whole = torch.arange(35).reshape(5, 7)
-    assert hashes(whole, y) == hashes(whole.float(), y)
+    assert hash_samples(whole, y) == hash_samples(whole.float(), y)
     mixed = x.double()
     mixed[2, 3] += 1e-12  # float32 does not hold it: this row, and no other, has another hash
-    changed = [a != b for a, b in zip(hashes(mixed, y), hashes(x, y), strict=True)]
+    changed = [a != b for a, b in zip(hash_samples(mixed, y), hash_samples(x, y), strict=True)]
     assert changed == [False, False, True, False, False]
     mixed[2, 3] += 1e-14
-    assert hashes(mixed, y)[2] != hashes(x, y)[2]
-    assert len(set(hashes(torch.tensor([[1e300], [-1e300], [1e-300]], dtype=torch.float64), y[:3]))) == 3
-    assert hashes(torch.zeros(3, 0), y[:3]) == hashes(torch.zeros(3, 0, dtype=torch.float64), y[:3])
+    assert hash_samples(mixed, y)[2] != hash_samples(x, y)[2]
+    assert len(set(hash_samples(torch.tensor([[1e300], [-1e300], [1e-300]], dtype=torch.float64), y[:3]))) == 3
+    assert hash_samples(torch.zeros(3, 0), y[:3]) == hash_samples(torch.zeros(3, 0, dtype=torch.float64), y[:3])

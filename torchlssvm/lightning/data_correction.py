@@ -13,12 +13,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections.corrector import UNCERTIFIED, Corrector, DeadLetters, Outcome
+from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
+from torchlssvm.corrections.dead_letters import DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, as_source
+from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.store import SampleStore
@@ -224,7 +226,7 @@ class DataCorrection(Callback):
         """Whether events that were held are to be judged, reported or certified."""
         pending = corrector.pending
         waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
-        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED)
+        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
         return bool(waiting or corrector.answered or uncertified)
 
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
@@ -245,7 +247,7 @@ class DataCorrection(Callback):
                     ranks.copy_from_first(corrector.head)
                 else:
                     ranks.level(corrector.head)
-                    corrector.held = ranks.share(corrector.held)
+                    corrector.hashes = ranks.share(corrector.hashes)
                     pending = ranks.share(corrector.pending.state_dict())
                     if not ranks.is_first():
                         corrector.pending.load_state_dict(pending)
@@ -285,11 +287,11 @@ class DataCorrection(Callback):
 
     def _certify(self, store: SampleStore) -> None:
         """Certify the removals that are not yet; also those of a run that was killed before it could."""
-        removed = store.note(UNCERTIFIED)
+        removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
             store.certificate(removed, key=self.key).save(self.certificates / f"position_{store.position}.json")
-            store.set_note(UNCERTIFIED, None)
+            store.set_note(UNCERTIFIED_NOTE, None)
 
     def _accuracy(self, head: Any) -> float | None:
         right = total = 0
@@ -307,7 +309,9 @@ class DataCorrection(Callback):
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]
         samples = sum(o.samples for o in outcomes if o.status == "applied")
-        return CorrectionReport(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
+        return CorrectionReport(
+            **counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent
+        )
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 

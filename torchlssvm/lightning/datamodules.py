@@ -175,7 +175,9 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(self.x[index]).float()[None] / 255
         x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)[0]
-        return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None], self.y[index]
+        return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None], self.y[
+            index
+        ]
 
 
 def noisy(y: Tensor, share: float, K: int, seed: int) -> Tensor:

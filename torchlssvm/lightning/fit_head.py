@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.head_lookup import Frozen, find_features, find_head, log_metrics, moment
-from torchlssvm.store.head_adapter import machine_for
+from torchlssvm.sample_adapter import SampleAdapter
 
 MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 
@@ -79,8 +79,8 @@ class FitHead(Callback):
         if loader is None:
             raise ValueError("FitHead needs a loader: there is no train loader in this run, give loader=")
         head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
-        machine = machine_for(head)
-        machine.clear()
+        samples = SampleAdapter(head)
+        samples.clear()
         position = 0
         with Frozen(pl_module):
             for raw in loader:
@@ -92,9 +92,7 @@ class FitHead(Callback):
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.level(head)
         self.fits += 1
-        log_metrics(
-            trainer, {"head_samples": float(sum(head.counts)) if hasattr(head, "counts") else float(len(head.ids))}
-        )
+        log_metrics(trainer, {"head_samples": float(samples.count)})
 
     def _add(self, head: Any, phi: Tensor, y: Tensor) -> None:
         if ranks.is_summed(head):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.sample_adapter import SampleAdapter
 
 CHUNK_SAMPLES = 4096
 
@@ -64,9 +65,12 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
 
 def one_by_one(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
     """The same by unlearning, for a machine that has no shorter way."""
+    samples = SampleAdapter(machine)
+    samples.ids = dict(enumerate(numbers))
     rows = []
-    for k, number in enumerate(numbers):
-        machine.remove([number])
-        rows.append(machine(x[k : k + 1]) if machine.n else x.new_zeros(1, machine.num_classes))
-        machine.add(x[k : k + 1], y[k : k + 1])
+    for k in range(len(x)):
+        one = ([k], x[k : k + 1], y[k : k + 1])
+        samples.remove(*one)
+        rows.append(machine(one[1]) if samples.count else x.new_zeros(1, machine.num_classes))
+        samples.add(*one)
     return torch.cat(rows)

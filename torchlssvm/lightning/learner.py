@@ -33,8 +33,8 @@ class Learner:
 
     def __init__(self, head: Any):
         self.head = head
-        self.offered = SeenSamples()
-        self.corrector = Corrector(head, offered=self.offered)
+        self.seen = SeenSamples()
+        self.corrector = Corrector(head, seen=self.seen)
         self.cursor: RunProgress | None = None  # of a run with a store, on the first rank
         self.left_out = 0  # samples that were erased, as far as anybody can tell
         self.kept_out = 0  # samples that pending events kept out of this run, on this rank
@@ -50,7 +50,7 @@ class Learner:
     @property
     def empty(self) -> bool:
         """Whether the head holds nothing."""
-        return self.corrector.machine.empty
+        return self.corrector.samples.count == 0
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -63,12 +63,12 @@ class Learner:
 
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
-                self.corrector.machine.clear()
+                self.corrector.samples.clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone))
-            self.offered = SeenSamples(store)
-            self.corrector = Corrector(self.head, store, self.offered)
+            self.seen = SeenSamples(store)
+            self.corrector = Corrector(self.head, store, self.seen)
             for pending in self.corrector.pending:
-                self.offered.record(pending.kept_out, pending.event.event_id)
+                self.seen.record(pending.kept_out, pending.event.event_id)
 
         ranks.on_first(work)
         self.path = str(path)
@@ -139,8 +139,8 @@ class Learner:
         self.cursor, self.forgetful, self.left_out = None, False, 0
 
     def _forget(self) -> None:
-        self.offered = SeenSamples()
-        self.corrector = Corrector(self.head, offered=self.offered)
+        self.seen = SeenSamples()
+        self.corrector = Corrector(self.head, seen=self.seen)
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Learner:
                 self._tell(None, x, y)
             return 0
         self._settle()  # what a run left behind that was stopped: an event that is decided keeps nothing out
-        new = self.offered.new(ids)
+        new = self.seen.new(ids)
         learned, y = self._screen(x, y, ids, subjects, new)
         ranks.agree_on_grid(self.head, x[learned])
         if learned:
@@ -184,7 +184,7 @@ class Learner:
             outcome = self.corrector.apply_now([event])[0]
             if outcome.status != "applied":
                 raise ValueError(f"samples cannot be added: {outcome.reason}")
-            self.offered.record(event.ids, event.event_id)
+            self.seen.record(event.ids, event.event_id)
             self._tell(list(event.ids), event.x, event.y)
         self._settle()
         return len(ids) - len(new)
@@ -207,7 +207,7 @@ class Learner:
             remover = self.corrector.remover(found, ids[k], x[k], y[k])
             if remover is not None:
                 pending.keep_out(remover, ids[k])
-                self.offered.record([ids[k]], remover.event.event_id)
+                self.seen.record([ids[k]], remover.event.event_id)
                 self.kept_out += 1
             else:
                 y = with_labels(y, k, found)
@@ -223,8 +223,8 @@ class Learner:
         left_out = self.forgetful and cursor is not None and cursor.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
-            self.offered.held(i for i in ids if i in store)
-            new = self.offered.new(ids)
+            self.seen.held(i for i in ids if i in store)
+            new = self.seen.new(ids)
             if left_out:
                 self.left_out += len(new)
                 new = []
@@ -232,7 +232,7 @@ class Learner:
             learned, y = self._screen(x, y, ids, subjects, new)
             if learned:
                 events.append(addition(x, y, ids, subjects, learned))
-                self.offered.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
+                self.seen.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
         if cursor is not None:
             self.cursor = cursor.after(*at)
         notes = {} if self.cursor is None or self.cursor == cursor else self.cursor.note()
@@ -279,10 +279,10 @@ class Learner:
     def meet(self) -> None:
         """All ranks know what each of them was offered."""
         corrector = self.corrector
-        states = ranks.gather((corrector.held, corrector.complete, self.offered.hashes, corrector.pending.kept_out()))
-        corrector.held = {name: value for held, *_ in states for name, value in held.items()}
+        states = ranks.gather((corrector.hashes, corrector.complete, self.seen.hashes, corrector.pending.kept_out()))
+        corrector.hashes = {name: value for held, *_ in states for name, value in held.items()}
         corrector.complete = all(complete for _, complete, *_ in states)
-        self.offered.hashes = set().union(*(hashes for _, _, hashes, _ in states))
+        self.seen.hashes = set().union(*(hashes for _, _, hashes, _ in states))
         corrector.pending.merge([kept_out for *_, kept_out in states])
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
@@ -291,13 +291,13 @@ class Learner:
         """Primitives and tensors; with a store nothing, it is all there."""
         if self.path is not None:
             return {}
-        return {"corrector": self.corrector.state_dict(), "offered": self.offered.state_dict()}
+        return {"corrector": self.corrector.state_dict(), "offered": self.seen.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Undo :meth:`state_dict`."""
         if self.path is None and state:
             self.corrector.load_state_dict(state["corrector"])
-            self.offered.load_state_dict(state["offered"])
+            self.seen.load_state_dict(state["offered"])
 
 
 def with_labels(y: Tensor, k: int, found: list[Pending]) -> Tensor:

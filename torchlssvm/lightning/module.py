@@ -15,8 +15,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.batches import SampleBatch, unpack
+from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LSSVMHead
@@ -359,7 +359,9 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
         f"for its next run; one that can never be answered is dropped by {drop}",
         *(f"  {text}" for text in waiting[:MAX_LISTED_EVENTS]),
     ]
-    return "\n".join([*lines, *([f"  and {len(waiting) - MAX_LISTED_EVENTS} more"] if len(waiting) > MAX_LISTED_EVENTS else [])])
+    return "\n".join(
+        [*lines, *([f"  and {len(waiting) - MAX_LISTED_EVENTS} more"] if len(waiting) > MAX_LISTED_EVENTS else [])]
+    )
 
 
 def unpack_inputs(batch: Any) -> Tensor:
