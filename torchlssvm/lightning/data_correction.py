@@ -13,11 +13,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.audit.certificate import Certificate
 from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
 from torchlssvm.corrections.dead_letters import DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, as_source
 from torchlssvm.corrections.outcome import Outcome
-from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
@@ -276,6 +277,7 @@ class DataCorrection(Callback):
             if outcome.status == "refused" and item.event is not None:
                 corrector.give_up(item.event)
         if store is not None:
+            self._note_repeated(store, outcomes)
             if self.source is not None:
                 store.set_note(self.state_key, self.source.cursor)
             self.position = store.position
@@ -286,12 +288,25 @@ class DataCorrection(Callback):
         return outcomes
 
     def _certify(self, store: SampleStore) -> None:
-        """Certify the removals that are not yet; also those of a run that was killed before it could."""
+        """Certify the removals that are not yet, those of a run that was killed before it could included."""
         removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
-            store.certificate(removed, key=self.key).save(self.certificates / f"position_{store.position}.json")
+            path = self.certificates / f"position_{store.position}.json"
+            events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same position is written anew
+            store.certificate(list(events), key=self.key).save(path)
             store.set_note(UNCERTIFIED_NOTE, None)
+
+    def _note_repeated(self, store: SampleStore, outcomes: list[Outcome]) -> None:
+        """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""
+        again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
+        if self.certificates is None or not again:
+            return
+        done = {e for path in self.certificates.glob("position_*.json") for e in certified_events(path)}
+        done.update(store.note(UNCERTIFIED_NOTE) or [])
+        missing = [e for e in dict.fromkeys(again) if e not in done and store.has_applied(e)]
+        if missing:
+            store.update_note(UNCERTIFIED_NOTE, lambda noted: [*(noted or []), *missing])
 
     def _accuracy(self, head: Any) -> float | None:
         right = total = 0
@@ -326,3 +341,11 @@ class DataCorrection(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Undo it; the head is loaded with the module."""
         self._saved = dict(state_dict)
+
+
+def certified_events(path: Path) -> list[str]:
+    """List the events of a certificate; empty for a file that is not there, or is none."""
+    try:
+        return [event["event_id"] for event in Certificate.load(path).events]
+    except (OSError, VerificationError):
+        return []
