@@ -30,10 +30,10 @@ class NamedSamples(Protocol):
     """
 
     def add(self, names: Names, x: Tensor, y: Tensor) -> None:
-        """Add samples."""
+        """Add samples under the caller's names."""
 
     def remove(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> None:
-        """Remove samples."""
+        """Remove samples by the caller's names."""
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
         """Give samples the labels (B, ...) in place of y."""
@@ -100,11 +100,11 @@ class SampleAdapter:
         return torch.tensor(found, dtype=torch.int64, device=device)
 
     def add(self, names: Names, x: Tensor, y: Tensor) -> None:
-        """Add samples."""
+        """Add samples under the caller's names."""
         self.exchange((names, x, y), None)
 
     def remove(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> None:
-        """Remove samples."""
+        """Remove samples by the caller's names."""
         self.exchange(None, (names, x, y))
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:

@@ -135,13 +135,13 @@ def key_beside(path: Path) -> bytes:
         key = place.read_bytes()
     except OSError as error:
         raise StoreError(
-            f"{path} has lines without an event_id, and the key for those cannot be kept in {place}: {error}. Give each line an "
-            "event_id, or make the folder writable"
+            f"{path} has lines without an event_id, and the key for those cannot be kept in {place}: {error}. Give each line "
+            "an event_id, or make the folder writable"
         ) from error
     if len(key) != KEY_BYTES:
         raise StoreError(
-            f"{place} holds {len(key)} bytes and not the key of {KEY_BYTES} for lines without an event_id: put the key back, or "
-            "delete the file if no such line was read so far"
+            f"{place} holds {len(key)} bytes and not the key of {KEY_BYTES} for lines without an event_id: put the key back, "
+            "or delete the file if no such line was read so far"
         )
     return key
 

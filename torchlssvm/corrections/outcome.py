@@ -1,4 +1,4 @@
-"""Outcomes of events."""
+"""Outcome of one event: applied, repeated, held or refused."""
 
 from __future__ import annotations
 

@@ -33,6 +33,6 @@ def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
 
 
 def _numbers(t: Tensor) -> Any:
-    """Convert to a NumPy array, which costs less than a tensor where there are few numbers; bfloat16, which NumPy lacks, as float32."""
+    """Convert to a NumPy array, cheaper than a tensor for few numbers; bfloat16, which NumPy lacks, as float32."""
     t = t.detach().cpu()
     return (t.float() if t.dtype == torch.bfloat16 else t).numpy()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class SampleBatch(NamedTuple):
-    """What a batch says: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
+    """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
 
     x: Tensor
     y: Tensor
@@ -21,7 +21,7 @@ class SampleBatch(NamedTuple):
 
 
 def unpack(batch: Any) -> SampleBatch:
-    """A batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
+    """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
     if isinstance(batch, Mapping):
         parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
     elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
@@ -69,7 +69,7 @@ class EpochSampler(Sampler[int]):
         self.length, self.seed, self.epoch = length, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation."""
+        """Choose the permutation by the epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class EpochSampler(Sampler[int]):
 
 
 class _RemainingBatches:
-    """What a sampler of batches yields after the first ones."""
+    """The batches of a sampler of batches after the first ``start``."""
 
     def __init__(self, batches: Any, start: int):
         self.batches, self.start = batches, start
@@ -119,7 +119,7 @@ class ResumableLoader(DataLoader[Any]):
         return _RemainingBatches(super()._index_sampler, self._start)
 
     def __iter__(self) -> Any:
-        """Batches, from where a loaded state says once, and from the first one after that."""
+        """Iterate over batches: once from the place of a loaded state, then from the first one."""
         batches = super().__iter__()
         self._done, self._start = self._start, 0
         for batch in batches:
@@ -127,9 +127,9 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches of this epoch are done."""
+        """Number of batches of this epoch that are done."""
         return {"batches": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind them; at the end of an epoch that is the start of the next one."""
+        """Go on behind the batches that are done; at the end of an epoch, from the start of the next."""
         self._start = state["batches"] if state["batches"] < len(self) else 0

@@ -24,6 +24,7 @@ from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
 from torchlssvm.lightning.learner import Learner
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
@@ -31,7 +32,7 @@ log = logging.getLogger("torchlssvm.lightning")
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """What one look at the source did. Accuracies: on validation features of this run, None before there are any."""
+    """Counts of one look at the source. Accuracies: on validation features of this run, None before there are any."""
 
     applied: int
     repeated: int
@@ -113,7 +114,7 @@ class DataCorrection(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head and source."""
+        """Key of the state, one for each head and source."""
         return f"DataCorrection(head={self.head}, source={self.name})"
 
     # -- when ----------------------------------------------------------------------------------------------------------
@@ -158,17 +159,17 @@ class DataCorrection(Callback):
         self._features.append((x.clone(), y[: len(x)].clone()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch no longer."""
+        """Stop watching the head's inputs."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All samples have come by: what waited for that is applied."""
+        """Apply the events that waited until all samples have come by."""
         self.look(trainer, pl_module, final=trainer.is_last_batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What arrived until the end counts. Say what was refused."""
+        """Apply what arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # a file has an end, also where it holds more than one look takes
         if self.refused and self.dead_letters is not None:
@@ -224,7 +225,7 @@ class DataCorrection(Callback):
         return report
 
     def _due(self, corrector: Corrector, final: bool) -> bool:
-        """Whether events that were held are to be judged, reported or certified."""
+        """True if held events are to be tried, reported or certified."""
         pending = corrector.pending
         waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
         uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
@@ -233,7 +234,7 @@ class DataCorrection(Callback):
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
         """Apply on the first rank, which holds all, and let the others have it; or on every rank alike."""
         alone = corrector.store is None and not ranks.is_summed(corrector.head)
-        if ranks.several() and ranks.share(alone):
+        if ranks.are_several() and ranks.share(alone):
             return self._work(corrector, items, final, writes=ranks.is_first())
         if self._learner is not None:
             self._learner.level()
@@ -243,7 +244,7 @@ class DataCorrection(Callback):
         try:
             outcomes = ranks.on_first(lambda: self._work(corrector, items, final, writes=True))
         finally:
-            if ranks.several():
+            if ranks.are_several():
                 if stored:
                     ranks.copy_from_first(corrector.head)
                 else:
@@ -310,8 +311,7 @@ class DataCorrection(Callback):
 
     def _accuracy(self, head: Any) -> float | None:
         right = total = 0
-        fitted = bool(head.n if hasattr(head, "n") else len(head.ids))
-        for x, y in self._features if fitted else []:
+        for x, y in self._features if SampleAdapter(head).count else []:
             right += int((head.predict(x) == y).sum())
             total += len(y)
         sums = ranks.gather((right, total))
@@ -339,7 +339,7 @@ class DataCorrection(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it; the head is loaded with the module."""
+        """Restore the state when training starts; the head is loaded with the module."""
         self._saved = dict(state_dict)
 
 

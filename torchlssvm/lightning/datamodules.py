@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchlssvm.lightning.batches import Indexed, ResumableLoader
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of each colour that ImageNet's networks were trained with."""
 
 
 class IndexedData(LightningDataModule):
@@ -28,12 +29,12 @@ class IndexedData(LightningDataModule):
         self.val: Any = None
 
     def train_dataloader(self) -> ResumableLoader:
-        """Samples with ids; it goes on in the middle of an epoch."""
+        """Loader of the training samples with ids, which resumes in the middle of an epoch."""
         data = Indexed(self.train, prefix="train/")
         return ResumableLoader(data, self.batch_size, shuffle=self.shuffle, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The samples that judge."""
+        """Loader of the validation samples."""
         return DataLoader(self.val, batch_size=self.batch_size, num_workers=self.num_workers)
 
     test_dataloader = predict_dataloader = val_dataloader
@@ -45,7 +46,8 @@ class IndexedData(LightningDataModule):
         self.train, self.val = digits.train, digits.val
 
 
-CIFAR_SIZE, DIGIT_SIZE = 96, 64
+CIFAR_SIDE_PIXELS, DIGIT_SIDE_PIXELS = 96, 64
+"""Pixels of a side of enlarged pictures: what small networks were trained for; larger ones only take longer."""
 
 
 class PictureData(IndexedData):
@@ -71,7 +73,7 @@ class DigitsData(PictureData):
     """
 
     def setup(self, stage: str) -> None:
-        """Read them; every fifth sample judges."""
+        """Read the digits; every fifth is a validation sample."""
         if self.train is not None:
             return
         from sklearn.datasets import load_digits
@@ -102,10 +104,10 @@ class Cifar10Data(PictureData):
     """
 
     def setup(self, stage: str) -> None:
-        """Read them."""
+        """Read the pictures, or digits where there are none."""
         if self.train is not None:
             return
-        size = self.size or CIFAR_SIZE
+        size = self.size or CIFAR_SIDE_PIXELS
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
             missing = f"{path} (TORCHLSSVM_DATA names its folder)"
@@ -135,7 +137,7 @@ class FolderData(IndexedData):
         self.root, self.size, self.limit = root, size, limit
 
     def setup(self, stage: str) -> None:
-        """Find the photographs."""
+        """Find the photographs, or take digits where there are none."""
         if self.train is not None:
             return
         found = [
@@ -144,7 +146,7 @@ class FolderData(IndexedData):
             if (p / "train").is_dir()
         ]
         if not found:
-            small = min(self.size, DIGIT_SIZE)  # of pictures of 8 x 8 a large one says no more
+            small = min(self.size, DIGIT_SIDE_PIXELS)  # of pictures of 8 x 8 a large one says no more
             self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
             return
         from torchvision import transforms

@@ -19,7 +19,8 @@ from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
 from torchlssvm.lightning.label_suspects import Suspect, rank_suspects
 from torchlssvm.lightning.learner import Learner
 
-Samples = tuple[list[str], Tensor, Tensor]
+HeldSamples = tuple[list[str], Tensor, Tensor]
+"""(ids, x (n, J), y (n,)) of the samples held."""
 
 
 class LabelAudit(Callback):
@@ -49,7 +50,7 @@ class LabelAudit(Callback):
         action: str = "relabel",
         every: int = 1,
         head: str = "head",
-        samples: Callable[[], Samples] | None = None,
+        samples: Callable[[], HeldSamples] | None = None,
     ):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
@@ -64,7 +65,7 @@ class LabelAudit(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head and file."""
+        """Key of the state, one for each head and file."""
         return f"LabelAudit(head={self.head}, path={self.path})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -89,7 +90,7 @@ class LabelAudit(Callback):
             self.audit(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep no samples."""
+        """Stop watching, and drop the samples kept."""
         if self._learner is not None and self._keep in self._learner.observers:
             self._learner.observers.remove(self._keep)
         self._kept.clear()
@@ -122,7 +123,7 @@ class LabelAudit(Callback):
         return None if self.samples is not None or self._learner is None else self._learner.corrector.machine_ids(ids)
 
     def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
-        """The samples held now: given, from the store, or those kept that no event has changed since."""
+        """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
             return (*self.samples(), True)
         learner = self._learner
@@ -163,9 +164,9 @@ class LabelAudit(Callback):
         os.replace(beside, self.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many audits there were."""
+        """Number of audits so far."""
         return {"audits": self.audits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it."""
+        """Restore the number of audits."""
         self.audits = state_dict["audits"]

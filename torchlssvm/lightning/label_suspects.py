@@ -14,6 +14,7 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.sample_adapter import SampleAdapter
 
 CHUNK_SAMPLES = 4096
+"""Samples scored at a time: bounds memory, and is enough to keep a matrix product busy."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Suspect:
 
 
 def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:
-    """All samples, the most suspicious first: by s[y] - max s[other], s the scores of the head that never saw the sample.
+    """Rank all samples, the most suspicious first, by s[y] - max s[other], s the scores of the head that never saw the sample.
 
     x (n, J), y (n,): samples that the head holds, as they were added. numbers: a kernel machine's own ids of them.
     """
@@ -40,7 +41,7 @@ def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list
 
 @exactly
 def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = None) -> Tensor:
-    """Scores (n, K) of each sample by the head without it.
+    """Compute scores (n, K) of each sample by the head without it.
 
     A head answers from its statistics, a kernel machine with ``leave_one_out()`` from its solution; any other one unlearns
     each sample in turn, on a copy, and learns it again.
@@ -64,7 +65,7 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
 
 
 def one_by_one(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
-    """The same by unlearning, for a machine that has no shorter way."""
+    """Compute the same scores by unlearning, for a machine without ``leave_one_out``."""
     samples = SampleAdapter(machine)
     samples.ids = dict(enumerate(numbers))
     rows = []

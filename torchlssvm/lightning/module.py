@@ -22,6 +22,7 @@ from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LSSVMHead
 
 CHECKPOINT_KEY = "torchlssvm"
+"""The entry of a Lightning checkpoint with the state of a run."""
 
 
 class Anchor(nn.Module):
@@ -35,10 +36,10 @@ class Anchor(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Nothing."""
+        """Save nothing: the parameter has no meaning."""
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Nothing."""
+        """Load nothing: no checkpoint has the parameter."""
 
 
 class LSSVMModule(LightningModule):
@@ -128,7 +129,7 @@ class LSSVMModule(LightningModule):
         self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
-        self._loader: dict[str, Any] | None = None  # what its batches hang on
+        self._loader: dict[str, Any] | None = None  # the description of its train loader
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
@@ -146,7 +147,7 @@ class LSSVMModule(LightningModule):
         return self.learner.store
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (B, K)."""
+        """Compute scores (B, K)."""
         return self.classifier(x)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> None:
@@ -181,7 +182,7 @@ class LSSVMModule(LightningModule):
         if self.learner.left_out:
             warn_once(
                 self, "this run has passed these batches before; samples in them that the store does not hold are left out: "
-                "they were erased, as far as anybody can tell. New ones are learned by a fit without ckpt_path",
+                "they are taken for erased. New ones are learned by a fit without ckpt_path",
             )  # fmt: skip
         elif skipped:
             warn_once(
@@ -190,7 +191,7 @@ class LSSVMModule(LightningModule):
         return loss
 
     def _real(self, batch: SampleBatch, stage: str, loader: Any) -> SampleBatch:
-        """The batch without what a distributed sampler repeats to make all ranks even."""
+        """Cut off what a distributed sampler repeats to make all ranks even."""
         epoch = self.current_epoch
         position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
         size = len(batch.y)
@@ -217,7 +218,7 @@ class LSSVMModule(LightningModule):
         self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
 
     def _level(self) -> None:
-        """All ranks hold the same."""
+        """Bring all ranks to the same state."""
         if not self.trainer.sanity_checking:
             self.learner.level()
 
@@ -230,13 +231,13 @@ class LSSVMModule(LightningModule):
             self._settled = head._version
 
     def on_train_epoch_end(self) -> None:
-        """The epoch is learned."""
+        """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
         if self.trainer.is_last_batch:
             self.learner.end_pass()
         self.settle()
 
     def on_train_end(self) -> None:
-        """Say which events wait for samples that did not come."""
+        """Print the events that wait for samples that did not come."""
         waiting = self.learner.unanswered(over=self.trainer.is_last_batch)
         self.unanswered = len(waiting)
         if self.learner.kept_out:
@@ -290,7 +291,7 @@ class LSSVMModule(LightningModule):
         recall.reset()  # type: ignore[operator]
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Scores (B, K)."""
+        """Compute scores (B, K) of a batch with or without labels."""
         return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch))  # type: ignore[no-any-return]
 
     # -- the store and checkpoints -------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class LSSVMModule(LightningModule):
                 register_with(self.trainer, self.store)
 
     def teardown(self, stage: str) -> None:
-        """Close it."""
+        """Close the store."""
         self.learner.close()
 
     def on_fit_start(self) -> None:
@@ -338,7 +339,7 @@ class LSSVMModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Undo it."""
+        """Restore the progress of the run; the head is loaded with the module."""
         saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
@@ -347,11 +348,11 @@ class LSSVMModule(LightningModule):
 
 
 MAX_LISTED_EVENTS = 10
-"""So many unanswered events are listed on the console."""
+"""Unanswered events listed on the console, so that the list fits on a screen."""
 
 
 def unanswered_text(waiting: list[str], store: str | None) -> str:
-    """What is said of events that were not answered: which, where they stay, what can be done."""
+    """Describe the events that were not answered, where they stay, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
     lines = [
@@ -359,9 +360,8 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
         f"for its next run; one that can never be answered is dropped by {drop}",
         *(f"  {text}" for text in waiting[:MAX_LISTED_EVENTS]),
     ]
-    return "\n".join(
-        [*lines, *([f"  and {len(waiting) - MAX_LISTED_EVENTS} more"] if len(waiting) > MAX_LISTED_EVENTS else [])]
-    )
+    more = len(waiting) - MAX_LISTED_EVENTS
+    return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
 
 
 def unpack_inputs(batch: Any) -> Tensor:
