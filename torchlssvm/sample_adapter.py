@@ -18,7 +18,7 @@ from torchlssvm.errors import RemovalError
 __all__ = ["NamedSamples", "SampleAdapter"]
 
 Names = Iterable[Hashable]
-Samples = tuple[Any, ...]
+SampleArguments = tuple[Any, ...]
 """(names, x, y), or (names,) for a machine that removes by ids."""
 
 
@@ -38,7 +38,7 @@ class NamedSamples(Protocol):
     def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
         """Give samples the labels (B, ...) in place of y."""
 
-    def exchange(self, added: Samples | None, removed: Samples | None) -> None:
+    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
         """Add samples and remove others as one change; the same names may be in both."""
 
 
@@ -115,7 +115,7 @@ class SampleAdapter:
         old_x, old_y, *extra = self._samples(names, x, y)
         self.machine.relabel(old_x, old_y, labels, *extra)
 
-    def exchange(self, added: Samples | None, removed: Samples | None) -> None:
+    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
         """Add samples and remove others as one change, jointly where the machine has ``update``."""
         new = None if added is None else self._samples(*added)
         old = None if removed is None else self._removal(*removed)
