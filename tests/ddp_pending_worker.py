@@ -37,7 +37,7 @@ def corrections(stored: bool) -> list[Any]:
         Remove(ids=["13", "58"], x=X[pair], y=Y[pair], event_id="pair"),
         Relabel(ids=["40"], x=X[40:41], y_old=Y[40:41], y=(Y[40:41] + 1) % K, event_id="label"),
         Replace(ids=["41"], x=OTHER[:1], x_old=X[41:42], y_old=Y[41:42], event_id="features"),
-        Remove(ids=["nobody"], x=X[:1], y=Y[:1], event_id="nobody"),
+        Remove(ids=["nobody"], x=X[:1], y=Y[:1], event_id="never"),
     ]
     whose = [Remove(subject="3", event_id="whose"), Relabel(subject="4", y=1, event_id="whose label")]
     return [*events, *whose] if stored else events

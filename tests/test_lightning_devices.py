@@ -70,7 +70,7 @@ def by_hand(m: LSSVMModule, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """What a Trainer would ask of a module, in its order."""
     m.trainer = SimpleNamespace(
         train_dataloader=None, val_dataloaders=None, test_dataloaders=None, sanity_checking=False, current_epoch=0,
-        ckpt_path=None, state=SimpleNamespace(fn="fit"), is_last_batch=True,
+        ckpt_path=None, state=SimpleNamespace(fn="fit"), is_last_batch=False,
     )  # fmt: skip
     m.on_fit_start()
     out = {"loss": m.training_step((x, y), 0), "again": m.training_step((x[:4], y[:4]), 1)}
