@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.lightning_tools import J, K, module, samples, truth
 from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
-from torchlssvm.corrections.corrector import Corrector, DeadLetters, hashes
+from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
+from torchlssvm.corrections.sample_hashes import hash_samples
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore
@@ -231,6 +232,37 @@ def test_a_line_without_an_event_id_gets_the_same_one_each_time(tmp_path: Path) 
     assert first[0].event.event_id != first[1].event.event_id
 
 
+def test_the_id_made_for_a_line_confirms_no_guess_about_it(tmp_path: Path) -> None:
+    """The same line at the same place of another file has another id: nothing but the key beside the file links them."""
+    found = []
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"kind": "remove", "ids": ["alice"]}\n')
+        (item,) = FileSource(tmp_path / name).read(9)
+        found.append(item.event.event_id)
+    assert found[0] != found[1]
+    (tmp_path / "a.jsonl.key").replace(tmp_path / "b.jsonl.key")
+    assert FileSource(tmp_path / "b.jsonl").read(9)[0].event.event_id == found[0]
+    (tmp_path / "b.jsonl.key").write_bytes(b"short")
+    with pytest.raises(StoreError, match="put the key back"):
+        FileSource(tmp_path / "b.jsonl").read(9)
+    (tmp_path / "b.jsonl").write_text('{"kind": "remove", "ids": ["alice"], "event_id": "e"}\n')
+    assert FileSource(tmp_path / "b.jsonl").read(9)[0].event.event_id == "e"  # needs no key
+
+
+def test_a_lack_of_memory_is_not_taken_for_the_events_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [Add(ids=["a"], x=X[:1], y=Y[:1]), Add(ids=["b"], x=X[1:2], y=Y[1:2])]
+    with SampleStore(tmp_path / "s", head=head()) as store:
+        for corrector in (Corrector(head()), Corrector(store.head, store)):
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    LSSVMHead, "add", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+                )
+                with pytest.raises(torch.OutOfMemoryError):
+                    corrector.apply(events)
+            assert [o.status for o in corrector.apply(events)] == ["applied", "applied"]
+            assert corrector.head.digest() == truth(X[:2], Y[:2]).digest()
+
+
 @given(st.integers(0, 9), st.lists(st.integers(1, 4), max_size=4), st.integers(0, 9), st.booleans())
 def test_an_iterable_goes_on_where_the_cursor_says(n: int, reads: list[int], back: int, fresh: bool) -> None:
     events = [Remove(ids=[str(i)]) for i in range(n)]
@@ -299,16 +331,16 @@ def test_a_resumed_run_writes_no_letter_twice(tmp_path: Path) -> None:
 
 def test_a_hash_is_of_the_numbers_not_of_their_dtype():
     x, y = torch.randn(5, 7), torch.arange(5) % 2
-    assert hashes(x, y) == hashes(x.double(), y) == hashes(x.double(), y.double())
+    assert hash_samples(x, y) == hash_samples(x.double(), y) == hash_samples(x.double(), y.double())
     half = x.to(torch.bfloat16)
-    assert hashes(half, y) == hashes(half.float(), y) == hashes(half.double(), y)
+    assert hash_samples(half, y) == hash_samples(half.float(), y) == hash_samples(half.double(), y)
     whole = torch.arange(35).reshape(5, 7)
-    assert hashes(whole, y) == hashes(whole.float(), y)
+    assert hash_samples(whole, y) == hash_samples(whole.float(), y)
     mixed = x.double()
     mixed[2, 3] += 1e-12  # float32 does not hold it: this row, and no other, has another hash
-    changed = [a != b for a, b in zip(hashes(mixed, y), hashes(x, y), strict=True)]
+    changed = [a != b for a, b in zip(hash_samples(mixed, y), hash_samples(x, y), strict=True)]
     assert changed == [False, False, True, False, False]
     mixed[2, 3] += 1e-14
-    assert hashes(mixed, y)[2] != hashes(x, y)[2]
-    assert len(set(hashes(torch.tensor([[1e300], [-1e300], [1e-300]], dtype=torch.float64), y[:3]))) == 3
-    assert hashes(torch.zeros(3, 0), y[:3]) == hashes(torch.zeros(3, 0, dtype=torch.float64), y[:3])
+    assert hash_samples(mixed, y)[2] != hash_samples(x, y)[2]
+    assert len(set(hash_samples(torch.tensor([[1e300], [-1e300], [1e-300]], dtype=torch.float64), y[:3]))) == 3
+    assert hash_samples(torch.zeros(3, 0), y[:3]) == hash_samples(torch.zeros(3, 0, dtype=torch.float64), y[:3])

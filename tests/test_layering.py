@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LAYERS = [
     ["errors", "_version", "_interrupts", "untrusted", "canonical_json"],
     ["functional/"],
-    ["statistics/", "backbone_hash", "kernels/"],
+    ["statistics/", "backbone_hash", "kernels/", "sample_adapter"],
     ["linear/", "kernel_machines/", "machines/", "features/"],
     ["distributed/", "export", "backbones"],
     ["events"],

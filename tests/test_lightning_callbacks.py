@@ -22,7 +22,7 @@ from torchlssvm import Certificate, FixedPoint, KernelLSSVM, LSSVMHead, TorchLSS
 from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
-from torchlssvm.lightning.suspects import rank_suspects
+from torchlssvm.lightning.label_suspects import rank_suspects
 from torchlssvm.store import SampleStore
 
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)
@@ -125,6 +125,22 @@ def test_removals_through_a_store_are_certified(tmp_path: Path) -> None:
         assert verify(Certificate.load(files[0]), store=store, allow_unsigned=True)
     with pytest.raises(ValueError, match="need a store"):
         quiet(tmp_path, callbacks=[DataCorrection([], certificates=tmp_path)]).fit(module(), loader())
+
+
+def test_a_removal_that_was_applied_without_a_certificate_gets_one_when_it_comes_again(tmp_path: Path) -> None:
+    events = [Remove(ids=["1"], event_id="a"), Remove(ids=["2"], event_id="b")]
+    quiet(tmp_path, callbacks=[DataCorrection(events[:1])]).fit(module(store=str(tmp_path / "store")), loader())
+    for time in range(2):  # the second time both have one
+        folder = tmp_path / "certificates"
+        correction = DataCorrection(iter([*events, events[0]]), certificates=folder)
+        correction.name = f"source {time}"
+        quiet(tmp_path, callbacks=[correction]).fit(module(store=str(tmp_path / "store")), loader())
+        (path,) = folder.iterdir()
+        certificate = Certificate.load(path)
+        assert sorted(e["event_id"] for e in certificate.events) == ["a", "b"]
+        with SampleStore(tmp_path / "store") as store:
+            assert verify(certificate, store=store, allow_unsigned=True)
+            assert store.note("uncertified") is None
 
 
 def test_the_head_follows_a_store_that_others_change(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from tests.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm import StoreError
-from torchlssvm.corrections.run_progress import Cursor, forgets
+from torchlssvm.corrections.run_progress import RunProgress, forgets
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
 from torchlssvm.store import SampleStore
@@ -273,7 +273,7 @@ def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path)
     stopped(tmp_path, loader(), after=5)
     with SampleStore(tmp_path / "store") as store:
         ((name, note),) = ((k, v) for k, v in store.notes().items() if k.startswith("training/"))
-        cursor = Cursor.resume(store, name.removeprefix("training/"))
+        cursor = RunProgress.resume(store, name.removeprefix("training/"))
         assert len(store) == 40
         assert (cursor.epoch, cursor.batches) == (0, 5)
         assert set(note) == {"start", "first", "epoch", "batches", "loader"}
@@ -287,4 +287,4 @@ def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path)
         known = Add(ids=["4"], x=x[4:5], y=y[4:5], fingerprint=store.fingerprint)
         with pytest.raises(ValueError, match="already"):  # a batch that is refused does not count as learned
             store.apply(known, notes=cursor.after(0, 5).note())
-        assert Cursor.resume(store, cursor.run) == cursor
+        assert RunProgress.resume(store, cursor.run) == cursor

@@ -26,7 +26,7 @@ from torchlssvm.lightning import (
     LSSVMModule,
     ResumableLoader,
 )
-from torchlssvm.lightning.suspects import scores_without
+from torchlssvm.lightning.label_suspects import scores_without
 from torchlssvm.store import SampleStore
 
 N = 45

@@ -234,7 +234,7 @@ def test_an_event_that_was_announced_but_not_applied_is_offered_again(tmp_path: 
     for tail in (lost, lost[:20]):  # killed between the file and the store, and in the middle of writing the file
         file.write_bytes(whole + tail)
         other.open(str(tmp_path / "store"), m.classifier.backbone)
-        assert len(other.offered.hashes) == 16
+        assert len(other.seen.hashes) == 16
         other.close()
         assert file.read_bytes() == whole
     assert m.head.digest() == truth(x, y).digest()

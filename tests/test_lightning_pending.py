@@ -26,7 +26,7 @@ from torchlssvm.corrections.pending_events import PendingEvents
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, LSSVMModule, ResumableLoader
-from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.learner import Learner
 from torchlssvm.store import SampleStore
 
 X, Y = samples()

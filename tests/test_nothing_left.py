@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
-from torchlssvm.corrections.seen_samples import Offered
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.distributed import Delta, agree, discard, merge, status
 
 GRID = FixedPoint(8.0)
@@ -168,26 +168,26 @@ def test_copies_and_moves_within_the_process_keep_what_was_agreed_on():
 
 
 def test_offered_ids_in_a_checkpoint_are_keyed():
-    offered = Offered()
+    offered = SeenSamples()
     offered.record(names(range(5)), "e")
     for data in (pickle.dumps(offered.state_dict()), pickle.dumps(offered)):
         found = [g for i in range(5) for g in hashes_of(f"patient-{i}", X[0], 0) if g in data]
         assert not found
-    other = Offered()
+    other = SeenSamples()
     other.load_state_dict(offered.state_dict())
     other.record(["later"], "e2")
-    third = Offered()
+    third = SeenSamples()
     third.load_state_dict(other.state_dict())
     assert third.new([*names(range(7)), "later"]) == [5, 6]
     assert pickle.loads(pickle.dumps(third)).new([*names(range(7)), "later"]) == [5, 6]
-    twin = Offered()
+    twin = SeenSamples()
     twin.record(names(range(5)), "e")
     assert not torch.equal(twin.state_dict()["sealed"], offered.state_dict()["sealed"])
 
 
 def test_offered_ids_of_version_0_1_0_are_taken_over():
     plain = b"".join(hashlib.blake2b(i.encode(), digest_size=16).digest() for i in names(range(3)))
-    offered = Offered()
+    offered = SeenSamples()
     offered.load_state_dict({"hashes": torch.frombuffer(bytearray(plain), dtype=torch.uint8)})
     assert offered.new(names(range(4))) == [3]
     assert plain[:16] not in bytes(offered.state_dict()["sealed"].tolist())

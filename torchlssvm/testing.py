@@ -1,8 +1,8 @@
-"""A conformance suite: what every machine with exact ``add`` and ``remove`` must do.
+"""A conformance suite for machines with exact ``add`` and ``remove``.
 
 A machine is an ``nn.Module`` with ``add(x, y)``, ``remove``, ``relabel``, ``forward`` and ``predict``. Heads remove by sample,
-``remove(x, y)``; kernel machines by the ids that ``add`` returned, ``remove(ids)``; :class:`Case` covers both. Run one check
-or all of them::
+``remove(x, y)``; kernel machines by the ids that ``add`` returned, ``remove(ids)``; a :class:`SampleAdapter` drives both. Run
+one check or all of them::
 
     case = Case(lambda **kw: LSSVMHead(8, 3, grid=FixedPoint(8.0), **kw), x, y)
     check_machine(case)
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm.errors import NotFittedError, RemovalError
+from torchlssvm.sample_adapter import SampleAdapter
 
 
 @dataclass
@@ -46,34 +47,35 @@ class Case:
 
 
 class Loaded:
-    """A machine together with the samples it holds, so that checks can speak of samples by their index."""
+    """A machine together with the samples it holds, so that checks can name samples by their index."""
 
     def __init__(self, case: Case, machine: Any):
-        self.case, self.machine = case, machine
+        self.case, self.samples = case, SampleAdapter(machine)
         self.labels = case.y.clone()
         self.held: list[int] = []
-        self.ids: dict[int, int] = {}
+
+    @property
+    def machine(self) -> Any:
+        """The machine under test."""
+        return self.samples.machine
+
+    def _named(self, index: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        return index.tolist(), self.case.x[index], self.labels[index]
 
     def add(self, index: Tensor) -> None:
-        """Add samples."""
-        out = self.machine.add(self.case.x[index], self.labels[index])
-        if self.case.by_ids:
-            self.ids |= dict(zip(index.tolist(), out.tolist(), strict=True))
+        """Add the samples with these indices."""
+        self.samples.add(*self._named(index))
         self.held += index.tolist()
 
-    def _which(self, index: Tensor) -> tuple[Tensor, ...]:
-        if self.case.by_ids:
-            return (torch.tensor([self.ids[i] for i in index.tolist()], dtype=torch.int64),)
-        return self.case.x[index], self.labels[index]
-
     def remove(self, index: Tensor) -> None:
-        """Remove samples."""
-        self.machine.remove(*self._which(index))
+        """Remove the samples with these indices."""
+        self.samples.remove(*self._named(index))
         self.held = [i for i in self.held if i not in set(index.tolist())]
 
     def relabel(self, index: Tensor, labels: Tensor) -> None:
         """Give samples other labels."""
-        self.machine.relabel(*self._which(index), labels)
+        names, x, y = self._named(index)
+        self.samples.relabel(names, labels, x, y)
         self.labels[index] = labels
 
     def state(self) -> Any:
@@ -90,7 +92,7 @@ class Loaded:
 
 
 def has_digest(machine: Any) -> bool:
-    """Whether the machine proves its state by a digest."""
+    """True if the machine proves its state by a digest."""
     if not hasattr(machine, "digest"):
         return False
     try:
@@ -147,7 +149,7 @@ def check_removal_is_never_seen(case: Case) -> None:
     for size, part in zip((1, 2, 5, 1, 9), order.split([1, 2, 5, 1, 9, len(order) - 18]), strict=False):
         assert len(part) == size
         machine.remove(part)
-        if size != 2:  # sometimes nobody looks in between
+        if size != 2:  # sometimes the state is not read in between
             assert_same(machine, machine.truth())
     assert_same(machine, machine.truth())
 
@@ -218,9 +220,7 @@ def check_inputs_are_left_alone(case: Case) -> None:
     """Inputs are not written to, and writing to them later changes nothing."""
     x, y = case.x.clone(), case.y.clone()
     machine = case.fresh(torch.arange(0))
-    ids = machine.machine.add(x, y)
-    if case.by_ids:
-        machine.ids = dict(enumerate(ids.tolist()))
+    machine.samples.add(range(len(x)), x, y)
     machine.held = list(range(len(x)))
     if not (torch.equal(x, case.x) and torch.equal(y, case.y)):
         raise AssertionError("add wrote to its input")
@@ -241,7 +241,7 @@ def check_copies_and_files(case: Case) -> None:
     loaded.load_state_dict(torch.load(buffer, weights_only=True))
     for twin in (loaded, pickle.loads(pickle.dumps(machine.machine)), copy.deepcopy(machine.machine)):
         other = Loaded(case, twin)
-        other.held, other.ids = list(machine.held), dict(machine.ids)
+        other.held, other.samples.ids = list(machine.held), dict(machine.samples.ids)
         assert_same(other, machine, exact=True)
         other.add(order[-6:])
         other.remove(order[3:5])
@@ -280,12 +280,9 @@ def check_devices(case: Case) -> None:
         scores = machine(x)
         if scores.device.type != "cuda" or machine.predict(x).device.type != "cuda":
             raise AssertionError(f"scores are on {scores.device}, not on cuda")
-        if case.by_ids:
-            machine.relabel(ids[:2], y[:2])
-            machine.remove(ids[:2])
-        else:
-            machine.relabel(x[:2], y[:2], y[2:4])
-            machine.remove(x[:2], y[:2])
+        some = (ids[:2],) if case.by_ids else (x[:2], y[:2])  # ids that are fake tensors cannot be kept by name
+        machine.relabel(*some, y[2:4])
+        machine.remove(*some)
         machine(x)
         stray = {k: v.device for k, v in machine.named_buffers() if v.device.type != "cuda"}
         if stray:
@@ -310,7 +307,7 @@ CHECKS: list[Callable[[Case], None]] = [
 
 
 def check_machine(case: Case) -> None:
-    """Run every check."""
+    """Run every check on one case."""
     for check in CHECKS:
         check(case)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.whitened import error_rate, margins
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.statistics.batch import fold_of
 
 __all__ = ["cross_validate", "error_rate", "fold_of", "margins"]
@@ -43,73 +44,24 @@ def cross_validate(machine: Any, x: Any, y: Any, folds: int = 5, ids: Any = None
     names = list(range(len(x))) if ids is None else ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if not len(x) == len(y) == len(names):
         raise ValueError(f"x, y and ids differ in length: {len(x)}, {len(y)}, {len(names)}")
-    if _held(machine):
+    if SampleAdapter(machine).count:
         raise ValueError("the machine holds samples: cross_validate starts from an empty one (it works on a copy)")
     where = torch.tensor(fold_of(names, folds), dtype=torch.int64)
     parts = [p for p in ((where == f).nonzero()[:, 0].to(x.device) for f in range(folds)) if len(p)]
     if len(parts) < 2:
         raise ValueError(f"all {len(x)} samples fall into one of the {folds} folds: there is nothing to learn from")
-    runner = _Runner(copy.deepcopy(machine), x, y, names)
-    runner.start(torch.cat(parts[1:]))
+    samples = SampleAdapter(copy.deepcopy(machine))
+
+    def named(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rows, x[rows], y[rows]  # by their rows: ids may repeat
+
+    samples.add(*named(torch.cat(parts[1:])))
     out: Tensor | None = None
     for f, part in enumerate(parts):
         if f:
-            runner.change(part, parts[f - 1])
-        scores: Tensor = runner.machine(x[part])
+            samples.exchange(named(parts[f - 1]), named(part))
+        scores: Tensor = samples.machine(x[part])
         out = scores.new_zeros(len(x), *scores.shape[1:]) if out is None else out
         out[part] = scores
     assert out is not None
     return out
-
-
-def _held(machine: Any) -> int:
-    """How many samples a machine holds, as far as it says."""
-    for name in ("ids", "n"):
-        value = getattr(machine, name, None)
-        if value is not None:
-            return int(value) if isinstance(value, int | float) else len(value)
-    return len(machine) if hasattr(machine, "__len__") else 0
-
-
-class _Runner:
-    """A machine whose samples are named by their rows, whether it removes by samples or by the ids that it gave."""
-
-    def __init__(self, machine: Any, x: Tensor, y: Tensor, names: list[Any]):
-        self.machine, self.x, self.y, self.names = machine, x, y, names
-        self.own: dict[int, Any] = {}  # row -> the machine's id
-        self.joint = callable(getattr(machine, "update", None))
-
-    def _samples(self, rows: Tensor) -> tuple[Any, ...]:
-        """(x, y), with ids where the machine keeps sums per fold."""
-        stats = getattr(self.machine, "statistics", None)
-        pair = (self.x[rows], self.y[rows])
-        return (*pair, None, [self.names[i] for i in rows.tolist()]) if getattr(stats, "folds", 0) else pair
-
-    def _gone(self, rows: Tensor) -> Any:
-        """What ``remove`` takes: ids as a tensor, or, where they are no numbers, as a list."""
-        ids = [self.own.pop(i) for i in rows.tolist()]
-        if not all(isinstance(i, int) for i in ids):
-            return ids
-        return torch.tensor(ids, dtype=torch.int64, device=getattr(self.machine, "device", None))
-
-    def _name(self, rows: Tensor, got: Any) -> None:
-        """Remember the ids of rows, if the machine gave any."""
-        if got is not None and got is not self.machine:
-            self.own.update(zip(rows.tolist(), got.tolist() if hasattr(got, "tolist") else got, strict=True))
-
-    def start(self, rows: Tensor) -> None:
-        """Take samples in."""
-        self._name(rows, self.machine.add(*self._samples(rows)))
-
-    def change(self, remove: Tensor, add: Tensor) -> None:
-        """Take samples in and others out, at once if the machine can."""
-        by_ids = bool(self.own)
-        if self.joint:
-            gone = self._gone(remove) if by_ids else self._samples(remove)
-            self._name(add, self.machine.update(add=self._samples(add), remove=gone))
-            return
-        self.start(add)
-        if by_ids:
-            self.machine.remove(self._gone(remove))
-        else:
-            self.machine.remove(*self._samples(remove))

@@ -61,7 +61,7 @@ class LabelErrors:
         return self.order[self.margins[self.order] < 0]
 
     def events(self, count: int | None = None) -> list[Relabel]:
-        """The most suspicious samples with the classes proposed for them, one event each, for somebody to look at first.
+        """Propose the preferred classes of the most suspicious samples, one event each, to be looked at first.
 
         ``count``: at most so many; fewer if fewer are suspicious.
         """

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlssvm.sample_adapter import SampleAdapter
+
 
 class SlidingWindow:
     """The last ``size`` samples of a stream, learned by any machine that has ``add`` and ``remove``.
@@ -37,16 +39,19 @@ class SlidingWindow:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"size must be an int >= 1, got {size!r}")
         self.machine, self.size = machine, size
-        self._parts: deque[tuple[Tensor, ...]] = deque()  # (x, y) or (ids,), oldest first
-        self._length = 0
+        self._samples = SampleAdapter(machine)
+        self._parts: deque[tuple[Tensor, ...]] = deque()  # (places in the stream, x, y) or (places,), oldest first
+        self._arrived = self._length = 0
 
     def __len__(self) -> int:
         """The number of samples in the window."""
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """What is held, in the parts it came in, oldest first: (x, y), or (ids,)."""
-        return iter(tuple(self._parts))
+        """Iterate over the samples held, in the parts they came in, oldest first: (x, y), or (ids,)."""
+        if self._samples.by_ids:
+            return iter([(self._samples.machine_ids(places),) for places, *_ in self._parts])
+        return iter([part[1:] for part in self._parts])
 
     def add(self, x: Tensor, y: Tensor) -> SlidingWindow:
         """Take in samples x (B, ...), y (B, ...), in the order of arrival, and retire the oldest beyond ``size``.
@@ -59,22 +64,17 @@ class SlidingWindow:
         x, y = x[-self.size :].detach().clone(), y[-self.size :].detach().clone()  # others would leave at once
         if not len(x):
             return self
-        given = self.machine.add(x, y)
-        new = (given,) if isinstance(given, Tensor) else (x, y)
+        places = torch.arange(self._arrived, self._arrived + len(x))
         leaving, rest = self._split(max(0, self._length + len(x) - self.size))
-        try:
-            for part in leaving:
-                self.machine.remove(*part)
-        except Exception:
-            self.machine.remove(*new)
-            raise
+        self._samples.exchange((places, x, y), leaving)
         self._parts = rest
-        self._parts.append(new)
+        self._parts.append((places,) if self._samples.by_ids else (places, x, y))
+        self._arrived += len(x)
         self._length = min(self.size, self._length + len(x))
         return self
 
-    def _split(self, count: int) -> tuple[list[tuple[Tensor, ...]], deque[tuple[Tensor, ...]]]:
-        """The oldest ``count`` samples, in at most one piece for each batch that they came in, joined; and the rest."""
+    def _split(self, count: int) -> tuple[tuple[Tensor, ...] | None, deque[tuple[Tensor, ...]]]:
+        """Split off the oldest ``count`` samples, joined (None for none); return them and the rest."""
         leaving: list[tuple[Tensor, ...]] = []
         rest = deque(self._parts)
         while count:
@@ -84,19 +84,16 @@ class SlidingWindow:
             if here < len(part[0]):
                 rest.appendleft(tuple(t[here:] for t in part))
             count -= here
-        if len(leaving) > 1:
-            leaving = [tuple(torch.cat(column) for column in zip(*leaving, strict=True))]
-        return leaving, rest
+        return tuple(torch.cat(column) for column in zip(*leaving, strict=True)) or None, rest
 
     def clear(self) -> SlidingWindow:
-        """Retire everything."""
+        """Retire all samples of the window."""
         leaving, _ = self._split(self._length)
-        for part in leaving:
-            self.machine.remove(*part)
+        self._samples.exchange(None, leaving)
         self._parts.clear()
         self._length = 0
         return self
 
     def __repr__(self) -> str:
-        """Size and machine."""
+        """Machine, size and number of samples held."""
         return f"SlidingWindow({self.machine!r}, size={self.size}, held={len(self)})"

@@ -1,5 +1,8 @@
-"""Correcting data while it is in use: where events come from, how each is applied once, and what a run has seen."""
+"""Corrections of data in use: event sources, a corrector that applies each event once, and the samples a run has seen."""
 
-from torchlssvm.corrections.corrector import Corrector, DeadLetters, Outcome
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.dead_letters import DeadLetters
+from torchlssvm.corrections.event_sources import as_source
+from torchlssvm.corrections.outcome import Outcome
 
-__all__ = ["Corrector", "DeadLetters", "Outcome"]
+__all__ = ["Corrector", "DeadLetters", "Outcome", "as_source"]

@@ -1,4 +1,4 @@
-"""Where corrections come from: a file that is being appended to, a queue, any iterable. No Trainer in here.
+"""Sources of corrections: a file that is being appended to, a queue, any iterable. No Trainer in here.
 
 A source is read without waiting and remembers where it stands. ``cursor`` is a number that goes into a checkpoint, and
 ``seek(cursor)`` goes back there, so that what was read after the checkpoint is read again:
@@ -14,11 +14,13 @@ A source is read without waiting and remembers where it stands. ``cursor`` is a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import queue
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +31,16 @@ from torchlssvm.events import Event, EventBase, from_primitives
 
 __all__ = ["FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
 
+EVENT_ID_BYTES = 16
+"""Bytes of an event id that is made for a line: as many as a random one has."""
+
+KEY_BYTES = 32
+"""Bytes of the random key of such ids: 256 bits, beyond guessing."""
+
 
 @dataclass(frozen=True)
 class Item:
-    """One thing read: an event, or what stood there (``raw``) and the ``reason`` why it is none."""
+    """One item read: an event, or what stood there (``raw``) and the ``reason`` why it is none."""
 
     event: Event | None
     raw: Any = None
@@ -40,19 +48,19 @@ class Item:
 
 
 class Source(Protocol):
-    """What :class:`~torchlssvm.corrections.corrector.Corrector` reads from."""
+    """Source of events for a :class:`~torchlssvm.corrections.corrector.Corrector`."""
 
     cursor: int
 
     def read(self, limit: int) -> list[Item]:
-        """What has arrived, at most ``limit`` items, without waiting."""
+        """Read the items that have arrived, at most ``limit``, without waiting."""
 
     def seek(self, cursor: int) -> None:
         """Go on from an earlier ``cursor``."""
 
 
 def as_item(value: Any) -> Item:
-    """An event, a dict of primitives, or something that is neither."""
+    """Make an item of an event, a dict of primitives, or something that is neither."""
     if isinstance(value, EventBase):
         return Item(value)  # type: ignore[arg-type]
     try:
@@ -64,17 +72,21 @@ def as_item(value: Any) -> Item:
 class FileSource:
     """Events as JSON, one a line, in a file that may still be written to, or not be there yet.
 
-    A line counts once its line end is there. The cursor is the position in bytes. A line without an ``event_id`` gets one from
-    its place and content, the same at each reading. Blank lines and lines that start with ``#`` are passed over, so that a
-    person can edit the file.
+    A line counts once its line end is there. The cursor is the position in bytes. Blank lines and lines that start with ``#``
+    are passed over, so that a person can edit the file.
+
+    A line without an ``event_id`` gets one from its place and content, the same at each reading. Event ids stay in a store's
+    journal for good, so this one is a hash under a random key, kept beside the file as ``<name>.key``: without that key it
+    confirms no guess about the line. Keep the key as long as the file is read, and delete it with the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.cursor = 0
+        self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
-        """The next complete lines. StoreError if the file is shorter than what was read of it."""
+        """Read the next complete lines. StoreError if the file is shorter than what was read of it."""
         items: list[Item] = []
         if not self.path.exists():
             if self.cursor:
@@ -102,7 +114,9 @@ class FileSource:
         except (ValueError, RecursionError) as error:
             return Item(None, line.decode("utf-8", "replace").rstrip(), f"not JSON: {error}")
         if isinstance(data, dict) and "event_id" not in data:
-            data["event_id"] = hashlib.blake2b(f"{self.cursor}:".encode() + line, digest_size=16).hexdigest()
+            place = f"{self.cursor}:".encode()
+            self._key = self._key or key_beside(self.path)
+            data["event_id"] = hashlib.blake2b(place + line, digest_size=EVENT_ID_BYTES, key=self._key).hexdigest()
         return as_item(data)
 
     def seek(self, cursor: int) -> None:
@@ -110,11 +124,33 @@ class FileSource:
         self.cursor = cursor
 
 
+def key_beside(path: Path) -> bytes:
+    """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
+    place = path.with_name(path.name + ".key")
+    try:
+        with contextlib.suppress(FileExistsError), place.open("xb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        key = place.read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"{path} has lines without an event_id, and the key for those cannot be kept in {place}: {error}. Give each line "
+            "an event_id, or make the folder writable"
+        ) from error
+    if len(key) != KEY_BYTES:
+        raise StoreError(
+            f"{place} holds {len(key)} bytes and not the key of {KEY_BYTES} for lines without an event_id: put the key back, "
+            "or delete the file if no such line was read so far"
+        )
+    return key
+
+
 class QueueSource:
-    """A ``queue.Queue`` or ``multiprocessing.Queue`` of events or dicts. The cursor counts what was taken.
+    """A ``queue.Queue`` or ``multiprocessing.Queue`` of events or dicts. The cursor counts the events taken.
 
     A queue cannot be read again: what was taken after the last checkpoint is lost with a process that is killed, unless a
-    store keeps what was done, or whoever fills the queue sends it again (an event id is applied once).
+    store keeps what was done, or the sender sends it again (an event id is applied once).
     """
 
     def __init__(self, events: Any):
@@ -122,7 +158,7 @@ class QueueSource:
         self.cursor = 0
 
     def read(self, limit: int) -> list[Item]:
-        """What is in the queue now."""
+        """Take the events that are in the queue now."""
         items: list[Item] = []
         while len(items) < limit:
             try:
@@ -150,7 +186,7 @@ class IterableSource:
         self._iterator: Iterator[Any] | None = None
 
     def read(self, limit: int) -> list[Item]:
-        """The next ones."""
+        """Read the next events."""
         if self._iterator is None:
             self._iterator = iter(self.events)
             self._taken = sum(1 for _ in itertools.islice(self._iterator, self.cursor))

@@ -28,10 +28,14 @@ from torchlssvm.store import SampleStore
 
 __all__ = ["Pending", "PendingEvents", "drop_pending"]
 
-NOTE = "pending/"
+PENDING_NOTE_PREFIX = "pending/"
 """Names of notes begin with this; the time, a counter and a random number keep them in order and apart."""
 
-COUNTER = itertools.count()
+NOTE_COUNTER = itertools.count()
+"""Orders notes of this process that are made within one tick of the clock."""
+
+MAX_LISTED_IDS = 3
+"""Ids listed in the text of an event, so that it fits on a line."""
 
 
 @dataclass
@@ -49,13 +53,13 @@ class Pending:
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """What it concerns: ("id", ...) for each of its samples and ("subject", ...) for whose they are, if it says so."""
+        """Samples it concerns: ("id", ...) for each, and ("subject", ...) where it names subjects."""
         event = self.event
         whose = event.subjects if isinstance(event, Add) else (event.subject,)
         return [("id", i) for i in event.ids or ()] + [("subject", s) for s in dict.fromkeys(whose) if s is not None]
 
     def to_primitives(self) -> dict[str, Any]:
-        """For a note or a checkpoint."""
+        """Convert to primitives, for a note or a checkpoint."""
         return {"event": to_primitives(self.event), "kept_out": list(self.kept_out), "standing": self.standing}
 
     def __str__(self) -> str:
@@ -67,14 +71,14 @@ class Pending:
 
 
 def new_note() -> str:
-    """A name behind all others so far, and no one else's."""
-    return f"{NOTE}{time.time_ns():020d}-{next(COUNTER):09d}-{secrets.token_hex(4)}"
+    """Make a unique name that sorts behind all names made so far."""
+    return f"{PENDING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
 
 
-def shortened(ids: Sequence[str], most: int = 3) -> str:
-    """The first few of many ids."""
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(map(repr, ids[:most])) + more
+def shortened(ids: Sequence[str]) -> str:
+    """List the first few of many ids."""
+    more = f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else ""
+    return ", ".join(map(repr, ids[:MAX_LISTED_IDS])) + more
 
 
 class PendingEvents:
@@ -92,10 +96,10 @@ class PendingEvents:
         self._by_event: dict[str, Pending] = {}
         self._by_name: dict[tuple[str, str], dict[str, Pending]] = {}
         self.touched: set[str] = set()
-        """Notes of events for which something has changed since they were last judged."""
+        """Notes of events whose samples have changed since they were last tried."""
         self._unsaved: set[str] = set()
         self._reserved: dict[str, str] = {}
-        for note, saved in ({} if store is None else store.notes(NOTE)).items():
+        for note, saved in ({} if store is None else store.notes(PENDING_NOTE_PREFIX)).items():
             try:
                 self._insert(Pending(from_primitives(saved["event"]), note, saved["kept_out"], saved["standing"]))
             except (ValueError, KeyError, TypeError) as error:
@@ -116,7 +120,7 @@ class PendingEvents:
 
     @property
     def unanswered(self) -> list[Pending]:
-        """Those that are not applied."""
+        """Events that are not applied yet."""
         return [p for p in self if not p.standing]
 
     def _insert(self, pending: Pending) -> None:
@@ -148,30 +152,30 @@ class PendingEvents:
         self.remove(pending)
 
     def of(self, sample_id: str, subject: str | None) -> list[Pending]:
-        """The events that concern a sample, in their order; one that was dropped meanwhile is none."""
+        """Find the events that concern a sample, in their order, without those dropped meanwhile."""
         found = dict(self._by_name.get(("id", sample_id), {}))
         if subject is not None:
             found |= self._by_name.get(("subject", subject), {})
         return [found[note] for note in sorted(found) if self.is_held(found[note])]
 
     def is_held(self, pending: Pending) -> bool:
-        """Whether an event is still held: another process may have dropped it."""
+        """True if an event is still held: another process may have dropped it."""
         if self.store is None or self.store.note(pending.note) is not None:
             return True
         self.remove(pending)
         return False
 
     def blocked(self, pending: Pending) -> bool:
-        """Whether an earlier event that is not applied yet names one of the same samples."""
+        """True if an earlier event that is not applied yet names one of the same samples."""
         return any(self.earlier(name, pending.note) for name in pending.names)
 
     def earlier(self, name: tuple[str, str], before: str | None = None) -> bool:
-        """Whether an event waits for this sample or subject, before another one."""
+        """True if an event waits for this sample or subject, before another one."""
         waiting = self._by_name.get(name, {}).values()
         return any(not p.standing and not p.refusal and (before is None or p.note < before) for p in waiting)
 
     def keep_out(self, pending: Pending, sample_id: str) -> None:
-        """A sample came by and is not learned, because of this event; :meth:`changed_notes` has to be written."""
+        """Note that a sample came by and is not learned because of this event; write :meth:`changed_notes` afterwards."""
         if not pending.standing:
             pending.kept_out.append(sample_id)
             self.touched.add(pending.note)
@@ -183,7 +187,7 @@ class PendingEvents:
         return {note: self._by_note[note].to_primitives() for note in sorted(changed) if note in self._by_note}
 
     def remove(self, pending: Pending) -> None:
-        """Hold it no longer; those behind it may be free now. The note in the store is another matter."""
+        """Drop an event from memory; those behind it may be free now. Its note in the store is left alone."""
         self._by_note.pop(pending.note, None)
         self._by_event.pop(pending.event.event_id, None)
         self.touched.discard(pending.note)
@@ -195,13 +199,13 @@ class PendingEvents:
                 self._by_name.pop(name, None)
 
     def refuse(self, pending: Pending, reason: str) -> None:
-        """It cannot be applied: those behind it are free. It is held until somebody has written that down."""
+        """Mark an event that cannot be applied: those behind it are free. It is held until it is written down elsewhere."""
         pending.refusal = reason
         for name in pending.names:
             self.touched.update(self._by_name[name])
 
     def notes_when_applied(self, events: Sequence[Event]) -> dict[str, Any]:
-        """What is to be written with events: those that were held go, those that stand for their subject stay."""
+        """Notes to be written with events: those that were held go, those that stand for their subject stay."""
         notes: dict[str, Any] = {}
         for event in events:
             note = self._note_of(event.event_id)
@@ -212,7 +216,7 @@ class PendingEvents:
         return notes
 
     def notes_when_removed(self, ids: Sequence[str], by: str, notes: dict[str, Any]) -> dict[str, Any]:
-        """What is to be written when samples are removed: an earlier removal of theirs that waits for others has them too."""
+        """Notes to be written when samples are removed: an earlier removal of theirs that waits for others has them too."""
         before = self._note_of(by)
         out: dict[str, Any] = {}
         for i in ids:
@@ -224,7 +228,7 @@ class PendingEvents:
         return out
 
     def applied(self, notes: dict[str, Any]) -> None:
-        """These notes were written with their events."""
+        """Take over notes that were written with their events."""
         for note, saved in notes.items():
             if saved is not None and not saved["standing"]:
                 self._by_note[note].kept_out = saved["kept_out"]
@@ -236,7 +240,7 @@ class PendingEvents:
                 self._insert(Pending(from_primitives(saved["event"]), note, standing=True))
 
     def end_run(self) -> None:
-        """What stands for a run ends with it."""
+        """Drop the events that stand for the run that ends."""
         ended = [p for p in self if p.standing]
         if self.store is not None and ended:
             self.store.apply([], notes=dict.fromkeys(p.note for p in ended))
@@ -246,11 +250,11 @@ class PendingEvents:
     # -- what goes into a checkpoint, and to other ranks ---------------------------------------------------------------
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """As primitives."""
+        """All events as primitives."""
         return [p.to_primitives() | {"note": p.note} for p in self]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Restore the events of :meth:`state_dict`."""
         self._by_note, self._by_event, self._by_name = {}, {}, {}
         for saved in state:
             event = from_primitives(saved["event"])
@@ -258,7 +262,7 @@ class PendingEvents:
         self.touched = set(self._by_note)
 
     def merge(self, others: Sequence[dict[str, list[str]]]) -> None:
-        """Take over what other ranks kept out, by notes."""
+        """Merge the samples that other ranks kept out, by notes."""
         for kept in others:
             for note, ids in kept.items():
                 pending = self._by_note.get(note)
@@ -267,12 +271,12 @@ class PendingEvents:
                     self.touched.add(note)
 
     def kept_out(self) -> dict[str, list[str]]:
-        """What was kept out here, by notes."""
+        """Samples that were kept out here, by notes."""
         return {p.note: list(p.kept_out) for p in self if p.kept_out}
 
 
 def stands(event: Event) -> bool:
-    """Whether an event for a subject also concerns samples that come later: one that says the same of each."""
+    """True if an event for a subject also concerns its later samples: one that says the same of each."""
     return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 
 

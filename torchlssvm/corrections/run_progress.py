@@ -1,8 +1,8 @@
-"""Where a training run stands in its data, kept in the store with the samples it learned.
+"""Progress of a training run through its data, kept in the store with the samples it learned.
 
-Ids tell whether a sample was offered before, as long as somebody remembers them. After an erasure and a compaction nobody
-does, and must not: a list of ids would confirm a guess about an erased one. What may stay is a number: of this run, so many
-batches are learned. A sample that is not held and comes by in one of those batches was erased, and stays out. One that comes
+Ids tell which samples a run has seen, as long as they are kept. After an erasure and a compaction they are not, and must not
+be: a list of ids would confirm a guess about an erased one. A number may stay: of this run, so many batches are learned.
+A sample that is not held and comes by in one of those batches was erased, and stays out. One that comes
 later in the run's first epoch is new. In a second epoch everything has come by before, so whatever is not held stays out.
 
 The number is written in the same transaction as the samples of the batch: after a crash both are there, or neither.
@@ -17,26 +17,30 @@ from typing import Any
 from torchlssvm.errors import StoreError
 from torchlssvm.store import SampleStore
 
-__all__ = ["Cursor", "forgets"]
+__all__ = ["RUN_NAME_BYTES", "RunProgress", "forgets"]
 
-NOTE = "training/"
+RUN_NAME_BYTES = 8
+"""Random bytes of a run's name: 64 bits tell the runs of one store apart."""
+
+RUN_NOTE_PREFIX = "training/"
+"""Names of the notes of a store that hold the progress of runs begin with this."""
 
 
 @dataclass(frozen=True)
-class Cursor:
-    """How far a run is.
+class RunProgress:
+    """Epoch and batches that a run has learned.
 
     Args:
         run: its random name, which its checkpoints carry.
         start: the number of events in the store when it began.
         first: its first epoch.
         epoch, batches: the epoch it is in, and how many batches of that are learned, on each rank.
-        loader: what the content of a batch hangs on: order, ranks, batch size; None until the first batch.
+        loader: the loader's order, ranks and batch size, on which the content of a batch depends; None until the first batch.
 
-    >>> cursor = Cursor("r", start=0).after(0, 4)
-    >>> cursor.batches, cursor.passed(0, 4), cursor.passed(0, 5), cursor.passed(1, 9)
+    >>> progress = RunProgress("r", start=0).after(0, 4)
+    >>> progress.batches, progress.passed(0, 4), progress.passed(0, 5), progress.passed(1, 9)
     (5, True, False, True)
-    >>> cursor.after(0, 2) == cursor  # a resumed run goes over batches again: it never goes back
+    >>> progress.after(0, 2) == progress  # a resumed run goes over batches again: it never goes back
     True
     """
 
@@ -48,16 +52,16 @@ class Cursor:
     loader: dict[str, Any] | None = None
 
     @classmethod
-    def begin(cls, store: SampleStore, epoch: int) -> Cursor:
-        """A new run, which the store knows from now on."""
-        cursor = cls(secrets.token_hex(8), store.position, epoch, epoch)
-        store.apply([], notes=cursor.note())
-        return cursor
+    def begin(cls, store: SampleStore, epoch: int) -> RunProgress:
+        """Begin a new run, which the store knows from now on."""
+        progress = cls(secrets.token_hex(RUN_NAME_BYTES), store.position, epoch, epoch)
+        store.apply([], notes=progress.note())
+        return progress
 
     @classmethod
-    def resume(cls, store: SampleStore, run: str) -> Cursor:
-        """The run of a checkpoint, as far as the store has learned it. StoreError for one it knows nothing of."""
-        saved = store.note(NOTE + run)
+    def resume(cls, store: SampleStore, run: str) -> RunProgress:
+        """Resume the run of a checkpoint, as far as the store has learned it. StoreError for one it knows nothing of."""
+        saved = store.note(RUN_NOTE_PREFIX + run)
         if saved is None:
             raise StoreError(
                 f"the store at {store.path} knows nothing of the run {run!r} that the checkpoint is from: resume with its own "
@@ -66,19 +70,19 @@ class Cursor:
         return cls(run, **saved)
 
     def note(self) -> dict[str, Any]:
-        """For ``store.apply(events, notes=...)``."""
+        """Make the note for ``store.apply(events, notes=...)``."""
         saved = asdict(self)
-        return {NOTE + saved.pop("run"): saved}
+        return {RUN_NOTE_PREFIX + saved.pop("run"): saved}
 
     def passed(self, epoch: int, batch: int) -> bool:
-        """Whether every sample of this batch has come by in this run before."""
+        """True if every sample of this batch has come by in this run before."""
         return epoch != self.first or (self.epoch, self.batches) > (epoch, batch)
 
-    def after(self, epoch: int, batch: int) -> Cursor:
-        """The cursor when this batch is learned."""
+    def after(self, epoch: int, batch: int) -> RunProgress:
+        """Return the progress once this batch is learned."""
         return replace(self, epoch=epoch, batches=batch + 1) if (epoch, batch) >= (self.epoch, self.batches) else self
 
 
 def forgets(store: SampleStore, start: int = 0) -> bool:
-    """Whether samples were erased after ``start`` of which a compaction may have removed the last trace."""
+    """True if samples were erased after ``start`` of which a compaction may have removed the last trace."""
     return store.compacted > start and any(e.kind == "remove" for e in store.history()[start:])

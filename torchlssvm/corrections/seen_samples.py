@@ -1,12 +1,12 @@
-"""Which samples training has offered to a head already, so that none is counted twice and none that was erased comes back.
+"""Samples that training has seen already, so that none is counted twice and none that was erased comes back.
 
 A second epoch, the padding of a distributed sampler and a run that is resumed all show samples again. That a sample is held
-says too little: one that was learned and then erased is not held, and must stay out. So each id that was offered is
-remembered, as a hash. With a store the hashes are a file in its folder, written before the event and taken back if the
+says too little: one that was learned and then erased is not held, and must stay out. So each id that was seen is
+kept, as a hash. With a store the hashes are a file in its folder, written before the event and taken back if the
 event did not make it into the journal; without one they go into the checkpoint, with the head. Either is keyed at random, so
 hashes of two files cannot be compared, nor be looked up in a table.
 
-The key stands beside them, for the run that is resumed. So whoever has that file can test whether an id was offered, and
+The key stands beside them, for the run that is resumed. That file therefore shows whether an id was seen, and
 ``SampleStore.compact`` removes it, key and all. From then on only this process remembers what was erased; a run that is
 resumed goes by its place (:mod:`torchlssvm.corrections.run_progress`). A checkpoint without a store keeps it: when an erasure
 must leave no trace of the id, use a store, or delete checkpoints of runs that are over.
@@ -27,20 +27,24 @@ from torchlssvm.errors import StoreError
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 from torchlssvm.store.snapshots import write_durably
 
-__all__ = ["Offered"]
+__all__ = ["SeenSamples"]
 
-FILE = f"offered{UNTIL_COMPACTION}"
+SEEN_FILE = f"offered{UNTIL_COMPACTION}"
+"""The file in a store's folder; its name is that of version 0.1.0."""
+
+ID_HASH_BYTES = 16
+"""Bytes of the hash of an id: 128 bits, so that different ids do not share one."""
 
 
-class Offered:
-    """The set of sample ids that were offered.
+class SeenSamples:
+    """The set of sample ids that were seen.
 
-    >>> offered = Offered()
-    >>> offered.record(["a", "b"], "e1")
-    >>> offered.new(["b", "c", "c"])
+    >>> seen = SeenSamples()
+    >>> seen.record(["a", "b"], "e1")
+    >>> seen.new(["b", "c", "c"])
     [1]
-    >>> other = Offered()
-    >>> other.load_state_dict(offered.state_dict())
+    >>> other = SeenSamples()
+    >>> other.load_state_dict(seen.state_dict())
     >>> other.new(["a", "d"])
     [1]
     """
@@ -55,16 +59,16 @@ class Offered:
 
     def _hash(self, sample_id: str) -> bytes:
         key = b"" if self.store is None else self.key  # ranks compare them; what is saved is sealed
-        return hashlib.blake2b(sample_id.encode(), digest_size=16, key=key).digest()
+        return hashlib.blake2b(sample_id.encode(), digest_size=ID_HASH_BYTES, key=key).digest()
 
     def _seal(self, hash_: bytes) -> bytes:
-        return hashlib.blake2b(hash_, digest_size=16, key=self.key).digest()
+        return hashlib.blake2b(hash_, digest_size=ID_HASH_BYTES, key=self.key).digest()
 
     def _known(self, hash_: bytes) -> bool:
         return hash_ in self.hashes or (bool(self.sealed) and self._seal(hash_) in self.sealed)
 
     def new(self, ids: Sequence[str]) -> list[int]:
-        """The places of the ids that were not offered before, each id once."""
+        """Return the places of the ids that were not seen before, each id once."""
         seen: set[bytes] = set()
         places = []
         for k, hash_ in enumerate(map(self._hash, ids)):
@@ -75,22 +79,22 @@ class Offered:
         return places
 
     def __contains__(self, sample_id: str) -> bool:
-        """Whether a sample with this id was offered."""
+        """True if a sample with this id was seen."""
         return self._hash(sample_id) in self.hashes
 
     def record(self, ids: Iterable[str], event_id: str) -> None:
-        """These ids are about to be added, or kept out, by an event (with a store), or just were (without)."""
+        """Record ids that an event is about to add or keep out (with a store), or just has (without)."""
         self._record(ids, event_id)
 
-    def held(self, ids: Iterable[str]) -> None:
-        """These ids were offered while the store held them already; an erasure later on does not make them new."""
+    def record_held(self, ids: Iterable[str]) -> None:
+        """Record ids that were seen while the store held them already; an erasure later on does not make them new."""
         self._record(ids, None)
 
     def _record(self, ids: Iterable[str], event_id: str | None) -> None:
         hashes = [hash_ for hash_ in map(self._hash, ids) if not self._known(hash_)]
         self.hashes.update(hashes)
         if self.store is not None and hashes:
-            path = self.store.path / FILE
+            path = self.store.path / SEEN_FILE
             head = "" if path.exists() else json.dumps({"key": self.key.hex()}) + "\n"
             line = json.dumps({"event_id": event_id, "ids": [h.hex() for h in hashes]})
             with path.open("a", encoding="ascii") as file:
@@ -100,7 +104,7 @@ class Offered:
 
     def _read(self, store: SampleStore) -> None:
         """Read the file; a last line that is not whole, and lines whose event was never applied, are taken back."""
-        path = store.path / FILE
+        path = store.path / SEEN_FILE
         if not path.exists():
             return
         *lines, torn = path.read_bytes().split(b"\n")
@@ -117,7 +121,7 @@ class Offered:
             write_durably(path, b"".join(lines[k] + b"\n" for k in valid))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, keyed; empty with a store, which has it all."""
+        """Keyed hashes for a checkpoint; empty with a store, which has them."""
         sealed = self.sealed | {self._seal(hash_) for hash_ in self.hashes}
         if self.store is not None or not sealed:
             return {}
@@ -125,7 +129,7 @@ class Offered:
         return {name: torch.frombuffer(bytearray(part), dtype=torch.uint8) for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`; hashes that version 0.1.0 saved without a key are sealed."""
+        """Restore :meth:`state_dict`; hashes that version 0.1.0 saved without a key are sealed."""
         if self.store is not None:
             return
         parts = {name: bytes(part.tolist()) for name, part in state.items()}
@@ -133,11 +137,11 @@ class Offered:
         self.sealed = set(_chunks(parts.get("sealed", b""))) | set(map(self._seal, _chunks(parts.get("hashes", b""))))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: what is in memory is sealed, as in a checkpoint."""
+        """Seal the hashes for pickling, as in a checkpoint."""
         if self.store is not None:
             return vars(self)
         return vars(self) | {"hashes": set(), "sealed": self.sealed | {self._seal(hash_) for hash_ in self.hashes}}
 
 
 def _chunks(packed: bytes) -> list[bytes]:
-    return [packed[i : i + 16] for i in range(0, len(packed), 16)]
+    return [packed[i : i + ID_HASH_BYTES] for i in range(0, len(packed), ID_HASH_BYTES)]

@@ -1,6 +1,6 @@
 """Training with Lightning: a module without an optimizer, and callbacks that correct data while a run goes on."""
 
-from torchlssvm.lightning.data import Indexed, ResumableLoader
+from torchlssvm.lightning.batches import Indexed, ResumableLoader
 from torchlssvm.lightning.data_correction import DataCorrection
 from torchlssvm.lightning.datamodules import Cifar10Data, DigitsData, FolderData
 from torchlssvm.lightning.drift_monitor import DriftMonitor

@@ -11,8 +11,6 @@ from lightning.pytorch.cli import LightningCLI
 from torchlssvm.lightning.data_correction import DataCorrection
 from torchlssvm.lightning.module import LSSVMModule
 
-STAGES = ("fit", "validate", "test", "predict")
-
 
 def run(args: Sequence[str]) -> bool:
     """Run one stage. ``args``: as on the command line, the stage first. One epoch is the whole training, hence the default.

@@ -13,22 +13,26 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections.corrector import UNCERTIFIED, Corrector, DeadLetters, Outcome
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
+from torchlssvm.corrections.dead_letters import DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, as_source
-from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError
+from torchlssvm.corrections.outcome import Outcome
+from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.checkpoints import register_with
-from torchlssvm.lightning.data import unpack
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
-from torchlssvm.lightning.learning import Learner
+from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.checkpoint_registry import register_with
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.learner import Learner
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
 
 
 @dataclass(frozen=True)
-class Report:
-    """What one look at the source did. Accuracies: on validation features of this run, None before there are any."""
+class CorrectionReport:
+    """Counts of one look at the source. Accuracies: on validation features of this run, None before there are any."""
 
     applied: int
     repeated: int
@@ -98,7 +102,7 @@ class DataCorrection(Callback):
         self.dead_letters = None if dead_letters is None else DeadLetters(dead_letters)
         self.certificates = None if certificates is None else Path(certificates)
         self.position = 0
-        self.reports: list[Report] = []
+        self.reports: list[CorrectionReport] = []
         self.refused = 0
         """Events of the last fit that could not be applied."""
         self.corrector: Corrector | None = None
@@ -110,7 +114,7 @@ class DataCorrection(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head and source."""
+        """Key of the state, one for each head and source."""
         return f"DataCorrection(head={self.head}, source={self.name})"
 
     # -- when ----------------------------------------------------------------------------------------------------------
@@ -155,17 +159,17 @@ class DataCorrection(Callback):
         self._features.append((x.clone(), y[: len(x)].clone()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch no longer."""
+        """Stop watching the head's inputs."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All samples have come by: what waited for that is applied."""
+        """Apply the events that waited until all samples have come by."""
         self.look(trainer, pl_module, final=trainer.is_last_batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What arrived until the end counts. Say what was refused."""
+        """Apply what arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # a file has an end, also where it holds more than one look takes
         if self.refused and self.dead_letters is not None:
@@ -201,7 +205,7 @@ class DataCorrection(Callback):
         self.corrector = corrector
         return corrector
 
-    def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> Report | None:
+    def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> CorrectionReport | None:
         """Take what has arrived and apply it; None if there was nothing. ``final``: the pass over the samples is over."""
         corrector = self.corrector or self.begin(pl_module)
         head = corrector.head
@@ -221,16 +225,16 @@ class DataCorrection(Callback):
         return report
 
     def _due(self, corrector: Corrector, final: bool) -> bool:
-        """Whether events that were held are to be judged, reported or certified."""
+        """True if held events are to be tried, reported or certified."""
         pending = corrector.pending
         waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
-        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED)
+        uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
         return bool(waiting or corrector.answered or uncertified)
 
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
         """Apply on the first rank, which holds all, and let the others have it; or on every rank alike."""
         alone = corrector.store is None and not ranks.is_summed(corrector.head)
-        if ranks.several() and ranks.share(alone):
+        if ranks.are_several() and ranks.share(alone):
             return self._work(corrector, items, final, writes=ranks.is_first())
         if self._learner is not None:
             self._learner.level()
@@ -240,12 +244,12 @@ class DataCorrection(Callback):
         try:
             outcomes = ranks.on_first(lambda: self._work(corrector, items, final, writes=True))
         finally:
-            if ranks.several():
+            if ranks.are_several():
                 if stored:
                     ranks.copy_from_first(corrector.head)
                 else:
                     ranks.level(corrector.head)
-                    corrector.held = ranks.share(corrector.held)
+                    corrector.hashes = ranks.share(corrector.hashes)
                     pending = ranks.share(corrector.pending.state_dict())
                     if not ranks.is_first():
                         corrector.pending.load_state_dict(pending)
@@ -274,6 +278,7 @@ class DataCorrection(Callback):
             if outcome.status == "refused" and item.event is not None:
                 corrector.give_up(item.event)
         if store is not None:
+            self._note_repeated(store, outcomes)
             if self.source is not None:
                 store.set_note(self.state_key, self.source.cursor)
             self.position = store.position
@@ -284,17 +289,29 @@ class DataCorrection(Callback):
         return outcomes
 
     def _certify(self, store: SampleStore) -> None:
-        """Certify the removals that are not yet; also those of a run that was killed before it could."""
-        removed = store.note(UNCERTIFIED)
+        """Certify the removals that are not yet, those of a run that was killed before it could included."""
+        removed = store.note(UNCERTIFIED_NOTE)
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
-            store.certificate(removed, key=self.key).save(self.certificates / f"position_{store.position}.json")
-            store.set_note(UNCERTIFIED, None)
+            path = self.certificates / f"position_{store.position}.json"
+            events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same position is written anew
+            store.certificate(list(events), key=self.key).save(path)
+            store.set_note(UNCERTIFIED_NOTE, None)
+
+    def _note_repeated(self, store: SampleStore, outcomes: list[Outcome]) -> None:
+        """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""
+        again = [o.event_id for o in outcomes if (o.status, o.kind) == ("repeated", "remove")]
+        if self.certificates is None or not again:
+            return
+        done = {e for path in self.certificates.glob("position_*.json") for e in certified_events(path)}
+        done.update(store.note(UNCERTIFIED_NOTE) or [])
+        missing = [e for e in dict.fromkeys(again) if e not in done and store.has_applied(e)]
+        if missing:
+            store.update_note(UNCERTIFIED_NOTE, lambda noted: [*(noted or []), *missing])
 
     def _accuracy(self, head: Any) -> float | None:
         right = total = 0
-        fitted = bool(head.n if hasattr(head, "n") else len(head.ids))
-        for x, y in self._features if fitted else []:
+        for x, y in self._features if SampleAdapter(head).count else []:
             right += int((head.predict(x) == y).sum())
             total += len(y)
         sums = ranks.gather((right, total))
@@ -303,11 +320,13 @@ class DataCorrection(Callback):
 
     def _report(
         self, outcomes: list[Outcome], items: int, before: float | None, after: float | None, spent: float
-    ) -> Report:
+    ) -> CorrectionReport:
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]
         samples = sum(o.samples for o in outcomes if o.status == "applied")
-        return Report(**counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent)
+        return CorrectionReport(
+            **counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent
+        )
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
@@ -320,5 +339,13 @@ class DataCorrection(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it; the head is loaded with the module."""
+        """Restore the state when training starts; the head is loaded with the module."""
         self._saved = dict(state_dict)
+
+
+def certified_events(path: Path) -> list[str]:
+    """List the events of a certificate; empty for a file that is not there, or is none."""
+    try:
+        return [event["event_id"] for event in Certificate.load(path).events]
+    except (OSError, VerificationError):
+        return []

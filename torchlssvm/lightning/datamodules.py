@@ -13,12 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from torchlssvm.lightning.data import Indexed, ResumableLoader
+from torchlssvm.lightning.batches import Indexed, ResumableLoader
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of each colour that ImageNet's networks were trained with."""
 
 
-class Data(LightningDataModule):
+class IndexedData(LightningDataModule):
     """Loaders over ``self.train`` and ``self.val``, datasets of (x, y); training samples have ids, ``train/0`` and so on."""
 
     def __init__(self, batch_size: int = 128, num_workers: int = 0, shuffle: bool = False):
@@ -28,12 +29,12 @@ class Data(LightningDataModule):
         self.val: Any = None
 
     def train_dataloader(self) -> ResumableLoader:
-        """Samples with ids; it goes on in the middle of an epoch."""
+        """Loader of the training samples with ids, which resumes in the middle of an epoch."""
         data = Indexed(self.train, prefix="train/")
         return ResumableLoader(data, self.batch_size, shuffle=self.shuffle, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The samples that judge."""
+        """Loader of the validation samples."""
         return DataLoader(self.val, batch_size=self.batch_size, num_workers=self.num_workers)
 
     test_dataloader = predict_dataloader = val_dataloader
@@ -45,10 +46,11 @@ class Data(LightningDataModule):
         self.train, self.val = digits.train, digits.val
 
 
-CIFAR_SIZE, DIGIT_SIZE = 96, 64
+CIFAR_SIDE_PIXELS, DIGIT_SIDE_PIXELS = 96, 64
+"""Pixels of a side of enlarged pictures: what small networks were trained for; larger ones only take longer."""
 
 
-class Pictured(Data):
+class PictureData(IndexedData):
     """Data of small pictures whose training labels may be made wrong, at random, for trying out corrections."""
 
     def __init__(
@@ -59,7 +61,7 @@ class Pictured(Data):
         self.size, self.noise, self.limit, self.seed = size, noise, limit, seed
 
 
-class DigitsData(Pictured):
+class DigitsData(PictureData):
     """scikit-learn's 1,797 digits: as 64 features, or with ``size`` as pictures (3, size, size) for a network.
 
     Args:
@@ -71,7 +73,7 @@ class DigitsData(Pictured):
     """
 
     def setup(self, stage: str) -> None:
-        """Read them; every fifth sample judges."""
+        """Read the digits; every fifth is a validation sample."""
         if self.train is not None:
             return
         from sklearn.datasets import load_digits
@@ -90,7 +92,7 @@ class DigitsData(Pictured):
         self.val = TensorDataset(x[judges][:end], y[judges][:end])
 
 
-class Cifar10Data(Pictured):
+class Cifar10Data(PictureData):
     """The 10,000 + 2,000 pictures of ``cifar10/cifar10_12k.npz`` in the folder that TORCHLSSVM_DATA names; digits without it.
 
     Args:
@@ -102,10 +104,10 @@ class Cifar10Data(Pictured):
     """
 
     def setup(self, stage: str) -> None:
-        """Read them."""
+        """Read the pictures, or digits where there are none."""
         if self.train is not None:
             return
-        size = self.size or CIFAR_SIZE
+        size = self.size or CIFAR_SIDE_PIXELS
         path = Path(os.environ.get("TORCHLSSVM_DATA", ""), "cifar10", "cifar10_12k.npz")
         if not os.environ.get("TORCHLSSVM_DATA") or not path.exists():
             missing = f"{path} (TORCHLSSVM_DATA names its folder)"
@@ -117,7 +119,7 @@ class Cifar10Data(Pictured):
         self.val = Pictures(found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], size)
 
 
-class FolderData(Data):
+class FolderData(IndexedData):
     """Photographs in ``root/train/<class>/`` and ``root/val/<class>/``; digits where there is no such folder.
 
     Args:
@@ -135,7 +137,7 @@ class FolderData(Data):
         self.root, self.size, self.limit = root, size, limit
 
     def setup(self, stage: str) -> None:
-        """Find the photographs."""
+        """Find the photographs, or take digits where there are none."""
         if self.train is not None:
             return
         found = [
@@ -144,7 +146,7 @@ class FolderData(Data):
             if (p / "train").is_dir()
         ]
         if not found:
-            small = min(self.size, DIGIT_SIZE)  # of pictures of 8 x 8 a large one says no more
+            small = min(self.size, DIGIT_SIDE_PIXELS)  # of pictures of 8 x 8 a large one says no more
             self.stand_in(f"folder {self.root}/train", DigitsData(small, limit=self.limit))
             return
         from torchvision import transforms
@@ -154,7 +156,7 @@ class FolderData(Data):
             transforms.Resize(self.size),
             transforms.CenterCrop(self.size),
             transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
         self.train, self.val = (
             every_nth(ImageFolder(str(found[0] / part), transforms.Compose(steps)), self.limit)
@@ -175,7 +177,9 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(self.x[index]).float()[None] / 255
         x = torch.nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)[0]
-        return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None], self.y[index]
+        return (x - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None], self.y[
+            index
+        ]
 
 
 def noisy(y: Tensor, share: float, K: int, seed: int) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.sample_adapter import SampleAdapter
 
 
 class DriftMonitor(Callback):
@@ -31,7 +32,7 @@ class DriftMonitor(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head."""
+        """Key of the state, one for each head."""
         return f"DriftMonitor(head={self.head})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -45,7 +46,7 @@ class DriftMonitor(Callback):
             self.look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look once more."""
+        """Look once more at the end."""
         self.look(trainer, pl_module)
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -66,7 +67,7 @@ class DriftMonitor(Callback):
         return {"last": self.last, "refreshes": self.refreshes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it."""
+        """Restore the last drift and the number of refreshes."""
         self.last, self.refreshes = state_dict["last"], state_dict["refreshes"]
 
 
@@ -82,15 +83,15 @@ def parts(head: Any) -> list[Any]:
 
 
 def drift(machine: Any) -> float:
-    """How far it is from its exact solution."""
+    """Measure the distance of a machine from its exact solution."""
     return float(machine.drift() if callable(getattr(machine, "drift", None)) else machine.kkt_violation())
 
 
 def refresh(machine: Any) -> None:
-    """Make its solution anew."""
+    """Solve a machine anew."""
     (machine.refresh if callable(getattr(machine, "refresh", None)) else machine.polish)()
 
 
 def holds_something(head: Any) -> bool:
-    """Whether there is anything to look at."""
-    return bool(head.n if hasattr(head, "n") else len(head.ids))
+    """True if a machine holds samples."""
+    return SampleAdapter(head).count > 0

@@ -9,11 +9,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.data import unpack
-from torchlssvm.lightning.finding import Frozen, find_features, find_head, log_metrics, moment
-from torchlssvm.store.head_adapter import machine_for
+from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.head_lookup import Frozen, find_features, find_head, log_metrics, moment
+from torchlssvm.sample_adapter import SampleAdapter
 
-MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
+FIT_MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 
 
 class FitHead(Callback):
@@ -41,8 +41,8 @@ class FitHead(Callback):
         features: str | Callable[[Any], Tensor] | None = None,
         loader: Any = None,
     ):
-        if when not in MOMENTS:
-            raise ValueError(f"when must be one of {', '.join(MOMENTS)}; got {when!r}")
+        if when not in FIT_MOMENTS:
+            raise ValueError(f"when must be one of {', '.join(FIT_MOMENTS)}; got {when!r}")
         self.when, self.every, self.head, self.features, self.loader = (
             when, moment(every, "every"), head, features, loader,
         )  # fmt: skip
@@ -50,7 +50,7 @@ class FitHead(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head and moment."""
+        """Key of the state, one for each head and moment."""
         return f"FitHead(head={self.head}, when={self.when})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -74,13 +74,13 @@ class FitHead(Callback):
             self.fit(trainer, pl_module)
 
     def fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fit now."""
+        """Empty the head and fit it on the loader."""
         loader = self.loader if self.loader is not None else trainer.train_dataloader
         if loader is None:
             raise ValueError("FitHead needs a loader: there is no train loader in this run, give loader=")
         head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
-        machine = machine_for(head)
-        machine.clear()
+        samples = SampleAdapter(head)
+        samples.clear()
         position = 0
         with Frozen(pl_module):
             for raw in loader:
@@ -92,22 +92,20 @@ class FitHead(Callback):
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.level(head)
         self.fits += 1
-        log_metrics(
-            trainer, {"head_samples": float(sum(head.counts)) if hasattr(head, "counts") else float(len(head.ids))}
-        )
+        log_metrics(trainer, {"head_samples": float(samples.count)})
 
     def _add(self, head: Any, phi: Tensor, y: Tensor) -> None:
         if ranks.is_summed(head):
             ranks.agree_on_grid(head, phi)
             head.add(phi, y)
             return
-        for x, labels in ranks.gather((phi.cpu(), y.cpu())) if ranks.several() else [(phi, y)]:
+        for x, labels in ranks.gather((phi.cpu(), y.cpu())) if ranks.are_several() else [(phi, y)]:
             head.add(x.to(phi.device), labels.to(phi.device))
 
     def state_dict(self) -> dict[str, Any]:
-        """How often the head was fitted."""
+        """Number of fits so far."""
         return {"fits": self.fits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it."""
+        """Restore the number of fits."""
         self.fits = state_dict["fits"]

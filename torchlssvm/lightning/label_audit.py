@@ -12,14 +12,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from torchlssvm.corrections.sample_hashes import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.finding import find_head, log_metrics, moment
-from torchlssvm.lightning.learning import Learner
-from torchlssvm.lightning.suspects import Suspect, rank_suspects
-from torchlssvm.store.head_adapter import ByIds
+from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.label_suspects import Suspect, rank_suspects
+from torchlssvm.lightning.learner import Learner
 
-Samples = tuple[list[str], Tensor, Tensor]
+HeldSamples = tuple[list[str], Tensor, Tensor]
+"""(ids, x (n, J), y (n,)) of the samples held."""
 
 
 class LabelAudit(Callback):
@@ -49,7 +50,7 @@ class LabelAudit(Callback):
         action: str = "relabel",
         every: int = 1,
         head: str = "head",
-        samples: Callable[[], Samples] | None = None,
+        samples: Callable[[], HeldSamples] | None = None,
     ):
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
@@ -64,7 +65,7 @@ class LabelAudit(Callback):
 
     @property
     def state_key(self) -> str:
-        """One for each head and file."""
+        """Key of the state, one for each head and file."""
         return f"LabelAudit(head={self.head}, path={self.path})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -89,7 +90,7 @@ class LabelAudit(Callback):
             self.audit(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep no samples."""
+        """Stop watching, and drop the samples kept."""
         if self._learner is not None and self._keep in self._learner.observers:
             self._learner.observers.remove(self._keep)
         self._kept.clear()
@@ -106,7 +107,7 @@ class LabelAudit(Callback):
             ids, x, y, carried = self._held(kept)
             if not ids:
                 return []
-            ranked = rank_suspects(head, ids, x, y, None if self.samples is not None else self._numbers(ids))
+            ranked = rank_suspects(head, ids, x, y, self._machine_ids(ids))
             count = int(self.fraction * len(ranked))
             chosen = [s for s in ranked[:count] if s.margin < 0]
             self._write(chosen, {name: k for k, name in enumerate(ids)} if carried else None, x, y)
@@ -117,15 +118,12 @@ class LabelAudit(Callback):
         log_metrics(trainer, {"suspicious_labels": float(len(self.suspects))})
         return self.suspects
 
-    def _numbers(self, ids: list[str]) -> list[int] | None:
-        """What a kernel machine calls them; None for a head, which needs no names."""
-        learner = self._learner
-        assert learner is not None
-        machine = learner.corrector.machine if learner.store is None else learner.store.machine
-        return [machine.where[name] for name in ids] if isinstance(machine, ByIds) else None
+    def _machine_ids(self, ids: list[str]) -> list[int] | None:
+        """Return a kernel machine's own ids; None for a head, and for samples given in the machine's order."""
+        return None if self.samples is not None or self._learner is None else self._learner.corrector.machine_ids(ids)
 
     def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
-        """The samples held now: given, from the store, or those kept that no event has changed since."""
+        """Collect the samples held now: given, from the store, or those kept that no event has changed since."""
         if self.samples is not None:
             return (*self.samples(), True)
         learner = self._learner
@@ -136,11 +134,9 @@ class LabelAudit(Callback):
             if not ids:
                 return [], torch.zeros(0), torch.zeros(0), False
             return ids, torch.cat([rows.x for rows in parts]), torch.cat([rows.y for rows in parts]), False
-        from torchlssvm.corrections.corrector import hashes
-
         ids = []
         for name, (x, y) in kept.items():
-            if learner.corrector.held.get(name) == hashes(x[None], y[None])[0]:
+            if learner.corrector.hashes.get(name) == hash_samples(x[None], y[None])[0]:
                 ids.append(name)
         if not ids:
             return [], torch.zeros(0), torch.zeros(0), True
@@ -168,9 +164,9 @@ class LabelAudit(Callback):
         os.replace(beside, self.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many audits there were."""
+        """Number of audits so far."""
         return {"audits": self.audits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it."""
+        """Restore the number of audits."""
         self.audits = state_dict["audits"]

@@ -15,13 +15,14 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.checkpoints import register_with
-from torchlssvm.lightning.data import Batch, unpack
-from torchlssvm.lightning.learning import Learner
-from torchlssvm.lightning.order import RANDOM, describe, difference
+from torchlssvm.lightning.batches import SampleBatch, unpack
+from torchlssvm.lightning.checkpoint_registry import register_with
+from torchlssvm.lightning.learner import Learner
+from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LSSVMHead
 
-STATE = "torchlssvm"
+CHECKPOINT_KEY = "torchlssvm"
+"""The entry of a Lightning checkpoint with the state of a run."""
 
 
 class Anchor(nn.Module):
@@ -35,10 +36,10 @@ class Anchor(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Nothing."""
+        """Save nothing: the parameter has no meaning."""
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Nothing."""
+        """Load nothing: no checkpoint has the parameter."""
 
 
 class LSSVMModule(LightningModule):
@@ -128,7 +129,7 @@ class LSSVMModule(LightningModule):
         self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
-        self._loader: dict[str, Any] | None = None  # what its batches hang on
+        self._loader: dict[str, Any] | None = None  # the description of its train loader
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
@@ -146,7 +147,7 @@ class LSSVMModule(LightningModule):
         return self.learner.store
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (B, K)."""
+        """Compute scores (B, K)."""
         return self.classifier(x)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> None:
@@ -181,7 +182,7 @@ class LSSVMModule(LightningModule):
         if self.learner.left_out:
             warn_once(
                 self, "this run has passed these batches before; samples in them that the store does not hold are left out: "
-                "they were erased, as far as anybody can tell. New ones are learned by a fit without ckpt_path",
+                "they are taken for erased. New ones are learned by a fit without ckpt_path",
             )  # fmt: skip
         elif skipped:
             warn_once(
@@ -189,21 +190,21 @@ class LSSVMModule(LightningModule):
             )
         return loss
 
-    def _real(self, batch: Batch, stage: str, loader: Any) -> Batch:
-        """The batch without what a distributed sampler repeats to make all ranks even."""
+    def _real(self, batch: SampleBatch, stage: str, loader: Any) -> SampleBatch:
+        """Cut off what a distributed sampler repeats to make all ranks even."""
         epoch = self.current_epoch
         position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
         size = len(batch.y)
         keep = ranks.without_padding(loader, position, size)
         self._at[stage] = (epoch, position + size)
-        return batch if keep == size else Batch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
+        return batch if keep == size else SampleBatch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
 
     def _check_loader(self, loader: Any) -> None:
         """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""
         self._begun, then, self._loader = True, self._loader, describe(loader)
         done = self._at.get("train", (-1, 0))
         middle = self._resumed and done[0] == self.current_epoch and done[1] > 0
-        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM):
+        if middle and (not hasattr(loader, "load_state_dict") or self._loader["order"] == RANDOM_ORDER):
             raise ValueError(
                 "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
                 "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
@@ -217,7 +218,7 @@ class LSSVMModule(LightningModule):
         self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
 
     def _level(self) -> None:
-        """All ranks hold the same."""
+        """Bring all ranks to the same state."""
         if not self.trainer.sanity_checking:
             self.learner.level()
 
@@ -230,13 +231,13 @@ class LSSVMModule(LightningModule):
             self._settled = head._version
 
     def on_train_epoch_end(self) -> None:
-        """The epoch is learned."""
+        """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
         if self.trainer.is_last_batch:
             self.learner.end_pass()
         self.settle()
 
     def on_train_end(self) -> None:
-        """Say which events wait for samples that did not come."""
+        """Print the events that wait for samples that did not come."""
         waiting = self.learner.unanswered(over=self.trainer.is_last_batch)
         self.unanswered = len(waiting)
         if self.learner.kept_out:
@@ -290,7 +291,7 @@ class LSSVMModule(LightningModule):
         recall.reset()  # type: ignore[operator]
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Scores (B, K)."""
+        """Compute scores (B, K) of a batch with or without labels."""
         return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch))  # type: ignore[no-any-return]
 
     # -- the store and checkpoints -------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class LSSVMModule(LightningModule):
                 register_with(self.trainer, self.store)
 
     def teardown(self, stage: str) -> None:
-        """Close it."""
+        """Close the store."""
         self.learner.close()
 
     def on_fit_start(self) -> None:
@@ -330,7 +331,7 @@ class LSSVMModule(LightningModule):
         for name in [name for name in state if name.startswith(prefix)]:
             del state[name]
         state.update({prefix + name: value for name, value in self.head.state_dict().items()})
-        checkpoint[STATE] = {
+        checkpoint[CHECKPOINT_KEY] = {
             "learner": self.learner.state_dict(),
             "train": list(self._at.get("train", (-1, 0))),
             "run": self._run,
@@ -338,28 +339,29 @@ class LSSVMModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Undo it."""
-        saved = checkpoint.get(STATE)
+        """Restore the progress of the run; the head is loaded with the module."""
+        saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is not None:
             self.learner.load_state_dict(saved["learner"])
             self._at["train"] = (saved["train"][0], saved["train"][1])
             self._run, self._loader, self._resumed = saved["run"], saved["loader"], saved["run"] is not None
 
 
-LINES = 10
-"""So many unanswered events are listed on the console."""
+MAX_LISTED_EVENTS = 10
+"""Unanswered events listed on the console, so that the list fits on a screen."""
 
 
 def unanswered_text(waiting: list[str], store: str | None) -> str:
-    """What is said of events that were not answered: which, where they stay, what can be done."""
+    """Describe the events that were not answered, where they stay, and how to drop them."""
     kept = f"the store at {store}" if store else "the checkpoints of this run"
     drop = f"torchlssvm drop {store} EVENT" if store else "a new run from a source without it"
     lines = [
         f"torchlssvm: {len(waiting)} event(s) are not answered: their samples have not come by. They stay pending in {kept}, "
         f"for its next run; one that can never be answered is dropped by {drop}",
-        *(f"  {text}" for text in waiting[:LINES]),
+        *(f"  {text}" for text in waiting[:MAX_LISTED_EVENTS]),
     ]
-    return "\n".join([*lines, *([f"  and {len(waiting) - LINES} more"] if len(waiting) > LINES else [])])
+    more = len(waiting) - MAX_LISTED_EVENTS
+    return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
 
 
 def unpack_inputs(batch: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""``OnlineProbe``: how well a head would do on the features of a network that is still being trained."""
+"""``OnlineProbe``: the accuracy of a head on the features of a network that is still being trained."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.data import unpack
-from torchlssvm.lightning.finding import log_metrics, moment
+from torchlssvm.lightning.batches import unpack
+from torchlssvm.lightning.head_lookup import log_metrics, moment
 from torchlssvm.linear import LSSVMHead
 
 
@@ -54,7 +54,7 @@ class OnlineProbe(Callback):
         return f"OnlineProbe(layer={self.layer}, name={self.name})"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Watch the layer."""
+        """Watch the outputs of the layer."""
         parts = dict(pl_module.named_modules())
         if self.layer not in parts or not self.layer:
             raise ValueError(
@@ -63,7 +63,7 @@ class OnlineProbe(Callback):
         self._hook = parts[self.layer].register_forward_hook(self._capture)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Watch no longer."""
+        """Stop watching the layer."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -87,7 +87,7 @@ class OnlineProbe(Callback):
             self.window.add(x, y)  # type: ignore[union-attr]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A new epoch."""
+        """Count samples from the start of the epoch."""
         self._position = 0
 
     def _real(self, y: Tensor, loader: Any) -> tuple[Tensor | None, Tensor]:
@@ -102,7 +102,7 @@ class OnlineProbe(Callback):
         return SlidingWindow(head, self.size)
 
     def _move(self, grid: FixedPoint) -> None:
-        """The same window on another grid."""
+        """Rebuild the window on another grid."""
         assert self.window is not None
         parts = list(self.window)
         self.window = self._new(parts[0][0], grid)
@@ -117,9 +117,9 @@ class OnlineProbe(Callback):
         self.probe = None if trainer.sanity_checking else self._together()
 
     def _together(self) -> LSSVMHead | None:
-        """One head of all ranks' windows, on the coarsest of their grids."""
+        """Merge all ranks' windows into one head, on the coarsest of their grids."""
         mine = None if self.window is None or not len(self.window) else self.window.machine
-        if not ranks.several():
+        if not ranks.are_several():
             return mine
         grids = [grid for grid in ranks.gather(mine and mine.grid) if grid is not None]
         if not grids:
@@ -133,19 +133,19 @@ class OnlineProbe(Callback):
         for state in states:
             if state is not None:
                 part = LSSVMHead.from_config(state[0])
-                part._adopt(state[1])
+                ranks.set_statistics(part, state[1])
                 total = part if total is None else total.merge(part)
         return total if mine is None or total is None else total.to(mine.device)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Let the probe judge the features of this batch."""
+        """Count the probe's right answers on the features of this batch."""
         x, y = self._real(unpack(args[1]).y, trainer.val_dataloaders)
         if self.probe is not None and x is not None and len(x) and self.probe.n:
             self._right += int((self.probe.predict(x) == y).sum())
             self._total += len(y)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the accuracy."""
+        """Log the accuracy on all ranks' validation samples."""
         self._position = self._train_position
         if trainer.sanity_checking:
             return
@@ -156,14 +156,14 @@ class OnlineProbe(Callback):
             log_metrics(trainer, {self.name: self.accuracy})
 
     def state_dict(self) -> dict[str, Any]:
-        """How much was seen, and the last accuracy."""
+        """Number of samples seen, and the last accuracy."""
         return {"seen": self.seen, "accuracy": self.accuracy}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo it; the window fills again."""
+        """Restore both; the window fills again."""
         self.seen, self.accuracy = state_dict["seen"], state_dict["accuracy"]
 
 
 def largest(x: Tensor) -> float:
-    """The largest magnitude; 1 where there is none."""
+    """Return the largest magnitude; 1 where all are 0."""
     return float(x.abs().max()) or 1.0

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other. Every function is called on all ranks, and does nothing more where there is one."""
+"""Communication between the ranks of a run. Every function is called on all ranks; with one rank it does its work alone."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torchlssvm.linear import LSSVMHead
 T = TypeVar("T")
 
 
-def several() -> bool:
-    """Whether there is more than one rank."""
+def are_several() -> bool:
+    """True if there is more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def count() -> int:
-    """How many there are."""
-    return dist.get_world_size() if several() else 1
+    """Number of ranks."""
+    return dist.get_world_size() if are_several() else 1
 
 
 def is_first() -> bool:
-    """Whether this is the rank that reads sources and writes files."""
-    return not several() or dist.get_rank() == 0
+    """True on the rank that reads sources and writes files."""
+    return not are_several() or dist.get_rank() == 0
 
 
 def share(value: T) -> T:
-    """The value of the first rank, on all ranks."""
-    if not several():
+    """Send the value of the first rank to all ranks."""
+    if not are_several():
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
@@ -42,8 +42,8 @@ def share(value: T) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks, in their order, on all ranks."""
-    if not several():
+    """Gather the values of all ranks, in their order, on all ranks."""
+    if not are_several():
         return [value]
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, value)
@@ -59,7 +59,7 @@ def on_first(work: Callable[[], T]) -> T:
             result = work()
         except Exception as caught:
             error = caught
-    if several():
+    if are_several():
         result, error = share((result, error))
     if error is not None:
         raise error
@@ -67,31 +67,36 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def is_summed(head: Any) -> bool:
-    """Whether ranks add up what they learned (a head on a grid), or have to learn the same, all of them."""
+    """True if ranks add up what they learned (a head on a grid); else all of them learn the same."""
     return isinstance(head, LSSVMHead) and head.statistics is not None and head.statistics.exact
 
 
 def level(head: Any) -> None:
-    """All ranks hold what each of them learned since the last time."""
-    if several() and is_summed(head):
+    """Add up what each rank learned since the last time, on all ranks."""
+    if are_several() and is_summed(head):
         sync(head)
 
 
 def copy_from_first(head: LSSVMHead) -> None:
-    """All ranks hold what the first one holds."""
-    if not several():
+    """Copy the state of the first rank's head to all ranks."""
+    if not are_several():
         return
     assert head.statistics is not None
     state = share({k: v.cpu() for k, v in head.statistics.state().items()} if is_first() else None)
     options = share((head.rho, head.class_weight))
     if not is_first() and state is not None:
-        head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+        set_statistics(head, state)
         head.rho = options[0]
 
 
+def set_statistics(head: LSSVMHead, state: dict[str, Tensor]) -> None:
+    """Replace a head's statistics by those of another rank."""
+    head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+
+
 def agree_on_grid(head: Any, x: Tensor) -> None:
-    """A head whose grid is still to be taken from the first batch takes it from the first batches of all ranks."""
-    if not several() or not is_summed(head):
+    """Choose the grid of an empty head from the first batches of all ranks, where it is to be chosen from the first batch."""
+    if not are_several() or not is_summed(head):
         return
     stats = head.statistics
     if stats.grid is None:  # on all ranks, or on none: each has learned a batch, or none has
@@ -101,7 +106,7 @@ def agree_on_grid(head: Any, x: Tensor) -> None:
 
 
 def without_padding(loader: Any, position: int, size: int) -> int:
-    """How many of the next ``size`` samples of this rank are real, ``position`` of them being done in this epoch.
+    """Count the real samples among the next ``size`` of this rank, after ``position`` samples of this epoch.
 
     A ``DistributedSampler`` deals samples out in turns and repeats the first ones until all ranks have as many: the sample
     in place p of rank r is number p W + r, and a repetition if that is not below the number of samples.

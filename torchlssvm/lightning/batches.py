@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 
-class Batch(NamedTuple):
-    """What a batch says: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
+class SampleBatch(NamedTuple):
+    """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
 
     x: Tensor
     y: Tensor
@@ -20,8 +20,8 @@ class Batch(NamedTuple):
     subjects: list[str | None] | None
 
 
-def unpack(batch: Any) -> Batch:
-    """A batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
+def unpack(batch: Any) -> SampleBatch:
+    """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
     if isinstance(batch, Mapping):
         parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
     elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
@@ -39,7 +39,7 @@ def unpack(batch: Any) -> Batch:
     if subjects is not None:
         given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
         owners = [None if s is None or s == "" else str(s) for s in given]
-    return Batch(x, y, names, owners)
+    return SampleBatch(x, y, names, owners)
 
 
 class Indexed(Dataset[Any]):
@@ -69,7 +69,7 @@ class EpochSampler(Sampler[int]):
         self.length, self.seed, self.epoch = length, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation."""
+        """Choose the permutation by the epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -81,8 +81,8 @@ class EpochSampler(Sampler[int]):
         return iter(torch.randperm(self.length, generator=generator).tolist())
 
 
-class _Rest:
-    """What a sampler of batches yields after the first ones."""
+class _RemainingBatches:
+    """The batches of a sampler of batches after the first ``start``."""
 
     def __init__(self, batches: Any, start: int):
         self.batches, self.start = batches, start
@@ -116,10 +116,10 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        return _Rest(super()._index_sampler, self._start)
+        return _RemainingBatches(super()._index_sampler, self._start)
 
     def __iter__(self) -> Any:
-        """Batches, from where a loaded state says once, and from the first one after that."""
+        """Iterate over batches: once from the place of a loaded state, then from the first one."""
         batches = super().__iter__()
         self._done, self._start = self._start, 0
         for batch in batches:
@@ -127,9 +127,9 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches of this epoch are done."""
+        """Number of batches of this epoch that are done."""
         return {"batches": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind them; at the end of an epoch that is the start of the next one."""
+        """Go on behind the batches that are done; at the end of an epoch, from the start of the next."""
         self._start = state["batches"] if state["batches"] < len(self) else 0

@@ -1,4 +1,4 @@
-"""Checkpoints of a run with a store are known to the store: certificates name those that are older than an erasure."""
+"""Registration of checkpoints with a store, whose certificates name those that are older than an erasure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from torchlssvm.store import SampleStore
 
 
-class Registering(CheckpointIO):
-    """Writes checkpoints as the Trainer would, and tells the store.
+class RegisteringCheckpointIO(CheckpointIO):
+    """Writes checkpoints as the Trainer would, and registers them with the store.
 
     A file that is new is registered before it is written, one that is written anew only afterwards: a crash in between leaves
-    a file that is listed without need, never one that nobody knows of.
+    a file that is listed without need, never one that is not listed.
     """
 
     def __init__(self, inner: CheckpointIO, store: SampleStore):
@@ -24,7 +24,7 @@ class Registering(CheckpointIO):
 
     @contextmanager
     def _open(self) -> Iterator[SampleStore]:
-        """The store, also when it was opened for reading, or a run is over and has closed it."""
+        """Open the store, also when it was opened for reading, or a run is over and has closed it."""
         if not self.store.closed and not self.store.readonly:
             yield self.store
             return
@@ -32,7 +32,7 @@ class Registering(CheckpointIO):
             yield store
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write it."""
+        """Write a checkpoint and register it."""
         position = self.store.head_position
         with self._open() as store:
             if not store.knows_checkpoint(path):
@@ -41,23 +41,23 @@ class Registering(CheckpointIO):
             store.register_checkpoint(path, position)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read it."""
+        """Read a checkpoint as the inner plugin does."""
         return self.inner.load_checkpoint(path, *args, **options)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove it; there is nothing to list any more."""
+        """Remove a checkpoint and take it off the store's list."""
         self.inner.remove_checkpoint(path)
         with self._open() as store:
             store.forget_checkpoint(path)
 
     def teardown(self) -> None:
-        """Of the one inside."""
+        """Tear down the inner plugin."""
         self.inner.teardown()
 
 
 def register_with(trainer: Trainer, store: SampleStore) -> None:
-    """From now on, checkpoints of this Trainer are registered with the store; on the rank that writes them."""
+    """Register the checkpoints of this Trainer with the store from now on, on the rank that writes them."""
     io = trainer.strategy.checkpoint_io
-    if isinstance(io, Registering) and io.store.path == store.path:
+    if isinstance(io, RegisteringCheckpointIO) and io.store.path == store.path:
         io = io.inner
-    trainer.strategy.checkpoint_io = Registering(io, store)
+    trainer.strategy.checkpoint_io = RegisteringCheckpointIO(io, store)

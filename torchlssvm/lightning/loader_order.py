@@ -1,4 +1,4 @@
-"""What the content of a loader's batches hangs on, so that a resumed run can tell whether it goes on in the same order."""
+"""Describe a loader's order so that resumed runs can compare it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.data import (
 )
 
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.data import EpochSampler
+from torchlssvm.lightning.batches import EpochSampler
 
-RANDOM = "random"
+RANDOM_ORDER = "random"
 """The order of a sampler that draws anew each time."""
 
 
 def order_of(sampler: Any) -> str | None:
-    """A sampler's order in words, the same words for the same order in each epoch; None for a sampler we do not know.
+    """Describe a sampler's order, in the same words for the same order; None for a sampler of another kind.
 
     >>> order_of(EpochSampler(67, seed=3)), order_of(SequentialSampler(range(5))), order_of(RandomSampler(range(5)))
     ('shuffled by seed 3, 67 samples', 'as they are, 5 samples', 'random')
@@ -30,19 +30,19 @@ def order_of(sampler: Any) -> str | None:
     if isinstance(sampler, SequentialSampler):
         return f"as they are, {len(sampler)} samples"
     if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-        return RANDOM
+        return RANDOM_ORDER
     if isinstance(sampler, DistributedSampler):
         dealt = f"shuffled by seed {sampler.seed}" if sampler.shuffle else "in turns"
         inner = getattr(sampler.dataset, "_sampler", None)  # Lightning's wrapper around a sampler of one's own
         if inner is None:
             return f"{dealt}, {len(sampler.dataset)} samples"  # type: ignore[arg-type]
         before = order_of(inner)
-        return before if before in (None, RANDOM) else f"{before}, {dealt}"
+        return before if before in (None, RANDOM_ORDER) else f"{before}, {dealt}"
     return None
 
 
 def describe(loader: Any) -> dict[str, Any]:
-    """Order, number of ranks and batch size of a train loader."""
+    """Describe order, number of ranks and batch size of a train loader."""
     batches = getattr(loader, "batch_sampler", None)
     sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
     return {
@@ -53,5 +53,5 @@ def describe(loader: Any) -> dict[str, Any]:
 
 
 def difference(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """In words, what is not the same; empty if all is."""
+    """Describe the differences between two descriptions; empty if there are none."""
     return "; ".join(f"{name} was {then[name]!r}, is {now[name]!r}" for name in now if then[name] != now[name])

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.sample_adapter import SampleAdapter
 
-BATCH = 4096
+CHUNK_SAMPLES = 4096
+"""Samples scored at a time: bounds memory, and is enough to keep a matrix product busy."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Suspect:
 
 
 def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list[int] | None = None) -> list[Suspect]:
-    """All samples, the most suspicious first: by s[y] - max s[other], s the scores of the head that never saw the sample.
+    """Rank all samples, the most suspicious first, by s[y] - max s[other], s the scores of the head that never saw the sample.
 
     x (n, J), y (n,): samples that the head holds, as they were added. numbers: a kernel machine's own ids of them.
     """
@@ -39,13 +41,13 @@ def rank_suspects(head: Any, ids: list[str], x: Tensor, y: Tensor, numbers: list
 
 @exactly
 def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = None) -> Tensor:
-    """Scores (n, K) of each sample by the head without it.
+    """Compute scores (n, K) of each sample by the head without it.
 
     A head answers from its statistics, a kernel machine with ``leave_one_out()`` from its solution; any other one unlearns
     each sample in turn, on a copy, and learns it again.
     """
     if isinstance(head, LSSVMHead):
-        parts = zip(x.split(BATCH), y.split(BATCH), strict=True)
+        parts = zip(x.split(CHUNK_SAMPLES), y.split(CHUNK_SAMPLES), strict=True)
         return torch.cat([head.leave_one_out(a.to(head.device), b.to(head.device)) for a, b in parts])
     held = head.ids.tolist()
     numbers = held if numbers is None else numbers
@@ -63,10 +65,13 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
 
 
 def one_by_one(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
-    """The same by unlearning, for a machine that has no shorter way."""
+    """Compute the same scores by unlearning, for a machine without ``leave_one_out``."""
+    samples = SampleAdapter(machine)
+    samples.ids = dict(enumerate(numbers))
     rows = []
-    for k, number in enumerate(numbers):
-        machine.remove([number])
-        rows.append(machine(x[k : k + 1]) if machine.n else x.new_zeros(1, machine.num_classes))
-        machine.add(x[k : k + 1], y[k : k + 1])
+    for k in range(len(x)):
+        one = ([k], x[k : k + 1], y[k : k + 1])
+        samples.remove(*one)
+        rows.append(machine(one[1]) if samples.count else x.new_zeros(1, machine.num_classes))
+        samples.add(*one)
     return torch.cat(rows)

@@ -1,4 +1,4 @@
-"""What the callbacks share: finding the head of a LightningModule, its features, and a place to log."""
+"""Helpers of the callbacks: find the head of a LightningModule and its features, freeze it, log metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchlssvm.linear import AttachedClassifier
 
 
 def find_head(module: LightningModule, path: str) -> Any:
-    """The head, or kernel machine, at a dotted path; the head of what ``attach`` made, if that is there."""
+    """Find the head, or kernel machine, at a dotted path; the head of what ``attach`` made, if that is there."""
     try:
         found = reduce(getattr, path.split("."), module)
     except AttributeError:
@@ -29,7 +29,7 @@ def find_head(module: LightningModule, path: str) -> Any:
 
 
 def find_features(module: LightningModule, features: str | Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
-    """What makes features (B, J) of inputs: a function, the name of a method or sub-module, or ``attach``'s own."""
+    """Find what makes features (B, J) of inputs: a function, the name of a method or sub-module, or ``attach``'s own."""
     if callable(features) and not isinstance(features, str):
         return features
     own = getattr(module, "classifier", None)
@@ -64,14 +64,14 @@ class Frozen:
 
 
 def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
-    """To every logger, from the first rank; at any moment, also where ``self.log`` is not allowed."""
+    """Log to every logger, from the first rank; also where ``self.log`` is not allowed."""
     if ranks.is_first():
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
 
 def moment(value: Any, name: str) -> int:
-    """A number of batches or epochs: an int >= 1."""
+    """Check a number of batches or epochs: an int >= 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be an int >= 1, got {value!r}")
     return value

@@ -1,0 +1,168 @@
+"""One contract for removal: the caller names samples, and the adapter knows how the machine removes them.
+
+Heads, statistics and deltas remove samples, ``remove(x, y)``. Kernel machines remove the ids that ``add`` returned,
+``remove(ids)``. :class:`SampleAdapter` makes :class:`NamedSamples` of either, so that corrections, sliding windows,
+cross-validation, label audits and the conformance suite are written once, for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError
+
+__all__ = ["NamedSamples", "SampleAdapter"]
+
+Names = Iterable[Hashable]
+SampleArguments = tuple[Any, ...]
+"""(names, x, y), or (names,) for a machine that removes by ids."""
+
+
+class NamedSamples(Protocol):
+    """Samples that are added, removed, relabelled and replaced under the caller's names.
+
+    x (B, ...) and y (B, ...) are the samples as they were added. A machine that removes by ids does not need them.
+    Each call is done as a whole, or raises and changes nothing.
+    """
+
+    def add(self, names: Names, x: Tensor, y: Tensor) -> None:
+        """Add samples under the caller's names."""
+
+    def remove(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Remove samples by the caller's names."""
+
+    def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Give samples the labels (B, ...) in place of y."""
+
+    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
+        """Add samples and remove others as one change; the same names may be in both."""
+
+
+class SampleAdapter:
+    """:class:`NamedSamples` over a machine with ``add`` and ``remove``.
+
+    A machine removes by ids when it has ``ids``, or when its ``add`` returns some.
+
+    Args:
+        machine: a head, ``Statistics``, a ``Delta``, a kernel machine, or anything with the same verbs.
+
+    >>> from torchlssvm import KernelLSSVM, LSSVMHead
+    >>> from torchlssvm.kernels import RBF
+    >>> x, y = torch.randn(6, 4), torch.arange(6) % 2
+    >>> for machine in (LSSVMHead(4, 2), KernelLSSVM(RBF(sigma=2.0))):
+    ...     samples = SampleAdapter(machine)
+    ...     samples.add("abcdef", x, y)
+    ...     samples.remove("bd", x[[1, 3]], y[[1, 3]])
+    ...     print(samples.by_ids, samples.count)
+    False 4
+    True 4
+    """
+
+    def __init__(self, machine: Any):
+        self.machine = machine
+        self.by_ids = hasattr(machine, "ids")
+        self.ids: dict[Hashable, Any] = {}
+        """The machine's id of each named sample; empty where the machine removes (x, y)."""
+
+    @property
+    def count(self) -> int:
+        """Number of samples the machine holds, named here or not; 0 for a machine that does not tell."""
+        for name in ("ids", "n"):
+            value = getattr(self.machine, name, None)
+            if value is not None:
+                return int(value) if isinstance(value, int | float) else len(value)
+        return len(self.machine) if hasattr(self.machine, "__len__") else 0
+
+    def find(self, name: Hashable) -> Any:
+        """Return the machine's id of a sample, or None; one added to the machine itself goes by its number, as text."""
+        if name in self.ids or not (isinstance(name, str) and name.isdecimal()):
+            return self.ids.get(name)
+        number = int(name)
+        return number if number in self.machine.ids.tolist() and number not in self.ids.values() else None
+
+    def machine_ids(self, names: Names) -> Any:
+        """Return the machine's ids of samples: an int64 tensor (B,), or a list where they are not numbers.
+
+        RemovalError for a name without one.
+        """
+        names = listed(names)
+        found = [self.find(name) for name in names]
+        if None in found:
+            raise RemovalError(f"no sample with the id {names[found.index(None)]!r} is held")
+        if not all(isinstance(i, int) for i in found):
+            return found
+        held = getattr(self.machine, "ids", None)
+        device = held.device if isinstance(held, Tensor) else getattr(self.machine, "device", None)
+        return torch.tensor(found, dtype=torch.int64, device=device)
+
+    def add(self, names: Names, x: Tensor, y: Tensor) -> None:
+        """Add samples under the caller's names."""
+        self.exchange((names, x, y), None)
+
+    def remove(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Remove samples by the caller's names."""
+        self.exchange(None, (names, x, y))
+
+    def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Give samples the labels (B, ...) in place of y."""
+        if self.by_ids:
+            self.machine.relabel(self.machine_ids(names), labels)
+            return
+        old_x, old_y, *extra = self._samples(names, x, y)
+        self.machine.relabel(old_x, old_y, labels, *extra)
+
+    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
+        """Add samples and remove others as one change, jointly where the machine has ``update``."""
+        new = None if added is None else self._samples(*added)
+        old = None if removed is None else self._removal(*removed)
+        given = None
+        if new is not None and old is not None and callable(getattr(self.machine, "update", None)):
+            given = self.machine.update(add=new, remove=old[0] if self.by_ids else old)
+        else:
+            if new is not None:
+                given = self.machine.add(*new)
+            try:
+                if old is not None:
+                    self.machine.remove(*old)
+            except Exception:
+                if new is not None:
+                    self.machine.remove(*((given,) if self._are_ids(given) else new))
+                raise
+        if removed is not None and self.by_ids:
+            for name in listed(removed[0]):
+                self.ids.pop(name, None)
+        if added is not None and self._are_ids(given):
+            self.by_ids = True
+            self.ids.update(zip(listed(added[0]), listed(given), strict=True))
+
+    def clear(self) -> None:
+        """Empty the machine, of samples that are not named here too."""
+        if not self.by_ids:
+            self.machine._adopt(None)
+        elif self.count:
+            self.machine.remove(self.machine.ids.clone())
+        self.ids.clear()
+
+    def _are_ids(self, given: Any) -> bool:
+        """Tell ids that ``add`` returned from the machine itself."""
+        return given is not self.machine and (isinstance(given, Sequence) or hasattr(given, "tolist"))
+
+    def _samples(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> tuple[Any, ...]:
+        """Arguments of ``add``: (x, y), and a weight of None and the names where the machine keeps sums per fold."""
+        if x is None or y is None:
+            raise ValueError(f"{type(self.machine).__name__} removes samples: give x and y as they were added")
+        folds = getattr(getattr(self.machine, "statistics", None), "folds", 0)
+        return (x, y, None, listed(names)) if folds else (x, y)
+
+    def _removal(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> tuple[Any, ...]:
+        """Arguments of ``remove``: (ids,) or those of ``add``."""
+        return (self.machine_ids(names),) if self.by_ids else self._samples(names, x, y)
+
+
+def listed(names: Any) -> list[Any]:
+    """Names or ids as a list, tensors and arrays as Python numbers."""
+    return list(names.tolist() if hasattr(names, "tolist") else names)
