@@ -24,10 +24,10 @@ from torchlssvm.linear.compact_solver import Compact
 from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.membership import Membership
-from torchlssvm.linear.merge_history import Ledger, pending
+from torchlssvm.linear.merge_history import Ledger
 from torchlssvm.linear.solvers import Options, engine_for
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.batch import GridChoices
 
 if TYPE_CHECKING:
     from torchlssvm.linear.base import HeadBase
@@ -148,7 +148,7 @@ def save(head: HeadBase) -> dict[str, Tensor]:
                 out["membership"] = bytes_tensor(head._rows.to_bytes())
             if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
-            if not checks.is_fake(head.counts) and pending(head.statistics):
+            if not checks.is_fake(head.counts) and head.statistics.has_pending:
                 head._ledger.origins.add(f"saved:{checksum(out)}")
         else:
             engine, s = head._engine, head._engine.solution
@@ -166,7 +166,7 @@ def save(head: HeadBase) -> dict[str, Tensor]:
 def config(head: HeadBase) -> dict[str, Any]:
     """The arguments that make an empty head like this one, as primitives."""
     weight, stats = head.class_weight, head.statistics
-    wanted = Choices(None, head._grid, head._target_grid)
+    wanted = GridChoices(None, head._grid, head._target_grid)
     float_sums = stats is not None and not stats.exact
     return {
         "in_features": head.in_features,
@@ -267,7 +267,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
-                changed = known and pending(statistics)
+                changed = known and statistics.has_pending
                 ledger = Ledger.from_json(meta.get("ledger"))
                 if changed:
                     ledger.origins.add(f"file:{meta['checksum']}")
@@ -308,7 +308,7 @@ def _agreed_after_loading(statistics: Statistics | None, rows: Membership) -> Me
     """The rows that were agreed on, as far as that follows from what is saved: none, all, or not known."""
     if statistics is None or not (statistics.marked or statistics.severed):
         return Membership(())
-    return None if checks.is_fake(statistics.counts) or statistics.severed or pending(statistics) else rows
+    return None if checks.is_fake(statistics.counts) or statistics.severed or statistics.has_pending else rows
 
 
 def _load_compact(
@@ -320,7 +320,7 @@ def _load_compact(
     counts: Tensor,
 ) -> None:
     if meta["kind"] is not None:
-        engine.choices = Choices(meta["kind"], grid, _grid(meta["target"]))
+        engine.choices = GridChoices(meta["kind"], grid, _grid(meta["target"]))
         engine.counts, engine.n = _moved(counts, engine.device), float(meta["n"])
         engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
 
@@ -350,7 +350,7 @@ def freeze(head: HeadBase) -> dict[str, Any]:
         head._current()
         head._engine.settle()
         head._rows = head._rows.hashed()
-        if head.statistics is not None and not checks.is_fake(head.counts) and pending(head.statistics):
+        if head.statistics is not None and not checks.is_fake(head.counts) and head.statistics.has_pending:
             head._ledger.copied()
         state = head.__dict__.copy()
         del state["_lock"]
