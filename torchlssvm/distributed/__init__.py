@@ -8,7 +8,7 @@ bit, that of one machine with all the data, whatever the number of ranks, the sp
 ``sync`` adds up what is pending everywhere, checks the sum, and only when every rank is content makes it the agreed state:
 all or none. Nothing is counted twice, a second ``sync`` changes nothing. Between syncs a rank answers from what was agreed
 on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
-``reduce_to``: saving, reading and predicting on one rank alone wait for nobody.
+``reduce_to``: saving, reading and predicting on one rank alone wait for no other rank.
 
 **Deltas.** What ``Delta.take`` takes stays pending in the head until it is handed over: saved, merged or committed. A save that
 fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused.

@@ -1,4 +1,4 @@
-"""Deltas: what changed on a node, as sums that can be shipped and merged (algorithms 4 and 5)."""
+"""Deltas: the changes of a node as sums that can be shipped and merged (algorithms 4 and 5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMAT = "torchlssvm-delta-1"
 
 
 class Delta:
-    """What changed on a node: sums of what was added minus sums of what was removed, and an id.
+    """The changes of a node: sums of samples added minus sums of samples removed, and an id.
 
     ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model: it may remove
     samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to be filled)
@@ -233,7 +233,7 @@ class Delta:
         return vars(self) | {"_rows": RowChange(None)}  # no fingerprint leaves the process
 
     def __repr__(self) -> str:
-        """Id and contents."""
+        """Show the id and the statistics."""
         return f"Delta({self.id}, {self.statistics!r})"
 
 

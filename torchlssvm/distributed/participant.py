@@ -29,7 +29,7 @@ class Participant:
 
     @property
     def statistics(self) -> Statistics:
-        """The head's sums."""
+        """The exact sums of the head."""
         assert self.head.statistics is not None
         return self.head.statistics
 

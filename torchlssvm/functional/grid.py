@@ -128,7 +128,7 @@ def grid_to_json(grid: FixedPoint | None) -> list[Any] | None:
 
 
 def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
-    """Undo :func:`grid_to_json`."""
+    """Read a grid that :func:`grid_to_json` wrote."""
     return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])
 
 
@@ -139,7 +139,7 @@ def grid_to_fields(grid: FixedPoint | None, prefix: str = "") -> dict[str, Any]:
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:
-    """Undo :func:`grid_to_fields`; None when the limit is not among the fields."""
+    """Read a grid that :func:`grid_to_fields` wrote; None when the limit is not among the fields."""
     return grid_from_json([fields[prefix + name] for name in _FIELDS]) if prefix + "limit" in fields else None
 
 

@@ -1,4 +1,4 @@
-"""The digest of statistics: SHA-256 over bytes anybody can rebuild from the samples.
+"""The digest of statistics: SHA-256 over bytes that can be rebuilt from the samples alone.
 
     digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
     header  = UTF-8 JSON, sorted keys, separators "," and ":", of

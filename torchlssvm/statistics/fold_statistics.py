@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from torchlssvm.functional import checks
 from torchlssvm.statistics.statistics import Statistics
 
@@ -27,7 +29,7 @@ def of_folds(stats: Statistics, folds: Sequence[int]) -> Statistics:
     if stats.empty or not weight:
         return out
     sums, each = stats.group_sums(), stats.num_classes if stats.per_class else 1
-    total = {}
+    total: dict[int, Tensor] = {}
     for group in range(each):
         present = [sums[m] for m in (fold * each + group for fold in folds) if m in sums]
         for i, part in enumerate(present):

@@ -78,7 +78,7 @@ class Statistics:
         folds: int = 0,
         device: torch.device | str | None = None,
     ):
-        """Start empty."""
+        """Start without samples; ValueError for an argument that is out of range."""
         for name, value, least in (
             ("in_features", in_features, 1),
             ("num_classes", num_classes, 1),
@@ -830,10 +830,12 @@ class Statistics:
             meta["groups"] = groups = sorted(g for g, v in sums.items() if not known or bool(v.any()))
             if groups:
                 out["sums"] = torch.stack([sums[g] for g in groups])
-        tensors, about = {}, SEVERED if self.severed else {}
         if self.baseline is not None:
             tensors, about = self.baseline.state(sums, self.moments, whole)
-        return out | tensors | {"meta": bytes_to_tensor(json.dumps(meta | about).encode())}
+            out, meta = out | tensors, meta | about
+        elif self.severed:
+            meta |= SEVERED
+        return out | {"meta": bytes_to_tensor(json.dumps(meta).encode())}
 
     @exactly
     def load(self, state: dict[str, Tensor]) -> None:
@@ -888,7 +890,7 @@ class Statistics:
         return {name: getattr(self, name) for name in (*FORM, "requested")} | {"state": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Undo :meth:`__getstate__`."""
+        """Restore a pickled state."""
         saved = state.pop("state")
         self.__dict__.update(state)
         self._forget_mark()
