@@ -19,7 +19,7 @@ head answers as before, but ``sync``, ``take`` and ``discard`` name the trouble 
 
 **What is sent** are sums, never samples. But a sum of few samples gives samples away: the sums of one sample are the sample
 (its class sum is the row itself), those of two give both up to a rotation, and the difference of two states that an observer
-has seen is a sum too. Whoever receives a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
+has seen is a sum too. A receiver of a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
 samples in any class, whatever their weights; it is no differential privacy. Where ids are given, hashes of id and sample
 are compared between ranks too, salted for each sync: a rank that guesses a sample and its id can tell that it was removed.
 Only samples changed since the last sync are compared, and not across a save or a pickle: no file holds such hashes.

@@ -39,7 +39,7 @@ class Delta:
 
     ``origins`` names what else its changes may be known as: deltas that the head merged, copies and files of the head. A
     receiver that has one of them refuses this delta: its samples would count twice. ``uncertifiable``: why the changes are
-    not exactly those of samples, if a head that was so gave them; it goes on to whoever merges them.
+    not exactly those of samples, if a head that was so gave them; it goes on to a head that merges them.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
