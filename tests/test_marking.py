@@ -192,17 +192,17 @@ def test_a_hundred_classes_fit_in_half_a_gigabyte():
     head.add(x, y)  # more rows than wait: all hundred classes have their matrix
     stats = head.statistics
     stats.mark()
-    assert len(stats._sums.sums) == K
+    assert len(stats.group_sums()) == K
     head.add(x[:200] / 2, y[:200])  # pending in every class
     head.remove(x[:50], y[:50])
     _ = head(x[:2])  # a read sums the rows: what was agreed is kept as rows
     everywhere = tensor_bytes(head)
-    assert len(stats._base.sums) == K
-    assert not any(b.copied for b in stats._base.sums.values())
+    assert len(stats.baseline.undo) == K
+    assert not any(b.copied for b in stats.baseline.undo.values())
     head.add(torch.randn(900, J), torch.tensor([3, 7, 20, 50, 99]).repeat(180))  # and five classes copied
     head.remove(x[50:100], y[50:100])
-    stats._sums.settle()  # under the guard of the removal
-    copied = sum(b.copied for b in stats._base.sums.values())
+    stats.group_sums()  # under the guard of the removal
+    copied = sum(b.copied for b in stats.baseline.undo.values())
     print(
         f"\n100 classes, J=1024: {everywhere / 1e6:.0f} MB with pending rows everywhere, {tensor_bytes(head) / 1e6:.0f} MB and {copied} copied"
     )
@@ -219,7 +219,7 @@ def test_pending_memory_is_that_of_the_classes_touched():
     stats.mark()
     before = tensor_bytes(stats)
     stats.add(torch.randn(300, J), torch.tensor([3, 4, 3]).repeat(100))
-    assert set(stats._base.sums) == {3, 4} == {g for g, b in stats._base.sums.items() if b.copied}
+    assert set(stats.baseline.undo) == {3, 4} == {g for g, b in stats.baseline.undo.items() if b.copied}
     one = gram.packed_size(J, 1) * 8
     assert tensor_bytes(stats) - before <= 2.2 * one
 
@@ -266,8 +266,8 @@ def test_marks_keep_to_the_device():
             stats.add(x[:3], y[:3]).remove(x[:2], y[:2])
             stats.add(x, y)
             for part in (stats.pending(), stats.agreed()):
-                assert all(v.device.type == "cuda" for v in part._sums.sums.values())
-            packed, m, n = stats._sums.total(0), x[0].long(), y.sum()
+                assert all(v.device.type == "cuda" for v in part.group_sums().values())
+            packed, m, n = stats.accumulator.total(0), x[0].long(), y.sum()
             assert is_semidefinite(packed, m, n).device.type == "cuda"
             assert least_rank(packed, 5).device.type == "cuda"
             stats.adopt(stats.agreed())
@@ -280,10 +280,10 @@ def test_marks_keep_to_the_device():
      ("cpu:gloo,cuda:nccl", "cpu", "cpu"), ("cpu:gloo,cuda:nccl", "cuda:0", "cuda:0")],
 )  # fmt: skip
 def test_sums_travel_on_a_device_that_the_backend_serves(backend, head, expected):
-    from torchlssvm.distributed import peers
+    from torchlssvm.distributed import collectives
 
     fake = mock.Mock(
         **{"get_backend.return_value": backend, "get_rank.return_value": 0, "get_world_size.return_value": 2}
     )
-    with mock.patch.object(peers, "dist", fake):
-        assert peers.Peers(None, torch.device(head)).device == torch.device(expected)
+    with mock.patch.object(collectives, "dist", fake):
+        assert collectives.Peers(None, torch.device(head)).device == torch.device(expected)

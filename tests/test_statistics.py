@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchlssvm import FixedPoint, GridError, Statistics
 from torchlssvm.functional import gram
-from torchlssvm.statistics.signed_rows import runs
+from torchlssvm.statistics.signed_rows import split_runs
 
 GRID = FixedPoint(8.0)
 
@@ -77,9 +77,9 @@ def test_outliers_and_heavy_weights_stay_exact():
 
 def test_runs_are_exact_chunks():
     bounds = np.array([2.0**52, 1.0, 2.0**52, 2.0**53, 5.0] + [2.0**42] * 3000)
-    parts = runs(bounds)
+    parts = split_runs(bounds)
     assert [p for part in parts for p in range(*part)] == list(range(len(bounds)))
-    assert all(b - a == 1 or bounds[a:b].sum() <= gram.EXACT for a, b in parts)
+    assert all(b - a == 1 or bounds[a:b].sum() <= gram.LARGEST_EXACT_INTEGER for a, b in parts)
     assert all(b - a <= 1024 for a, b in parts)
 
 
@@ -89,7 +89,7 @@ def test_packed_layout(J):
     rows = torch.randint(-9, 9, (20, J + 3), generator=generator).double()
     acc = torch.zeros(gram.packed_size(J, 3, product=True), dtype=torch.float64)
     gram.accumulate_(acc, rows, J)
-    packed = gram.fold_(None, acc, J, 3, torch.float64)
+    packed = gram.carry_(None, acc, J, 3, torch.float64)
     full = rows[:, :J].T @ rows[:, :J]
     assert torch.equal(gram.unpack(packed, J), full)
     assert torch.equal(gram.side_view(packed, J, 3), rows[:, J:].T @ rows[:, :J])

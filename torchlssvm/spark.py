@@ -14,6 +14,7 @@ import torch
 
 from torchlssvm.errors import GridError
 from torchlssvm.functional import gram, numpy_sums
+from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.statistics import FixedPoint, Statistics
 
 __all__ = ["statistics_from"]
@@ -62,7 +63,5 @@ def statistics_from(
         sums = [gram.pack(*(torch.from_numpy(part) for part in total["groups"][g])) for g in groups]
         about = {"kind": "labels", "exact": True, "gross": total["gross"], "n": float(counts.sum()), "groups": groups}
         meta = json.dumps(json.loads(stats.header()) | about).encode()
-        stats.load({
-            "sums": torch.stack(sums), "counts": counts[None], "meta": torch.frombuffer(bytearray(meta), dtype=torch.uint8)
-        })  # fmt: skip
+        stats.load({"sums": torch.stack(sums), "counts": counts[None], "meta": bytes_to_tensor(meta)})
     return stats

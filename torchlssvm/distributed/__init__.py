@@ -8,7 +8,7 @@ bit, that of one machine with all the data, whatever the number of ranks, the sp
 ``sync`` adds up what is pending everywhere, checks the sum, and only when every rank is content makes it the agreed state:
 all or none. Nothing is counted twice, a second ``sync`` changes nothing. Between syncs a rank answers from what was agreed
 on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
-``reduce_to``: saving, reading and predicting on one rank alone wait for nobody.
+``reduce_to``: saving, reading and predicting on one rank alone wait for no other rank.
 
 **Deltas.** What ``Delta.take`` takes stays pending in the head until it is handed over: saved, merged or committed. A save that
 fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused.
@@ -19,7 +19,7 @@ head answers as before, but ``sync``, ``take`` and ``discard`` name the trouble 
 
 **What is sent** are sums, never samples. But a sum of few samples gives samples away: the sums of one sample are the sample
 (its class sum is the row itself), those of two give both up to a rotation, and the difference of two states that an observer
-has seen is a sum too. Whoever receives a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
+has seen is a sum too. A receiver of a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
 samples in any class, whatever their weights; it is no differential privacy. Where ids are given, hashes of id and sample
 are compared between ranks too, salted for each sync: a rank that guesses a sample and its id can tell that it was removed.
 Only samples changed since the last sync are compared, and not across a save or a pickle: no file holds such hashes.

@@ -1,4 +1,4 @@
-"""What ranks tell each other before anything is summed, and what follows from it: the same on every rank."""
+"""The plan of an exchange: made from the messages of all ranks before anything is summed, the same on every rank."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.linear.merge_history import as_loaded
-from torchlssvm.statistics.batch import Choices
-from torchlssvm.statistics.reading import LIMIT
+from torchlssvm.statistics.batch import GridChoices
+from torchlssvm.statistics.statistics import LARGEST_SUM
 
-KINDS: dict[str, type[Exception]] = {
+ERRORS_BY_NAME: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RemovalError, GridError, VerificationError, NotFittedError, ValueError, TypeError, RuntimeError)
 }
+"""Errors that a rank can tell to the others by name."""
 
 
 @dataclass
 class Plan:
-    """What is to be summed: which groups, of what kind and grid, how large the sums may get, and whether any shrank."""
+    """The sums to be formed: their groups, kind and grid, a bound on them, and True in ``shrunk`` if any rank removed."""
 
-    choices: Choices
+    choices: GridChoices
     groups: list[int]
     gross: float
     shrunk: bool
@@ -36,27 +37,27 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody changed anything."""
+        """True when no rank changed anything."""
         return self.choices.kind is None or not self.groups
 
 
-def problem(error: Exception) -> dict[str, Any]:
-    """An error, to be told to the others."""
-    kind = next((name for name, k in KINDS.items() if isinstance(error, k)), "RuntimeError")
+def problem_message(error: Exception) -> dict[str, Any]:
+    """Make the message that tells an error to the other ranks."""
+    kind = next((name for name, k in ERRORS_BY_NAME.items() if isinstance(error, k)), "RuntimeError")
     return {"problem": [kind, str(error)]}
 
 
 def raise_first(messages: list[dict[str, Any]]) -> None:
-    """If any rank has a problem, raise it: the one of the lowest rank, the same on every rank."""
+    """Raise the problem of the lowest rank that has one: the same on every rank."""
     found = [(rank, m["problem"]) for rank, m in enumerate(messages) if m.get("problem")]
     if found:
         rank, (kind, text) = found[0]
         others = f" (and {len(found) - 1} more rank(s))" if len(found) > 1 else ""
-        raise KINDS[kind](f"on rank {rank}{others}: {text} No rank changed anything.")
+        raise ERRORS_BY_NAME[kind](f"on rank {rank}{others}: {text} No rank changed anything.")
 
 
 def ranks_by(messages: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any]) -> dict[str, list[int]]:
-    """Ranks by what they say."""
+    """Group ranks by a value in their messages."""
     out: dict[str, list[int]] = {}
     for rank, message in enumerate(messages):
         out.setdefault(str(value(message)), []).append(rank)
@@ -67,34 +68,34 @@ def _names(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _differ(said: dict[str, list[int]], what: str) -> str:
+def _describe(said: dict[str, list[int]], what: str) -> str:
     return "; ".join(f"{what} is {value} on {_names(ranks)}" for value, ranks in said.items())
 
 
-def decide(messages: list[dict[str, Any]]) -> Plan:
-    """The plan that all ranks follow, or the error that all of them raise."""
+def make_plan(messages: list[dict[str, Any]]) -> Plan:
+    """Make the plan that all ranks follow, or raise the error that all of them raise."""
     raise_first(messages)
     for name in messages[0]["form"]:
         said = ranks_by(messages, lambda m, name=name: m["form"].get(name))  # type: ignore[misc]
         if len(said) > 1:
-            raise ValueError(f"ranks cannot be added up: {_differ(said, name)}. Nothing was summed.")
+            raise ValueError(f"ranks cannot be added up: {_describe(said, name)}. Nothing was summed.")
     decided = [m for m in messages if m["kind"] is not None]
     for name in ("kind", "grid", "target_grid"):
         said = {v: r for v, r in ranks_by(messages, lambda m, name=name: m[name]).items() if v != "None"}  # type: ignore[misc]
         if len(said) > 1:
             hint = " Give every head the same FixedPoint, not grid='auto'." if "grid" in name else ""
-            raise ValueError(f"ranks cannot be added up: {_differ(said, name)}. Nothing was summed.{hint}")
-    _check_agreed(messages)
+            raise ValueError(f"ranks cannot be added up: {_describe(said, name)}. Nothing was summed.{hint}")
+    _check_same_start(messages)
     _check_origins(messages)
     gross = max(m["agreed_gross"] for m in messages) + sum(m["gross"] for m in messages)
-    if gross > LIMIT:
+    if gross > LARGEST_SUM:
         raise GridError(
-            f"int64 sums could overflow: the bound {gross:.3g} exceeds {float(LIMIT):.3g}. Nothing was summed. Use a coarser "
-            "grid, e.g. with bits=16."
+            f"int64 sums could overflow: the bound {gross:.3g} exceeds {float(LARGEST_SUM):.3g}. Nothing was summed. Use a "
+            "coarser grid, e.g. with bits=16."
         )
     grids = [next((m[n] for m in messages if m[n] is not None), None) for n in ("grid", "target_grid")]
     return Plan(
-        Choices(decided[0]["kind"], *(as_grid(g) for g in grids)) if decided else Choices(),
+        GridChoices(decided[0]["kind"], *(grid_from_json(g) for g in grids)) if decided else GridChoices(),
         sorted({g for m in messages for g in m["groups"]}),
         gross,
         any(m["shrunk"] for m in messages),
@@ -107,8 +108,8 @@ def decide(messages: list[dict[str, Any]]) -> Plan:
     )
 
 
-def _check_agreed(messages: list[dict[str, Any]]) -> None:
-    """Every rank must start from the same agreed state (for reduce_to: from the same epoch)."""
+def _check_same_start(messages: list[dict[str, Any]]) -> None:
+    """VerificationError unless every rank starts from the same agreed state (for reduce_to: from the same epoch)."""
     epochs, digests = ranks_by(messages, lambda m: m["epoch"]), ranks_by(messages, lambda m: m["agreed"] or "empty")
     everywhere = messages[0]["to"] is None
     said = {**digests} if everywhere and len(digests) > 1 else epochs
@@ -126,7 +127,7 @@ def _check_agreed(messages: list[dict[str, Any]]) -> None:
 
 
 def _check_origins(messages: list[dict[str, Any]]) -> None:
-    """The same copy, file or delta must not be pending on two ranks; a file that one saved and another loaded is one too."""
+    """ValueError if the same copy, file or delta is pending on two ranks; so is a file that one saved and another loaded."""
     holders: dict[str, list[int]] = {}
     loaded: set[str] = set()
     for rank, message in enumerate(messages):
@@ -145,13 +146,3 @@ def _check_origins(messages: list[dict[str, Any]]) -> None:
                 "Nothing was summed. If all ranks are to start from them, call agree(head) on every rank; else keep them on "
                 "one rank, and discard(head) on the others."
             )
-
-
-def numbers(grid: FixedPoint | None) -> list[Any] | None:
-    """A grid in JSON."""
-    return None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
-
-
-def as_grid(saved: list[Any] | None) -> FixedPoint | None:
-    """Undo :func:`numbers`."""
-    return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])

@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+
 
 class Peers:
     """The ranks of a process group, numbered 0..size-1 within it."""
 
     def __init__(self, group: Any, device: torch.device):
-        """``group``: None for all ranks; ``device``: where the sums live. Runs nothing."""
+        """``group``: None for all ranks; ``device``: of the sums. Runs no collective."""
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "there is no process group: call torch.distributed.init_process_group first (torchrun sets it up)"
@@ -38,8 +40,8 @@ class Peers:
             ) from error
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Everybody's message, in the order of ranks. Messages are JSON: nothing that arrives is executed."""
-        mine = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        """Return the messages of all ranks, in their order. Messages are JSON: nothing that arrives is executed."""
+        mine = bytes_to_tensor(json.dumps(message).encode())
         length = torch.tensor([len(mine)], device=self.device)
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         self._run(lambda: dist.all_gather(lengths, length, group=self.group))
@@ -49,10 +51,10 @@ class Peers:
         padded = padded.to(self.device)
         texts = [torch.empty_like(padded) for _ in sizes]
         self._run(lambda: dist.all_gather(texts, padded, group=self.group))
-        return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(texts, sizes, strict=True)]
+        return [json.loads(tensor_to_bytes(t[:n])) for t, n in zip(texts, sizes, strict=True)]
 
     def gather(self, rows: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Everybody's rows, on the host. rows: (sizes[rank], m) int64."""
+        """Return the rows of all ranks, on the host. rows: (sizes[rank], m) int64."""
         padded = torch.zeros(max(sizes), rows.shape[1], dtype=rows.dtype)
         padded[: len(rows)] = rows
         padded = padded.to(self.device)
@@ -61,7 +63,7 @@ class Peers:
         return [p[:n].cpu() for p, n in zip(parts, sizes, strict=True)]
 
     def total(self, part: Tensor, to: int | None = None) -> Tensor:
-        """The sum of everybody's tensor, here or only at rank ``to``; ``part`` itself may be overwritten."""
+        """Sum the tensors of all ranks, here or only at rank ``to``; ``part`` itself may be overwritten."""
         work = part.to(self.device)
         if to is None:
             self._run(lambda: dist.all_reduce(work, group=self.group))

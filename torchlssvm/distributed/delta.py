@@ -1,4 +1,4 @@
-"""Deltas: what changed on a node, as sums that can be shipped and merged (algorithms 4 and 5)."""
+"""Deltas: the changes of a node as sums that can be shipped and merged (algorithms 4 and 5)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchlssvm.backbone_hash import fingerprint
-from torchlssvm.distributed.sum_checks import check_enough, check_held, least_samples
-from torchlssvm.errors import RemovalError, VerificationError
+from torchlssvm.distributed.participant import Participant, fingerprint_of
+from torchlssvm.distributed.sum_checks import check_enough, least_samples
+from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.byte_tensors import tensor_to_bytes
+from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
-from torchlssvm.linear import AttachedClassifier, LSSVMHead
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
 from torchlssvm.linear.membership import RowChange, Table
-from torchlssvm.linear.merge_history import Ledger, add_to, as_loaded, pending
+from torchlssvm.linear.merge_history import Ledger, add_to, as_loaded
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.marking import Base
+from torchlssvm.statistics.baseline import Baseline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,28 +30,8 @@ if TYPE_CHECKING:
 FORMAT = "torchlssvm-delta-1"
 
 
-def head_of(target: Any) -> tuple[LSSVMHead, Statistics]:
-    """The head, or the head of an attached classifier, and its statistics; they must be exact."""
-    head = target.head if isinstance(target, AttachedClassifier) else target
-    if not isinstance(head, LSSVMHead):
-        raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-    stats = head._need_statistics("exchanging changes")
-    if not stats.exact:
-        raise ValueError(
-            "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
-        )
-    return head, stats
-
-
-def fingerprint_of(target: Any, given: str | None) -> str | None:
-    """The fingerprint in use: the one given, else that of an attached classifier's backbone."""
-    if given is None and isinstance(target, AttachedClassifier):
-        return fingerprint(target.backbone)
-    return given
-
-
 class Delta:
-    """What changed on a node: sums of what was added minus sums of what was removed, and an id.
+    """The changes of a node: sums of samples added minus sums of samples removed, and an id.
 
     ``m_i = {l_ic, M_ic, v_ic}`` of equations (36) and (37), for any number of classes. A delta needs no model: it may remove
     samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to be filled)
@@ -58,7 +39,7 @@ class Delta:
 
     ``origins`` names what else its changes may be known as: deltas that the head merged, copies and files of the head. A
     receiver that has one of them refuses this delta: its samples would count twice. ``uncertifiable``: why the changes are
-    not exactly those of samples, if a head that was so gave them; it goes on to whoever merges them.
+    not exactly those of samples, if a head that was so gave them; it goes on to a head that merges them.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -82,27 +63,29 @@ class Delta:
         self.id = os.urandom(16).hex() if id is None else id
         self.uncertifiable: str | None = None
         self.origins: set[str] = set()
-        self._ledger = Ledger()
+        self.ledger = Ledger()  # of the samples whose ids were given; never written to a file
+        self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
         self._rows: Table | RowChange = Table(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
-        self._loan: Loan | None = None
 
     @property
     def keys(self) -> dict[bytes, int]:
         """Hashes of the samples whose ids were given, with their net count; never written to a file."""
-        return self._ledger.keys
+        return self.ledger.keys
 
     @classmethod
     def like(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """An empty delta for a head: same shape, same grid."""
-        _, stats = head_of(target)
-        out = stats.zero()
-        out._wanted = type(out._wanted)(None, stats.grid, stats.target_grid)
+        """Make an empty delta for a head: same shape, same grid."""
+        stats = Participant(target).statistics
+        out = Statistics(
+            stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
+            per_class=stats.per_class, folds=stats.folds, device=stats.device,
+        )  # fmt: skip
         return cls(out, fingerprint=fingerprint_of(target, fingerprint))
 
     @classmethod
     @exactly
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """The head's pending changes, but for those that other deltas taken before still hold.
+        """Take the head's pending changes, but for those that other deltas taken before still hold.
 
         They stay pending in the head until they are handed over: when :meth:`save` has written the file, when :func:`merge`
         or a :func:`sync` has put the delta into another head, or with :meth:`commit`. Until then nothing is lost: when a save
@@ -111,30 +94,30 @@ class Delta:
 
         For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
         """
-        head, stats = head_of(target)
-        refuse_severed(stats)
-        head._current()  # removals that cannot be are found here
-        ledger = head._ledger
+        source = Participant(target)
+        source.refuse_severed()
+        source.solve()  # removals that cannot be are found here
+        stats, ledger = source.statistics, source.ledger
         delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))
-        own = delta._ledger = Ledger(keys=dict(ledger.keys), ids=dict(ledger.ids))
-        rows = head._pending_rows()
+        own = delta.ledger = Ledger(keys=dict(ledger.keys), ids=dict(ledger.ids))
+        rows = source.pending_rows()
         origins = set(ledger.origins)
         for other in ledger.outstanding():
             if other.statistics.num_classes != stats.num_classes:  # classes were added since: it cannot be handed over
                 ledger.give_back(other)
                 continue
             delta.statistics.merge(other.statistics.to(stats.device), -1)
-            for mine, theirs in ((own.keys, other._ledger.keys), (own.ids, other._ledger.ids)):
+            for mine, theirs in ((own.keys, other.ledger.keys), (own.ids, other.ledger.ids)):
                 add_to(mine, theirs, -1)
             rows = rows.plus(other.rows, -1)
-            origins -= other._loan.origins
+            origins -= other.loan.origins
         delta.statistics.canonicalize()
-        delta._rows = rows
-        delta.uncertifiable = head.uncertifiable
+        delta.rows = rows
+        delta.uncertifiable = source.head.uncertifiable
         ledger.turn += 1
         if not delta.statistics.empty:
             delta.origins = set(map(as_loaded, origins))
-            delta._loan = Loan(head, ledger, ledger.turn, origins)
+            delta.loan = Loan(source, ledger, ledger.turn, origins)
             ledger.lend(delta)
         return delta
 
@@ -149,14 +132,14 @@ class Delta:
         return self._change(x, y, weight, ids, -1)
 
     def _change(self, x: Any, y: Any, weight: Any, ids: Any, sign: int) -> Self:
-        if self._loan is not None:
+        if self.loan is not None:
             raise ValueError(
                 f"the delta {self.id} holds changes of a head that are not handed over yet: put others into another delta, "
                 "Delta.like(head), and merge both"
             )
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
-        self._ledger.note(batch, sign, self.statistics.grid)
+        self.ledger.note(batch, sign, self.statistics.grid)
         if isinstance(self._rows, Table) and len(batch) and not checks.is_fake(batch.x):
             self._rows = self._rows.noted(batch, sign)
         return self
@@ -169,9 +152,13 @@ class Delta:
             return RowChange({self._rows.key: self._rows.whole()})
         return self._rows
 
+    @rows.setter
+    def rows(self, rows: RowChange) -> None:
+        self._rows = rows
+
     @property
     def least_samples(self) -> int | None:
-        """The smallest number of distinct samples that provably went into the sums of any class; None if nothing changed."""
+        """A lower bound on the number of distinct samples in the sums of any class; None if nothing changed."""
         return least_samples(self.statistics, self.rows)
 
     def digest(self) -> str:
@@ -182,7 +169,7 @@ class Delta:
         """Write to a file that holds sums only; it appears whole or not at all.
 
         When the file is there, the changes are handed over. When it is refused or fails, they are the head's again: take
-        them once more, or save this delta again while nobody else has taken them.
+        them once more, or save this delta again while no other delta has taken them.
         """
         claims = claim(self)
         target = Path(path)
@@ -200,8 +187,8 @@ class Delta:
                 os.fsync(file.fileno())
             part.replace(target)
         except BaseException:
-            if self._loan is not None:
-                self._loan.ledger.give_back(self)
+            if self.loan is not None:
+                self.loan.ledger.give_back(self)
             raise
         finally:
             part.unlink(missing_ok=True)
@@ -212,12 +199,12 @@ class Delta:
         """Read a file that :meth:`save` wrote; VerificationError when it is damaged or something else."""
         try:
             saved = torch.load(path, weights_only=True, map_location="cpu")
-            about = json.loads(bytes(saved.pop("delta").tolist()).decode())
+            about = json.loads(tensor_to_bytes(saved.pop("delta")).decode())
             if about["format"] != FORMAT:
                 raise ValueError(f"the format is {about['format']!r}, not {FORMAT!r}")
             if checksum(saved) != about["checksum"]:
                 raise ValueError("its contents do not have the checksum saved with them")
-            stats = _shaped(json.loads(bytes(saved["meta"].tolist()).decode()), device)
+            stats = _shaped(json.loads(tensor_to_bytes(saved["meta"]).decode()), device)
             stats.load(saved)
             origins = set(map(str, about.get("origins", [])))
         except OSError:
@@ -238,7 +225,7 @@ class Delta:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
-        if self._loan is not None:
+        if self.loan is not None:
             raise ValueError(
                 f"the delta {self.id} holds changes that are still pending in their head: save it to a file, or call commit() "
                 "first, which counts them as handed over"
@@ -246,34 +233,34 @@ class Delta:
         return vars(self) | {"_rows": RowChange(None)}  # no fingerprint leaves the process
 
     def __repr__(self) -> str:
-        """Id and contents."""
+        """Show the id and the statistics."""
         return f"Delta({self.id}, {self.statistics!r})"
 
 
 class Loan(NamedTuple):
-    """Whose pending changes a delta holds, as of which turn of the ledger, and which of the ledger's origins are in them."""
+    """The head whose pending changes a delta holds, as of which turn of its ledger, and the ledger's origins in them."""
 
-    head: LSSVMHead
+    source: Participant
     ledger: Ledger
     turn: int
     origins: set[str]
 
 
-def claim(*deltas: Delta) -> list[tuple[Statistics, Base]]:
-    """What heads will have agreed on once their changes in these deltas are handed over; changes nothing.
+def claim(*deltas: Delta) -> list[tuple[Statistics, Baseline]]:
+    """Return what heads will have agreed on once their changes in these deltas are handed over; changes nothing.
 
     ValueError if the changes of a delta have gone another way.
     """
     parts: dict[int, tuple[Statistics, Statistics]] = {}
     for delta in deltas:
-        loan = delta._loan
+        loan = delta.loan
         if loan is None:
             continue
-        stats, ledger = loan.head.statistics, loan.ledger
-        known = loan.head._ledger is ledger and stats is not None and not stats.severed
+        stats, ledger = loan.source.statistics, loan.ledger
+        known = loan.source.ledger is ledger and not stats.severed
         if known and delta not in ledger.outstanding() and ledger.turn == loan.turn:
-            ledger.lend(delta)  # given back, and nobody has taken it since
-        if not known or stats is None or delta not in ledger.outstanding():
+            ledger.lend(delta)  # given back, and not taken since
+        if not known or delta not in ledger.outstanding():
             raise ValueError(
                 f"the changes of the delta {delta.id} are not its own any more: they went back to the head, or left it with "
                 "another delta, a sync, agree, discard or a load. Nothing was done: Delta.take(head) has what is pending."
@@ -284,47 +271,30 @@ def claim(*deltas: Delta) -> list[tuple[Statistics, Base]]:
     return [(stats, stats.advanced(part)) for stats, part in parts.values()]
 
 
-def hand_over(claims: list[tuple[Statistics, Base]], *deltas: Delta) -> None:
-    """The changes are somewhere else now: to the heads that they come from they count as agreed on."""
-    for stats, base in claims:
-        stats.rebase(base)
+def hand_over(claims: list[tuple[Statistics, Baseline]], *deltas: Delta) -> None:
+    """Count changes that are somewhere else now as agreed on, in the heads that they come from."""
+    for stats, baseline in claims:
+        stats.rebase(baseline)
     for delta in deltas:
-        if delta._loan is None:
+        if delta.loan is None:
             continue
-        head, ledger, _, origins = delta._loan
-        delta._loan = None
+        source, ledger, _, origins = delta.loan
+        delta.loan = None
         ledger.give_back(delta)
         ledger.agreed = None
         ledger.merged.add(delta.id)  # its samples are here: it must not come back
         ledger.origins -= origins
-        add_to(ledger.keys, delta.keys, -1)
-        add_to(ledger.ids, delta._ledger.ids, -1)
-        if not pending(head.statistics):
-            head._agree_rows()
-        elif head._agreed_rows is not None and delta.rows.known:
-            head._agreed_rows = head._agreed_rows.advanced(delta.rows)
-        else:
-            head._agreed_rows = None
-
-
-def refuse_severed(stats: Statistics) -> None:
-    """ValueError for sums that were saved with removals pending: what was agreed on is not known."""
-    if stats.severed:
-        raise ValueError(
-            "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
-            "the samples held are right, but what changed since the last agreement is not known. If the others hold the same "
-            "(the removals reached them, or all ranks loaded this file), agree(head) says so; else load a checkpoint that was "
-            "saved after a sync and repeat the removals."
-        )
+        add_to(ledger.keys, delta.ledger.keys, -1)
+        add_to(ledger.ids, delta.ledger.ids, -1)
+        source.advance_rows(delta.rows)
 
 
 def _shaped(meta: dict[str, Any], device: torch.device | str | None) -> Statistics:
-    """Empty statistics of the shape that a header describes."""
-    limit = meta.get("limit")
-    grid = "auto" if limit is None else FixedPoint(float.fromhex(limit), meta["bits"], meta["headroom"])
+    """Make empty statistics of the shape that a header describes."""
     return Statistics(
-        meta["features"], meta["classes"], grid=grid, per_class=meta["per_class"], folds=meta["folds"], device=device
-    )
+        meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
+        folds=meta["folds"], device=device,
+    )  # fmt: skip
 
 
 @exactly
@@ -334,12 +304,13 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     The changes are pending until the next :func:`sync`, if there is one. RemovalError when the result could not be that of
     samples; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
     """
-    head, stats = head_of(target)
+    receiver = Participant(target)
+    stats, ledger = receiver.statistics, receiver.ledger
     mine = fingerprint_of(target, fingerprint)
     names = [name for delta in deltas for name in {delta.id} | delta.origins]
     for delta in deltas:
-        refuse_own(head, delta)
-    head._ledger.refuse_twice(set(names))
+        refuse_own(receiver, delta)
+    ledger.refuse_twice(set(names))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
@@ -353,36 +324,23 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         stats.compatible(part)
         total.merge(part)
     total.canonicalize()
-    head._current()  # what is pending and doubtful is not this call's fault
+    receiver.solve()  # what is pending and doubtful is not this call's fault
     claims = claim(*deltas)
-    if total._sums is not None:
-        with head._lock, head._changing():
-            stats.merge(total)
-            try:
-                check_held(stats, total._sums.sums, shrunk=True)
-            except RemovalError:
-                stats.merge(total, -1)  # integers: exactly as before
-                stats.canonicalize()
-                head._engine.reset()
-                raise
-            if stats.marked and stats._base is not None:
-                stats._base.shrunk = True
-            head._rows = head._rows.dropped("a delta was merged, and deltas carry no fingerprints of rows")
-            head._engine.reset()
-    ledger = head._ledger
+    if not total.empty:
+        receiver.add_sums(total)
     hand_over(claims, *deltas)
     for delta in deltas:
-        add_to(ledger.keys, delta.keys)
-        add_to(ledger.ids, delta._ledger.ids)
-        head._uncertifiable = head._uncertifiable or delta.uncertifiable
+        add_to(ledger.keys, delta.ledger.keys)
+        add_to(ledger.ids, delta.ledger.ids)
+        receiver.note_uncertifiable(delta.uncertifiable)
     ledger.merged |= set(names)
     ledger.origins |= set(names)
-    return head
+    return receiver.head
 
 
-def refuse_own(head: LSSVMHead, delta: Delta) -> None:
+def refuse_own(receiver: Participant, delta: Delta) -> None:
     """ValueError for a delta with changes of this very head."""
-    if delta._loan is not None and delta._loan.head is head:
+    if delta.loan is not None and delta.loan.source.head is receiver.head:
         raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
 
 
@@ -392,17 +350,16 @@ def agree(target: Any) -> LSSVMHead:
 
     For a head that every rank loaded from one file, or got as a copy; the next :func:`sync` checks that they are the same.
     """
-    head, stats = head_of(target)
-    head._current()
-    stats.mark()
-    ledger = head._ledger
+    here = Participant(target)
+    here.solve()
+    stats, ledger = here.statistics, here.ledger
+    here.agree()
     ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
-    head._agree_rows()
-    return head
+    return here.head
 
 
 class Status(NamedTuple):
-    """How often ranks agreed, the digest they agreed on (empty: on nothing yet), and whether anything changed here since."""
+    """Number of agreements, the digest agreed on (empty: nothing yet), and True if anything changed here since."""
 
     epoch: int
     agreed: str
@@ -411,25 +368,24 @@ class Status(NamedTuple):
 
 @exactly
 def status(target: Any) -> Status:
-    """Where a head stands between its ranks. Runs no collective.
+    """Tell where a head stands between its ranks. Runs no collective.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> head = LSSVMHead(2, 2, grid=FixedPoint(1.0)).add(torch.eye(2), torch.tensor([0, 1]))
     >>> status(head), status(agree(head)).pending
     (Status(epoch=0, agreed='', pending=True), False)
     """
-    head, stats = head_of(target)
-    return Status(head._ledger.epoch, head._ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
+    here = Participant(target)
+    stats, ledger = here.statistics, here.ledger
+    return Status(ledger.epoch, ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
 
 
 @exactly
 def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
-    head, stats = head_of(target)
-    refuse_severed(stats)
-    stats.adopt(stats.agreed())
-    ledger = head._ledger
+    here = Participant(target)
+    here.refuse_severed()
+    stats, ledger = here.statistics, here.ledger
+    here.adopt(stats.agreed(), here.agreed_rows())
     ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
-    head._agree_rows(head._agreed_or_unknown())
-    head._restart()
-    return head
+    return here.head

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from torchlssvm.functional import checks
 from torchlssvm.functional.definite import is_semidefinite, least_rank
 from torchlssvm.linear.membership import RowChange
@@ -15,18 +13,17 @@ from torchlssvm.statistics import Statistics
 def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
     """RemovalError unless the sums can be those of actual samples: counts, diagonals and definiteness of these groups.
 
-    ``shrunk`` says whether anything was removed; sums of samples added are definite of themselves.
+    ``shrunk``: something was removed; sums of samples added are definite of themselves.
     """
     stats.canonicalize()
-    if stats._sums is None:
+    if stats.accumulator is None:
         return
-    K = stats.num_classes
-    side = stats._side
-    counts = checks.to_host(side if side.ndim == 2 else side[:, 0, 0], stats._sums.diag.amin())
+    K, moments = stats.num_classes, stats.moments
+    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.accumulator.diag.amin())
     if counts is None:
         return
     if min(counts[0]) < 0:
-        where = f"the count of class {counts[0].index(min(counts[0])) % K}" if side.ndim == 2 else "the count"
+        where = f"the count of class {counts[0].index(min(counts[0])) % K}" if moments.ndim == 2 else "the count"
         raise checks.removal_error(f"{where} would fall to {min(counts[0]):g}")
     if counts[1][0] < 0:
         raise checks.removal_error("a sum of squares would fall below zero")
@@ -35,23 +32,13 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
     if not shrunk:
         return
     for group in sorted(groups):
-        if not bool(is_semidefinite(stats._sums.total(group), *_moments(stats, group))):
+        if not bool(is_semidefinite(stats.accumulator.total(group), *stats.group_mean_terms(group))):
             which = f" of class {group % K}" if stats.per_class else ""
             raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
 
-def _moments(stats: Statistics, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum m (J,) and the number n of a group's samples."""
-    V, side = stats._view(group), stats._side
-    if side.ndim == 3:
-        return V[0], side[group, 0, 0]
-    if stats.per_class:
-        return V[0], side[group // stats.num_classes, group % stats.num_classes]
-    return V.sum(0), side[group].sum()
-
-
 def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int | None = None) -> int | None:
-    """The smallest number of distinct samples that provably went into the sums of any class; None when nothing changed.
+    """Bound from below the number of distinct samples in the sums of any class; None when nothing changed.
 
     Weights do not count, and what was added and removed again does not. ``rows`` tells samples apart, where they are known;
     else the rank of the sums does: s samples have rank s at most. Sums in total have no rank for each class: 1 is all that
@@ -65,28 +52,26 @@ def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int 
     1
     """
     stats.canonicalize()
-    if stats._sums is None:
+    if stats.empty:
         return None
     rows = RowChange(None) if rows is None else rows
+    sums, moments, K = stats.group_sums(), stats.moments, stats.num_classes
     bounds = []
-    K = stats.num_classes
     for fold in range(max(1, stats.folds)):
-        if stats._side.ndim == 2 and not stats.per_class:
-            changed = [c for c, v in enumerate(stats._view(fold)) if bool(stats._side[fold, c]) or bool(v.any())]
-            bounds += [
-                max(1, rows.least(fold if stats.folds else None, None if stats.kind == "values" else c))
-                for c in changed
-            ]
-            if not changed and bool(stats._sums.total(fold).any()):
+        where = fold if stats.folds else None
+        if stats.kind == "labels" and not stats.per_class:
+            changed = [c for c, v in enumerate(stats.side_sums(fold)) if bool(moments[fold, c]) or bool(v.any())]
+            bounds += [max(1, rows.least(where, c)) for c in changed]
+            if not changed and fold in sums and bool(sums[fold].any()):
                 bounds.append(0)
             continue
         for c in range(K if stats.per_class else 1):
             group = fold * K + c if stats.per_class else fold
-            sums, net = stats._sums.sums.get(group), _moments(stats, group)[1]
-            if bool(net) or (sums is not None and bool(sums.any())):
-                known = max(1, rows.least(fold if stats.folds else None, None if stats.kind == "values" else c))
-                if sums is not None and (enough is None or known < enough):
-                    known = max(known, int(least_rank(sums, stats.in_features)))
+            packed, net = sums.get(group), stats.group_mean_terms(group)[1]
+            if bool(net) or (packed is not None and bool(packed.any())):
+                known = max(1, rows.least(where, None if stats.kind == "values" else c))
+                if packed is not None and (enough is None or known < enough):
+                    known = max(known, int(least_rank(packed, stats.in_features)))
                 bounds.append(known)
     return min(bounds, default=None)
 

@@ -1,4 +1,4 @@
-"""``sync`` and ``reduce_to``: what is pending on all ranks becomes what they agree on, all or none.
+"""``sync`` and ``reduce_to``: the changes pending on all ranks become what they agree on, all or none.
 
 Five steps, each the same on all ranks:
 
@@ -21,31 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.distributed.agreement import Plan, decide, numbers, problem, raise_first
+from torchlssvm.distributed.agreement import Plan, make_plan, problem_message, raise_first
 from torchlssvm.distributed.collectives import Peers
-from torchlssvm.distributed.delta import (
-    Delta,
-    claim,
-    fingerprint_of,
-    hand_over,
-    head_of,
-    refuse_own,
-    refuse_severed,
-)
+from torchlssvm.distributed.delta import Delta, claim, hand_over, refuse_own
+from torchlssvm.distributed.participant import Participant, fingerprint_of
 from torchlssvm.distributed.sum_checks import check_enough, check_held
 from torchlssvm.functional import checks
-from torchlssvm.functional.gram import packed_size
+from torchlssvm.functional.grid import grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.membership import Membership, RowChange
 from torchlssvm.linear.merge_history import add_to
 from torchlssvm.statistics import Statistics
 
-BUCKET = 2**23
-"""Sums are sent in pieces of about so many numbers."""
+MESSAGE_NUMBERS = 2**23
+"""Numbers (64 MB of int64) in one message with sums: large enough for the network, small beside the sums of many classes."""
 
-TIGHTEN = 2.0**52
-"""Past this the bound on the sums is taken from the sums themselves."""
+LOOSE_BOUND = 2.0**52
+"""A bound on the sums from here on is taken anew from the sums themselves: additions and removals cancel."""
 
 
 def sync(
@@ -91,83 +84,95 @@ def reduce_to(
     return _run(head, group, rank, delta, fingerprint, min_samples, allow_small)
 
 
-class Turn:
+class Exchange:
     """One rank's part in one exchange."""
 
     def __init__(self, peers: Peers, to: int | None):
-        """Nothing known yet."""
+        """Start with nothing known. ``to``: the rank of the group that alone receives the sum; None: all do."""
         self.peers, self.to = peers, to
         self.pending: Statistics | None = None
         self.delta: Delta | None = None
-        self.cancelled = False  # whether a delta took back all that is pending here
+        self.cancelled = False  # True if a delta took back all that is pending here
 
-    def tell(
-        self, target: Any, delta: Delta | None, mark: str | None, min_samples: int, allow_small: bool
+    def message(
+        self, target: Any, delta: Delta | None, fingerprint: str | None, min_samples: int, allow_small: bool
     ) -> dict[str, Any]:
-        """What the others need to know. Any error here is told, too."""
-        self.head, self.stats = head_of(target)
-        stats, ledger = self.stats, self.head._ledger
-        refuse_severed(stats)
-        if self.to is not None and (
-            isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
-        ):
-            raise ValueError(f"rank must be an int in 0..{self.peers.size - 1}, got {self.to!r}")
-        if self.to is None and ledger.sink is not None:
-            raise ValueError(
-                f"changes were sent to rank {ledger.sink} alone, so the heads do not agree: go on with reduce_to."
-            )
-        if self.to is not None and ledger.sink not in (None, self.to):
-            raise ValueError(f"changes were sent to rank {ledger.sink} before, not to rank {self.to}.")
+        """Collect what the other ranks need to know. Any error here is told to them, too."""
+        self.here = Participant(target)
+        self.here.refuse_severed()
+        stats, ledger, head = self.here.statistics, self.here.ledger, self.here.head
+        self._check_destination()
         self.pending = stats.pending()
-        self.rows = self.head._pending_rows()
+        self.rows = self.here.pending_rows()
         self.keys, self.ids = dict(ledger.keys), dict(ledger.ids)
         new: set[str] = set()
         if delta is not None:
             new = {delta.id} | delta.origins
-            refuse_own(self.head, delta)
+            refuse_own(self.here, delta)
             ledger.refuse_twice(new)
-            if mark is not None and delta.fingerprint is not None and mark != delta.fingerprint:
-                raise ValueError(f"the delta {delta.id} has the fingerprint {delta.fingerprint}, here it is {mark}.")
-            part = delta.statistics.to(stats.device)
-            stats.compatible(part)
-            had = not self.pending.empty
-            self.pending.merge(part)
-            self.pending.canonicalize()
-            self.cancelled = had and self.pending.empty
-            self.rows = self.rows.plus(delta.rows)
-            add_to(self.keys, delta.keys)
-            add_to(self.ids, delta._ledger.ids)
-            self.delta, self.claims = delta, claim(delta)
+            self._include(delta, fingerprint)
         check_enough(self.pending, self.rows, min_samples, allow_small)
         self.agreed = stats.agreed()
         pending, some = self.pending, not self.pending.empty
-        weight = self.head.class_weight
+        weight = head.class_weight
         held = pending if some else stats
         return {
             "form": {
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
-                "folds": stats.folds, "intercept": self.head.intercept, "multiclass": self.head.multiclass,
-                "rho": self.head.rho, "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
-                "fingerprint": mark, "destination": self.to,
+                "folds": stats.folds, "intercept": head.intercept, "multiclass": head.multiclass,
+                "rho": head.rho, "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+                "fingerprint": fingerprint, "destination": self.to,
             },
-            "to": self.to, "kind": held.kind, "grid": numbers(held.grid), "target_grid": numbers(held.target_grid),
+            "to": self.to, "kind": held.kind, "grid": grid_to_json(held.grid),
+            "target_grid": grid_to_json(held.target_grid),
             "epoch": ledger.epoch, "agreed": ledger.agreed_digest(stats),
             "origins": sorted(ledger.origins | new) if some else [],
-            "merged": sorted(ledger.deltas | new), "groups": sorted(pending._sums.sums) if pending._sums else [],
-            "gross": pending._gross, "agreed_gross": self.agreed._gross, "salt": os.urandom(16).hex(),
+            "merged": sorted(ledger.deltas | new), "groups": sorted(pending.group_sums()),
+            "gross": pending.bound, "agreed_gross": self.agreed.bound, "salt": os.urandom(16).hex(),
             "keys": sum(n < 0 for n in self.keys.values()), "ids": sum(n > 0 for n in self.ids.values()),
-            "uncertifiable": self.head.uncertifiable or (None if delta is None else delta.uncertifiable),
-            "shrunk": delta is not None or (stats._base is not None and stats._base.shrunk),
+            "uncertifiable": head.uncertifiable or (None if delta is None else delta.uncertifiable),
+            "shrunk": delta is not None or stats.shrunk,
             "rows": self._row_count(),
         }  # fmt: skip
 
+    def _check_destination(self) -> None:
+        """ValueError for a rank that is none, or one that does not go with earlier exchanges."""
+        sink = self.here.ledger.sink
+        if self.to is not None and (
+            isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
+        ):
+            raise ValueError(f"rank must be an int in 0..{self.peers.size - 1}, got {self.to!r}")
+        if self.to is None and sink is not None:
+            raise ValueError(
+                f"changes were sent to rank {sink} alone, so the heads do not agree: go on with reduce_to."
+            )
+        if self.to is not None and sink not in (None, self.to):
+            raise ValueError(f"changes were sent to rank {sink} before, not to rank {self.to}.")
+
+    def _include(self, delta: Delta, fingerprint: str | None) -> None:
+        """Add the changes of a delta to those that are pending here."""
+        assert self.pending is not None
+        stats = self.here.statistics
+        if fingerprint is not None and delta.fingerprint is not None and fingerprint != delta.fingerprint:
+            raise ValueError(f"the delta {delta.id} has the fingerprint {delta.fingerprint}, here it is {fingerprint}.")
+        part = delta.statistics.to(stats.device)
+        stats.compatible(part)
+        had = not self.pending.empty
+        self.pending.merge(part)
+        self.pending.canonicalize()
+        self.cancelled = had and self.pending.empty
+        self.rows = self.rows.plus(delta.rows)
+        add_to(self.keys, delta.ledger.keys)
+        add_to(self.ids, delta.ledger.ids)
+        self.delta, self.claims = delta, claim(delta)
+
     def _row_count(self) -> int | None:
-        """The number of rows that changed here; None when they, or those agreed on, are not known by fingerprints."""
-        known = self.rows.known and self.head._agreed_rows is not None and self.head.checked and self.delta is None
+        """Count the rows that changed here; None when they, or those agreed on, are not known by fingerprints."""
+        known = self.rows.known and self.here.knows_rows and self.delta is None
         return len(self.rows.to_rows()) if known else None
 
     def exchange_rows(self, plan: Plan) -> RowChange:
-        """The rows that all ranks changed; not known if they are not known on one of them."""
+        """Gather the rows that all ranks changed; not known if they are not known on one of them."""
         sizes = [n for n in plan.rows if n is not None]
         if len(sizes) < len(plan.rows):
             return RowChange(None)
@@ -177,7 +182,7 @@ class Turn:
         return total
 
     def refuse_twice(self, plan: Plan) -> None:
-        """An error, on all ranks, when two of them removed the same sample or added samples under the same id.
+        """Raise an error, on all ranks, if two of them removed the same sample or added samples under the same id.
 
         The same sample is the same id, features and label. What is compared is hashed with a salt of this exchange.
         """
@@ -193,7 +198,7 @@ class Turn:
             )
 
     def _on_several(self, plan: Plan, sizes: list[int], mine: dict[bytes, int], sign: int) -> list[tuple[int, str]]:
-        """For each hash that several ranks have with this sign: its total over all ranks, and which ranks they are."""
+        """Return, for each hash that several ranks have with this sign, its total over all ranks and their names."""
         if sum(1 for n in sizes if n) < 2:
             return []
         salted = {hashlib.blake2b(k, digest_size=16, key=plan.salt).digest(): n for k, n in mine.items()}
@@ -211,53 +216,49 @@ class Turn:
         names = [" and ".join(f"rank {r}" for r in ranks) for _, ranks in several]
         return list(zip(net, names, strict=True))
 
-    def summed(self, plan: Plan) -> Statistics:
-        """Agreed + everybody's pending changes, in memory of its own where anything changed."""
+    def sum(self, plan: Plan) -> Statistics:
+        """Add the pending changes of all ranks to what was agreed on, in memory of its own where anything changed."""
         assert self.pending is not None
-        part, out = self.pending, self.stats.zero()
-        sums = out._decide(plan.choices)
-        here = self.agreed._sums.sums if self.agreed._sums is not None else {}
-        mine = part._sums.sums if part._sums is not None else {}
-        sums.sums = {g: v for g, v in here.items() if g not in plan.groups}
-        size = packed_size(self.stats.in_features, sums.R)
-        device = self.stats.device
-        for start in range(0, len(plan.groups), max(1, BUCKET // size)):
-            groups = plan.groups[start : start + max(1, BUCKET // size)]
-            none = torch.zeros(size, dtype=torch.int64, device=device)
+        stats, kind = self.here.statistics, plan.choices.kind
+        moments = self.pending.moments.clone() if not self.pending.empty else stats.zero_moments(kind)
+        mine, here = self.pending.release_sums(), self.agreed.group_sums()
+        sums = {g: v for g, v in here.items() if g not in plan.groups}
+        size = stats.packed_length(kind)
+        none = torch.zeros(size, dtype=torch.int64, device=stats.device)
+        step = max(1, MESSAGE_NUMBERS // size)
+        for start in range(0, len(plan.groups), step):
+            groups = plan.groups[start : start + step]
             total = self.peers.total(torch.stack([mine.pop(g, none) for g in groups]), self.to)
             for g, v in zip(groups, total, strict=True):
-                sums.sums[g] = v.add_(here[g]) if g in here else v
-        sums.refresh_diagonals()
-        side = self.peers.total(part._side.clone() if part._side.ndim == out._side.ndim else out._side.clone(), self.to)
-        out._side = side + self.agreed._side if self.agreed._side.ndim == side.ndim else side
-        n = checks.to_host(out._side.sum() if side.ndim == 2 else out._side[:, 0, 0].sum())
-        out._n = n[0][0] if n else 0.0
-        out._gross = plan.gross if plan.gross < TIGHTEN else out._largest()  # adds and removes cancel
-        if self.stats._sums is not None:  # classes that nobody changed keep their hash
-            stale = self.stats._sums.touched | set(plan.groups)
-            out._hashes = {g: h for g, h in self.stats._hashes.items() if g not in stale}
-            sums.touched.clear()
+                sums[g] = v.add_(here[g]) if g in here else v
+        moments = self.peers.total(moments, self.to)
+        if not self.agreed.empty:
+            moments = moments + self.agreed.moments
+        n = checks.to_host(moments.sum() if moments.ndim == 2 else moments[:, 0, 0].sum())
+        bound = plan.gross if plan.gross < LOOSE_BOUND else None
+        out = stats.with_sums(plan.choices, sums, moments, bound, n[0][0] if n else 0.0)
+        out.reuse_hashes(stats, plan.groups)  # of classes that did not change
         return out
 
     def commit(self, total: Statistics, digest: str, plan: Plan, rows: Membership) -> None:
         """Make the sum the agreed state."""
-        hashes = total._hashes
-        self.stats.adopt(total)
-        if self.stats._sums is not None:
-            self.stats._hashes = hashes
-            self.stats._sums.touched.clear()
-        ledger = self.head._ledger
+        self.here.adopt(total, self.here.no_rows() if total.empty else rows)
+        ledger = self.here.ledger
         ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
-        self.head._agree_rows(self.head._no_rows() if total.empty else rows)
-        self.head._restart()
-        self.settle(plan)
+        self.finish(plan)
 
-    def settle(self, plan: Plan) -> None:
-        """The delta is handed over, and what cannot be certified on one rank cannot be on any."""
+    def cancel(self) -> None:
+        """Go back to the agreed state: a delta took back all that was pending."""
+        ledger = self.here.ledger
+        self.here.adopt(self.agreed, self.here.agreed_rows())
+        ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
+
+    def finish(self, plan: Plan) -> None:
+        """Hand over the delta; what cannot be certified on one rank cannot be on any."""
         if self.delta is not None:
             hand_over(self.claims, self.delta)
         if self.to is None or self.to == self.peers.rank:
-            self.head._uncertifiable = None if self.stats.empty else self.head._uncertifiable or plan.uncertifiable
+            self.here.note_uncertifiable(plan.uncertifiable)
 
 
 @exactly
@@ -272,27 +273,23 @@ def _run(
 ) -> Any:
     device = target.device if isinstance(target, LSSVMHead) else getattr(getattr(target, "head", None), "device", None)
     peers = Peers(group, device if isinstance(device, torch.device) else torch.device("cpu"))
-    turn = Turn(peers, to)
+    turn = Exchange(peers, to)
     try:
-        message = turn.tell(target, delta, fingerprint_of(target, fingerprint), min_samples, allow_small)
+        message = turn.message(target, delta, fingerprint_of(target, fingerprint), min_samples, allow_small)
     except Exception as error:  # whatever it is, the others wait for an answer: they raise it too
-        message = problem(error)
-    plan = decide(peers.exchange(message))
+        message = problem_message(error)
+    plan = make_plan(peers.exchange(message))
     if plan.empty:
-        ledger = turn.head._ledger
         if turn.cancelled:
-            turn.stats.adopt(turn.agreed)
-            ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
-            turn.head._agree_rows(turn.head._agreed_or_unknown())
-            turn.head._restart()
-        ledger.merged |= plan.merged
-        turn.settle(plan)
+            turn.cancel()
+        turn.here.ledger.merged |= plan.merged
+        turn.finish(plan)
         return target
     turn.refuse_twice(plan)
-    total, digest, verdict = turn.stats.zero(), "", {}
+    total, digest, verdict = turn.here.statistics.zero(), "", {}
     receives = to is None or to == peers.rank
-    summed, changed = turn.summed(plan), turn.exchange_rows(plan)
-    rows = turn.head._agreed_or_unknown()
+    summed, changed = turn.sum(plan), turn.exchange_rows(plan)
+    rows = turn.here.agreed_rows()
     try:
         if receives:
             total, rows = summed, rows.advanced(changed)
@@ -301,7 +298,7 @@ def _run(
             total = turn.agreed
         digest = "" if total.empty else total.digest()
     except Exception as error:
-        verdict = problem(error)
+        verdict = problem_message(error)
     verdicts = peers.exchange(verdict or {"digest": digest})
     raise_first(verdicts)
     if to is None and len({v["digest"] for v in verdicts}) > 1:

@@ -6,7 +6,7 @@ is a contiguous (b - a, b) matrix and is updated by one product of shape (b - a,
 columns z (one-hot labels, a constant, targets), so that they ride along in the last product.
 
 Products want tall strips, memory wants low ones: sums that are kept, one per class perhaps, have strips of 24 rows once J
-is large (2 % more than the bare triangle at J = 1024, where eight strips take 14 % more). :func:`fold_` takes one to the other.
+is large (2 % more than the bare triangle at J = 1024, where eight strips take 14 % more). :func:`carry_` adds one to the other.
 
 Exactness: with integer q, a float64 product-sum is exact while the sum of the rows' largest squares stays below 2^53.
 """
@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-EXACT = 2**53
+LARGEST_EXACT_INTEGER = 2**53
 """Integers up to here are exact in float64."""
 
 
@@ -73,7 +73,7 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
         view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
 
 
-def fold_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:
+def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:
     """total + packed, in place where there is a total; packed: float64, in product strips; total: in strips to keep."""
     if strips(J) == strips(J, product=True):
         part = packed.to(dtype, copy=total is None)

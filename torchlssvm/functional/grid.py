@@ -9,7 +9,9 @@ diagonal. That is what a ridge of the same size would do; it is invisible while 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +116,34 @@ class FixedPoint:
     def snap(self, x: Tensor) -> Tensor:
         """The nearest gridded features, in float64: what a head that uses this grid learns from."""
         return self.quantize(x).mul_(self.resolution)
+
+
+def grid_to_json(grid: FixedPoint | None) -> list[Any] | None:
+    """Write a grid as [limit in hex, bits, headroom]; None stays None.
+
+    >>> grid_to_json(FixedPoint(8.0)), grid_from_json(grid_to_json(FixedPoint(8.0))) == FixedPoint(8.0)
+    (['0x1.0000000000000p+3', 20, 0], True)
+    """
+    return None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
+
+
+def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
+    """Read a grid that :func:`grid_to_json` wrote."""
+    return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])
+
+
+def grid_to_fields(grid: FixedPoint | None, prefix: str = "") -> dict[str, Any]:
+    """Write a grid as the JSON fields limit, bits and headroom, with a prefix to their names; no field for None."""
+    saved = grid_to_json(grid)
+    return {} if saved is None else {prefix + name: v for name, v in zip(_FIELDS, saved, strict=True)}
+
+
+def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:
+    """Read a grid that :func:`grid_to_fields` wrote; None when the limit is not among the fields."""
+    return grid_from_json([fields[prefix + name] for name in _FIELDS]) if prefix + "limit" in fields else None
+
+
+_FIELDS = ("limit", "bits", "headroom")
 
 
 def _next_power(largest: float) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import exactly
 from torchlssvm.kernel_machines import input_checks, version_0_1
 from torchlssvm.kernel_machines.dual import DualForm
@@ -181,13 +182,13 @@ class KernelMachine(nn.Module):
             "targets": slots.y[order],
             "ids": slots.ids,
             "solution": solution,
-            "options": torch.frombuffer(bytearray(settings.encode()), dtype=torch.uint8),
+            "options": bytes_to_tensor(settings.encode()),
         }
 
     @exactly
     def _load(self, state: dict[str, Tensor]) -> None:
         """Take over a saved state, whole; ValueError, and nothing changed, if it is not one."""
-        settings = json.loads(bytes(state["options"].tolist()).decode())
+        settings = json.loads(tensor_to_bytes(state["options"]).decode())
         if not isinstance(settings, dict) or settings.get("format") != self.format:
             raise ValueError(f"not the state of a kernel machine ({self.format})")
         if settings["machine"] != type(self).__name__:

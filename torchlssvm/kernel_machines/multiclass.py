@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks, version_0_1
@@ -242,7 +243,7 @@ class MultiClass(nn.Module):
             prefix + SAVED_WEIGHTS: slots.y[order, 1],
             prefix + "ids": slots.ids,
             prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
-            prefix + "options": torch.frombuffer(bytearray(options.encode()), dtype=torch.uint8),
+            prefix + "options": bytes_to_tensor(options.encode()),
         }
 
     @exactly
@@ -258,7 +259,7 @@ class MultiClass(nn.Module):
         if missing:
             return
         try:
-            options = json.loads(bytes(mine["options"].tolist()).decode())
+            options = json.loads(tensor_to_bytes(mine["options"]).decode())
             if options["form"] != type(self).__name__ or options["num_classes"] != self.num_classes:
                 raise ValueError(f"the state is that of {options['form']} with {options['num_classes']} classes")
             ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)

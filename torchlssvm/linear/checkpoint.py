@@ -19,15 +19,16 @@ from torch import Tensor
 
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.linear.compact_solver import Compact
 from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.membership import Membership
-from torchlssvm.linear.merge_history import Ledger, pending
+from torchlssvm.linear.merge_history import Ledger
 from torchlssvm.linear.solvers import Options, engine_for
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import Choices
+from torchlssvm.statistics.batch import GridChoices
 
 if TYPE_CHECKING:
     from torchlssvm.linear.base import HeadBase
@@ -110,12 +111,7 @@ def make_live(head: HeadBase, kept: dict[str, Any] | None = None) -> None:
 
 def pack(meta: dict[str, Any]) -> Tensor:
     """JSON as bytes in a tensor: plain enough for any checkpoint format."""
-    return bytes_tensor(json.dumps(meta, sort_keys=True).encode())
-
-
-def bytes_tensor(data: bytes) -> Tensor:
-    """Bytes as a uint8 tensor on the host."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return bytes_to_tensor(json.dumps(meta, sort_keys=True).encode())
 
 
 def save(head: HeadBase) -> dict[str, Tensor]:
@@ -145,10 +141,10 @@ def save(head: HeadBase) -> dict[str, Tensor]:
             meta["unchecked"] = head.unchecked
             head._rows = head._rows.hashed()
             if head.checked:
-                out["membership"] = bytes_tensor(head._rows.to_bytes())
+                out["membership"] = bytes_to_tensor(head._rows.to_bytes())
             if head._ledger.to_json() != Ledger().to_json():
                 meta["ledger"] = head._ledger.to_json()
-            if not checks.is_fake(head.counts) and pending(head.statistics):
+            if not checks.is_fake(head.counts) and head.statistics.has_pending:
                 head._ledger.origins.add(f"saved:{checksum(out)}")
         else:
             engine, s = head._engine, head._engine.solution
@@ -159,14 +155,14 @@ def save(head: HeadBase) -> dict[str, Tensor]:
                 "counts": engine.counts.clone(),
             }
             meta |= {"n": engine.n, "base": s.n, "kind": engine.choices.kind}
-            meta |= {"grid": _numbers(head.grid), "target": _numbers(engine.choices.target_grid)}
+            meta |= {"grid": grid_to_json(head.grid), "target": grid_to_json(engine.choices.target_grid)}
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
 
 
 def config(head: HeadBase) -> dict[str, Any]:
     """The arguments that make an empty head like this one, as primitives."""
     weight, stats = head.class_weight, head.statistics
-    wanted = Choices(None, head._grid, head._target_grid)
+    wanted = GridChoices(None, head._grid, head._target_grid)
     float_sums = stats is not None and not stats.exact
     return {
         "in_features": head.in_features,
@@ -175,8 +171,8 @@ def config(head: HeadBase) -> dict[str, Any]:
         "intercept": head.intercept,
         "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
         "multiclass": head.multiclass,
-        "grid": None if float_sums else _numbers(wanted.grid) or "auto",
-        "target_grid": _numbers(wanted.target_grid) or "auto",
+        "grid": None if float_sums else grid_to_json(wanted.grid) or "auto",
+        "target_grid": grid_to_json(wanted.target_grid) or "auto",
         "statistics": stats is not None,
         "per_class": None if stats is None else stats.per_class,
         "folds": 0 if stats is None else stats.folds,
@@ -186,7 +182,9 @@ def config(head: HeadBase) -> dict[str, Any]:
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
     """Undo :func:`config`: keyword arguments of :class:`~torchlssvm.LSSVMHead`."""
-    grids = {k: _grid(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")}
+    grids = {
+        k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")
+    }
     weight = config["class_weight"]
     return config | grids | {"class_weight": torch.tensor(weight) if isinstance(weight, list) else weight}
 
@@ -229,7 +227,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
         if problems.missing:
             return problems
         try:
-            meta = json.loads(bytes(state["options"].tolist()).decode())
+            meta = json.loads(tensor_to_bytes(state["options"]).decode())
             if not isinstance(meta, dict) or meta.get("format") != FORMAT:
                 found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
                 raise ValueError(f"not the options of a head: the format is {found!r}, not {FORMAT!r}")
@@ -249,8 +247,8 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                 raise VerificationError(
                     "the saved tensors do not have the checksum saved with them: the state is damaged"
                 )
-            if head.statistics is None and _numbers(head.grid) != meta["grid"]:
-                raise ValueError(f"the grid is {_grid(meta['grid'])} in the saved head and {head.grid} here")
+            if head.statistics is None and grid_to_json(head.grid) != meta["grid"]:
+                raise ValueError(f"the grid is {grid_from_json(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
             made, calibration = _load_made(meta, state, head.device)
             weight = meta["class_weight"]
@@ -267,7 +265,7 @@ def load(head: HeadBase, state: dict[str, Tensor]) -> Problems:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
-                changed = known and pending(statistics)
+                changed = known and statistics.has_pending
                 ledger = Ledger.from_json(meta.get("ledger"))
                 if changed:
                     ledger.origins.add(f"file:{meta['checksum']}")
@@ -300,7 +298,7 @@ def _load_rows(head: HeadBase, meta: dict[str, Any], state: dict[str, Tensor], s
     if statistics.empty or empty.unchecked is not None:
         return empty
     if "membership" in state:
-        return Membership.from_bytes(bytes(state["membership"].tolist()))
+        return Membership.from_bytes(tensor_to_bytes(state["membership"]))
     return empty.dropped(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
 
 
@@ -308,7 +306,7 @@ def _agreed_after_loading(statistics: Statistics | None, rows: Membership) -> Me
     """The rows that were agreed on, as far as that follows from what is saved: none, all, or not known."""
     if statistics is None or not (statistics.marked or statistics.severed):
         return Membership(())
-    return None if checks.is_fake(statistics.counts) or statistics.severed or pending(statistics) else rows
+    return None if checks.is_fake(statistics.counts) or statistics.severed or statistics.has_pending else rows
 
 
 def _load_compact(
@@ -320,7 +318,7 @@ def _load_compact(
     counts: Tensor,
 ) -> None:
     if meta["kind"] is not None:
-        engine.choices = Choices(meta["kind"], grid, _grid(meta["target"]))
+        engine.choices = GridChoices(meta["kind"], grid, grid_from_json(meta["target"]))
         engine.counts, engine.n = _moved(counts, engine.device), float(meta["n"])
         engine.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
 
@@ -330,14 +328,6 @@ def _shapes(head: HeadBase) -> dict[str, tuple[int, ...]]:
     D = J + (head.intercept == "penalized")
     pairs = K * (K - 1) // 2
     return {"P": (pairs, D, D), "w": (J, pairs)} if head.multiclass == "ovo" else {"P": (D, D), "w": (J, K)}
-
-
-def _numbers(grid: FixedPoint | None) -> list[Any] | None:
-    return None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
-
-
-def _grid(numbers: list[Any] | None) -> FixedPoint | None:
-    return None if numbers is None else FixedPoint(float.fromhex(numbers[0]), numbers[1], numbers[2])
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
@@ -350,7 +340,7 @@ def freeze(head: HeadBase) -> dict[str, Any]:
         head._current()
         head._engine.settle()
         head._rows = head._rows.hashed()
-        if head.statistics is not None and not checks.is_fake(head.counts) and pending(head.statistics):
+        if head.statistics is not None and not checks.is_fake(head.counts) and head.statistics.has_pending:
             head._ledger.copied()
         state = head.__dict__.copy()
         del state["_lock"]

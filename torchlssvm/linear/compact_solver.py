@@ -11,7 +11,7 @@ from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution
 from torchlssvm.linear.solvers import Options, code_labels, real_weights, scaled_rows, weighted
-from torchlssvm.statistics.batch import Batch, Choices
+from torchlssvm.statistics.batch import GridChoices, SampleBatch
 
 DEFER = 64
 """Terms of P that wait to be folded in together: single samples then cost one pass over P, not three."""
@@ -36,7 +36,7 @@ class Compact:
             self.J + (self.options.intercept == "penalized"), self.K, self.options.intercept == "free", self.device
         )
         self.counts = torch.zeros(self.K, dtype=torch.float64, device=self.device)
-        self.choices = Choices()
+        self.choices = GridChoices()
         self.n = 0.0
 
     @property
@@ -44,7 +44,7 @@ class Compact:
         """Whether no sample is held."""
         return self.choices.kind is None
 
-    def _rows(self, batch: Batch, sign: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(self, batch: SampleBatch, sign: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, targets and signed weights in the solution's coordinates."""
         grid, target = batch.choices.grid, batch.choices.target_grid
         phi = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)
@@ -55,7 +55,7 @@ class Compact:
             y = batch.targets * (target.resolution if target else 1.0)
         return weighted(batch, sign, scaled_rows(phi, 1.0, self.options), y, self.options)
 
-    def _counts_after(self, changes: list[tuple[Batch, int]]) -> Tensor:
+    def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
         for batch, sign in changes:
             one = torch.ones(len(batch), dtype=torch.float64, device=self.device) if batch.mult is None else batch.mult
@@ -65,7 +65,7 @@ class Compact:
                 counts = counts + sign * one.sum()
         return counts
 
-    def apply(self, changes: list[tuple[Batch, int]]) -> None:
+    def apply(self, changes: list[tuple[SampleBatch, int]]) -> None:
         """Theorem 1 on checked batches, all or none; RemovalError if the result cannot be."""
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
@@ -146,7 +146,7 @@ class Compact:
         self.counts, self.choices, self.n = other.counts.to(self.device), other.choices, other.n
         self.solution.set_base(solution["w"], solution["beta"], solution["mu"], other.solution.n, P=P)
 
-    def relabel(self, old: Batch, new: Batch) -> None:
+    def relabel(self, old: SampleBatch, new: SampleBatch) -> None:
         """Targets change, P does not."""
         if self.empty:
             raise checks.removal_error("the machine is empty")

@@ -18,7 +18,7 @@ from torchlssvm.linear.judging import Judging
 from torchlssvm.linear.locking import exclusive
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import FixedPoint, Statistics
-from torchlssvm.statistics.batch import Batch, Choices, check_batch
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 __all__ = ["FixedPoint", "LSSVMHead"]
 
@@ -128,7 +128,7 @@ class LSSVMHead(Judging):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids)."""
-        changes: list[tuple[Batch, int]] = []
+        changes: list[tuple[SampleBatch, int]] = []
         for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
             if samples is None:
                 continue
@@ -211,20 +211,22 @@ class LSSVMHead(Judging):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Batch | None = None) -> Batch:
+    def _check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+    ) -> SampleBatch:
         if self.statistics is not None:
             batch = self.statistics.check(x, y, weight, ids, like)
         else:
             choices = self._engine.choices if like is None or not self._engine.empty else like.choices
             batch = check_batch(
                 x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
-                exact=self._grid is not None, choices=choices, wanted=Choices(None, self._grid, self._target_grid),
+                exact=self._grid is not None, choices=choices, wanted=GridChoices(None, self._grid, self._target_grid),
             )  # fmt: skip
         if len(batch) and batch.labels is None and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
 
-    def _apply_changes(self, changes: list[tuple[Batch, int]], rough: bool = False) -> LSSVMHead:
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> LSSVMHead:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
@@ -269,7 +271,7 @@ class LSSVMHead(Judging):
             self._engine.reset()
             raise checks.removal_error(reason)
 
-    def _note(self, changes: list[tuple[Batch, int]]) -> None:
+    def _note(self, changes: list[tuple[SampleBatch, int]]) -> None:
         """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         if self.statistics is not None and self.statistics.exact and (shared or self.statistics.marked):
@@ -322,7 +324,7 @@ class LSSVMHead(Judging):
 class _Undo:
     """Takes a removal back that turned out to be impossible: exactly, by the opposite change or from a copy."""
 
-    def __init__(self, stats: Statistics, change: list[tuple[Batch, int]] | Statistics):
+    def __init__(self, stats: Statistics, change: list[tuple[SampleBatch, int]] | Statistics):
         self.stats, self.change = stats, change
         self.copy = None if stats.exact else stats.copy()
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_fingerprints import KEY_BYTES, VECTORS, keyed_hashes, products, secret_vectors
-from torchlssvm.statistics.batch import Batch
+from torchlssvm.statistics.batch import SampleBatch
 
 PRODUCT_ROWS = 1024
 """Rows that are gridded and multiplied at a time: they stay in the cache."""
@@ -101,7 +101,7 @@ class Table:
     runs: tuple[Run, ...] = ()
     waiting: tuple[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None], ...] = ()
 
-    def noted(self, batch: Batch, sign: int) -> Table:
+    def noted(self, batch: SampleBatch, sign: int) -> Table:
         """The table with the rows of a batch, or (sign -1) with so many fewer, whether they are held or not."""
         counts = torch.full((len(batch),), float(sign)) if batch.mult is None else batch.mult * sign
         part = (batch_products(batch, self.key), _copy(batch.labels), _copy(batch.folds), counts)
@@ -227,7 +227,7 @@ def _vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
     return secret_vectors(key, columns).to(device)
 
 
-def batch_products(batch: Batch, key: bytes) -> Tensor:
+def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
     """Products (B, 4) of a checked batch's gridded features, and targets where they are no labels."""
     grid, J = batch.choices.grid, batch.x.shape[1]
     assert grid is not None
@@ -269,7 +269,7 @@ class Membership:
         kept = tuple(t for i, t in enumerate(tables) if i == 0 or t.runs)
         return replace(self, tables=kept)
 
-    def changed(self, changes: list[tuple[Batch, int]]) -> Membership:
+    def changed(self, changes: list[tuple[SampleBatch, int]]) -> Membership:
         """The rows after a change; RemovalError, naming the first row, if one to be removed is not held before it."""
         if self.unchecked is not None or any(checks.is_fake(b.x) for b, _ in changes):
             return self
@@ -282,7 +282,7 @@ class Membership:
         )
         return replace(out, tables=(replace(own, waiting=own.waiting + new), *out.tables[1:])) if new else out
 
-    def _without(self, batch: Batch) -> Membership:
+    def _without(self, batch: SampleBatch) -> Membership:
         start = self.hashed()
         tables, asked = list(start.tables), [_fingerprints(t, batch) for t in start.tables]
         left = np.zeros(len(batch), np.int64)  # rows still wanted, at the first row of each kind
@@ -298,7 +298,7 @@ class Membership:
                 return replace(start, tables=tuple(tables))
         raise start._refusal(batch, asked, int(np.flatnonzero(left)[0]))
 
-    def _refusal(self, batch: Batch, asked: list[Run], row: int) -> RemovalError:
+    def _refusal(self, batch: SampleBatch, asked: list[Run], row: int) -> RemovalError:
         """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
         held = sum(int(t.held(run.hashes[row : row + 1])[0]) for t, run in zip(self.tables, asked, strict=True))
         if held:
@@ -418,7 +418,7 @@ class Membership:
         return cls(tuple(tables))
 
 
-def _fingerprints(table: Table, batch: Batch) -> Run:
+def _fingerprints(table: Table, batch: SampleBatch) -> Run:
     return table.fingerprints(batch_products(batch, table.key), batch.labels, batch.folds, batch.mult)
 
 
@@ -426,6 +426,6 @@ def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def _row(batch: Batch, row: int) -> Batch:
+def _row(batch: SampleBatch, row: int) -> SampleBatch:
     at = slice(row, row + 1)
     return replace(batch, x=batch.x[at], targets=None if batch.targets is None else batch.targets[at])

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.statistics.batch import Batch
+from torchlssvm.statistics.batch import SampleBatch
 
 if TYPE_CHECKING:
     from torchlssvm.statistics import Statistics
@@ -45,7 +44,7 @@ class Ledger:
     taken: list[weakref.ref[Any]] = field(default_factory=list)
     turn: int = 0
 
-    def note(self, batch: Batch, sign: int, grid: FixedPoint | None) -> None:
+    def note(self, batch: SampleBatch, sign: int, grid: FixedPoint | None) -> None:
         """Count samples that have ids."""
         add_to(self.keys, Counter(keys_of(batch, grid)), sign)
         add_to(self.ids, weights_by_id(batch), sign)
@@ -163,7 +162,7 @@ def as_loaded(origin: str) -> str:
     return origin.replace("saved:", "file:", 1)
 
 
-def keys_of(batch: Batch, grid: FixedPoint | None) -> list[bytes]:
+def keys_of(batch: SampleBatch, grid: FixedPoint | None) -> list[bytes]:
     """A hash of id, target and gridded features of each sample; none without ids, or with weights (parts of a sample)."""
     if batch.ids is None or batch.mult is not None or grid is None or checks.is_fake(batch.x):
         return []
@@ -176,7 +175,7 @@ def keys_of(batch: Batch, grid: FixedPoint | None) -> list[bytes]:
     ]
 
 
-def weights_by_id(batch: Batch) -> dict[bytes, int]:
+def weights_by_id(batch: SampleBatch) -> dict[bytes, int]:
     """The total weight of the samples under each id, by a hash of the id; nothing without ids."""
     if batch.ids is None or checks.is_fake(batch.x):
         return {}
@@ -186,18 +185,3 @@ def weights_by_id(batch: Batch) -> dict[bytes, int]:
         key = hashlib.blake2b(str(i).encode(), digest_size=16).digest()
         out[key] = out.get(key, 0) + weight
     return out
-
-
-def pending(statistics: Any) -> bool:
-    """Whether there is anything that has not been agreed on. statistics: a Statistics; rows that wait count."""
-    base = statistics._base
-    if base is None:
-        return not statistics.empty
-    if statistics.empty:
-        return base.choices.kind is not None
-    statistics._sums.settle()
-    return bool(base.sums) or not _same(statistics._side, base.side)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)

@@ -19,7 +19,7 @@ from torchlssvm.functional.system import workspace
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import Batch
+from torchlssvm.statistics.batch import SampleBatch
 
 
 @dataclass
@@ -43,7 +43,7 @@ def code_labels(labels: Tensor, K: int) -> Tensor:
     )
 
 
-def weighted(batch: Batch, sign: int, rows: Tensor, y: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def weighted(batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
     d = torch.full((rows.shape[0],), float(sign), dtype=torch.float64, device=rows.device)
     if isinstance(options.class_weight, Tensor) and batch.labels is not None:
@@ -101,7 +101,7 @@ class SharedSystem:
         grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
         return normal.Scale(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
 
-    def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
+    def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
         s, new = self.solution, sum(len(b) for b, _ in changes)
         dear = cost.solve_is_cheaper(
@@ -121,17 +121,17 @@ class SharedSystem:
                 sign * batch.size if plain else None,
             )
 
-    def _quantized(self, batch: Batch) -> Tensor:
+    def _quantized(self, batch: SampleBatch) -> Tensor:
         grid = self.stats.grid
         return batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
 
-    def _targets(self, batch: Batch) -> Tensor:
+    def _targets(self, batch: SampleBatch) -> Tensor:
         if batch.labels is not None:
             return code_labels(batch.labels, self.stats.num_classes)
         assert batch.targets is not None
         return batch.targets * self.scale.target
 
-    def relabelled(self, old: Batch, new: Batch, q: Tensor) -> None:
+    def relabelled(self, old: SampleBatch, new: SampleBatch, q: Tensor) -> None:
         """Labels moved, M did not: only the right-hand side changes."""
         if self.stale or self.solution.empty or not self.solution.updatable:
             self.solution.drop_pending()
@@ -231,7 +231,7 @@ class Pairwise:
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
-    def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
+    def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Every pair with a touched class is solved anew at the next read."""
         del rows
         touched: set[int] = set()

@@ -1,6 +1,6 @@
 """Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
 
-Three levels, each folded into the next when it is full, and all exact in grid mode:
+Three levels, each carried into the next when it is full, and all exact in grid mode:
 
     tail  - up to 1,024 rows, not yet summed; a single sample costs a row copy, and is summed with the others by one product
     acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
@@ -11,7 +11,7 @@ A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,15 +20,24 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.baseline_rows import Before, Chunk
 from torchlssvm.statistics.integrity import Integrity
-from torchlssvm.statistics.signed_rows import CHUNK, Rows, runs
+from torchlssvm.statistics.signed_rows import PRODUCT_ROWS, SignedRows, split_runs
+from torchlssvm.statistics.undo_log import UndoLog, UndoRows
 
-SMALL = 256
-"""Changes of at most this many rows wait in the tail; larger ones go straight to the product."""
+TAIL_CHANGE_ROWS = 256
+"""Rows of a change that may wait in the tail; a larger change fills a product of its own."""
 
-NUMBERS = 2**17
-"""A product takes 1,024 rows, or more of a few features: so many numbers, which stay in the cache."""
+PRODUCT_NUMBERS = 2**17
+"""Numbers (1 MB of float64) that a product of more than 1,024 rows takes at most, so that they stay in the cache."""
+
+
+def bound_sums(sums: Sequence[Tensor], moments: Tensor) -> float:
+    """Bound every sum, over all groups together, from the packed sums and the moments themselves."""
+    tops = [torch.maximum(v.amax(), -v.amin()) for v in sums]
+    host = checks.to_host(*tops, moments.abs().amax())
+    if host is None:
+        return float("inf")
+    return float(max(h[0] for h in host)) * max(1, sum(h[0] > 0 for h in host[:-1]))
 
 
 class Accumulator:
@@ -42,14 +51,14 @@ class Accumulator:
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
-        base: dict[int, Before] | None = None,
+        undo: dict[int, UndoLog] | None = None,
     ):
-        """Start at zero. J features, R side columns; ``exact`` says whether rows are integers; ``base``: see ``keep``."""
+        """Start at zero. J features, R side columns; ``exact``: rows are integers; ``undo``: see :meth:`track`."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
         self.sums: dict[int, Tensor] = {}
         self.diag = torch.zeros(groups, J, dtype=self.dtype, device=device)
-        self.touched: set[int] = set()  # groups whose sums changed since somebody last cleared this
+        self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
         self._buffer: Tensor | None = None
@@ -57,21 +66,21 @@ class Accumulator:
         self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
-        self._base = base
+        self._undo = undo
         self.integrity = Integrity()
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def fits_tail(self, changes: list[Rows]) -> bool:
-        """Whether the changes are few enough to wait in the tail; flushes it first when it has no room."""
+    def fits_tail(self, changes: list[SignedRows]) -> bool:
+        """Tell if the changes are few enough to wait in the tail; flush it first when it has no room."""
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
-        if rows > SMALL or bound > gram.EXACT:
+        if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER:
             return False
-        if self._length + rows > CHUNK or self._tail_bound + bound > gram.EXACT:
+        if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
         return True
 
-    def stage(self, changes: list[Rows]) -> tuple[list[Tensor], Tensor]:
+    def stage(self, changes: list[SignedRows]) -> tuple[list[Tensor], Tensor]:
         """Write rows behind the tail without taking them in. Returns their features (views) and the diagonals they give."""
         buffer = self._room()
         start, views, diag = self._length, [], self.diag
@@ -92,7 +101,7 @@ class Accumulator:
             start = stop
         return views, diag
 
-    def commit(self, changes: list[Rows], diag: Tensor) -> None:
+    def commit(self, changes: list[SignedRows], diag: Tensor) -> None:
         """Take in what was staged."""
         for change in changes:
             sign = float(change.sign) if change.mult is None else None
@@ -101,7 +110,7 @@ class Accumulator:
             self._tail_bound += change.gross
         self.diag = diag
 
-    def push(self, change: Rows) -> None:
+    def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
         if change.codes is None:
@@ -113,7 +122,7 @@ class Accumulator:
             self.diag[group] = self._diagonal(group)
 
     def _by_group(self, codes: Tensor) -> list[tuple[int, Tensor]]:
-        """The rows of each group that has any: they are summed together."""
+        """Return the rows of each group that has any: they are summed together."""
         if checks.is_fake(codes):
             return [(0, torch.argsort(codes, stable=True))]
         sizes = torch.bincount(codes, minlength=self.groups).tolist()  # one read: the loop runs on the host
@@ -123,15 +132,15 @@ class Accumulator:
         parts = torch.argsort(codes, stable=True).split([sizes[g] for g in present])
         return list(zip(present, parts, strict=True))
 
-    def _push_group(self, group: int, change: Rows, index: Tensor | None) -> None:
+    def _push_group(self, group: int, change: SignedRows, index: Tensor | None) -> None:
         bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
         x, mult = change.x, change.mult
-        chunk = max(CHUNK, NUMBERS // (self.J + self.R))
-        work = self._room() if chunk == CHUNK else self._wide(chunk)
+        chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
+        work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
         if self._scratch is None:
             self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
         gathered = None if index is None else torch.empty(chunk, self.J, dtype=x.dtype, device=self.device)
-        for a, b in runs(bounds, chunk):
+        for a, b in split_runs(bounds, chunk):
             pick = slice(a, b) if index is None else index[a:b]
             rows = work[: b - a]
             part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
@@ -141,16 +150,16 @@ class Accumulator:
             self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
 
     def _wide(self, rows: int) -> Tensor:
-        """A buffer for more rows than the tail has."""
+        """Make a buffer for more rows than the tail has."""
         if self._buffer_wide is None:
             self._buffer_wide = torch.empty(rows, self.J + self.R, dtype=torch.float64, device=self.device)
         return self._buffer_wide
 
     def _room(self) -> Tensor:
         if self._buffer is None:
-            self._buffer = torch.empty(CHUNK, self.J + self.R, dtype=torch.float64, device=self.device)
-            self._scale = torch.empty(CHUNK, dtype=torch.float64, device=self.device)
-            self._codes = torch.empty(CHUNK, dtype=torch.int64, device=self.device)
+            self._buffer = torch.empty(PRODUCT_ROWS, self.J + self.R, dtype=torch.float64, device=self.device)
+            self._scale = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
+            self._codes = torch.empty(PRODUCT_ROWS, dtype=torch.int64, device=self.device)
         return self._buffer
 
     def move_side(
@@ -161,7 +170,7 @@ class Accumulator:
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         self.protect(0)
-        for a, b in runs(bounds):
+        for a, b in split_runs(bounds):
             side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
             side.index_add_(0, old[a:b], moved[a:b], alpha=-1)
@@ -193,12 +202,12 @@ class Accumulator:
         return rows, self._scale[pick], 1.0
 
     def _open(self, group: int, bound: float) -> Tensor:
-        """The float64 sums of a group with room for ``bound``."""
+        """Return the float64 sums of a group with room for ``bound``."""
         if self._acc is None:
             size = gram.packed_size(self.J, self.R, product=True)
             self._acc = torch.zeros(size, dtype=torch.float64, device=self.device)
-        if group != self._acc_group or self._acc_bound + bound > gram.EXACT:
-            self.fold()
+        if group != self._acc_group or self._acc_bound + bound > gram.LARGEST_EXACT_INTEGER:
+            self.carry()
         self._acc_group = group
         self._acc_bound += bound
         self.touched.add(group)
@@ -209,12 +218,12 @@ class Accumulator:
         scaled = None if mult is None else rows * mult[:, None]
         gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
 
-    def fold(self) -> None:
+    def carry(self) -> None:
         """Move the float64 sums into the canonical ones. Changes no value."""
         if self._acc is None or self._acc_bound == 0.0:
             return
         group = self._acc_group
-        self.sums[group] = gram.fold_(self.sums.get(group), self._acc, self.J, self.R, self.dtype)
+        self.sums[group] = gram.carry_(self.sums.get(group), self._acc, self.J, self.R, self.dtype)
         self._acc.zero_()
         self._acc_bound = 0.0
 
@@ -223,10 +232,10 @@ class Accumulator:
         """Bring every row into the canonical sums."""
         with self.integrity:
             self.flush()
-            self.fold()
+            self.carry()
 
     def total(self, group: int) -> Tensor:
-        """The canonical packed sums of a group (zeros if it has none)."""
+        """Return the canonical packed sums of a group (zeros if it has none)."""
         self.settle()
         if group in self.sums:
             return self.sums[group]
@@ -240,33 +249,33 @@ class Accumulator:
             diag = diag + gram.diagonal(self._acc, self.J, product=True).to(self.dtype)
         return diag
 
-    def refresh_diagonals(self) -> None:
-        """Recompute the diagonals from the sums, after these were set from outside."""
+    def replace_sums(self, sums: dict[int, Tensor]) -> None:
+        """Take other packed sums (their tensors, not copies) instead of those held."""
         self.settle()
+        self.sums = sums
         self.diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
         self.touched.update(range(self.groups))
 
     # -- the state at a mark ---------------------------------------------------------------------------------------------
 
-    def keep(self, base: dict[int, Before] | None) -> None:
-        """From now on keep in ``base`` what each group was before it first changed. Rows that wait go in first."""
-        if base is not None:
-            self.settle()
-        self._base = base
+    def track(self, undo: dict[int, UndoLog]) -> None:
+        """Keep in ``undo``, from now on, what each group was before it first changed. Rows that wait go in first."""
+        self.settle()
+        self._undo = undo
 
     def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:
-        """Rows are about to be summed: keep them, or a copy of the sums, for the base."""
-        if self._base is None:
+        """Keep rows that are about to be summed, or a copy of the sums, in the undo log of their group."""
+        if self._undo is None:
             return
-        before = self._base.setdefault(group, Before(self.J))
-        if self.exact and before.takes(rows.shape[0]):
-            before.append(Chunk(rows.to(torch.int32), None if mult is None else mult.clone(), alpha))
+        log = self._undo.setdefault(group, UndoLog(self.J))
+        if self.exact and log.takes(rows.shape[0]):
+            log.append(UndoRows(rows.to(torch.int32), None if mult is None else mult.clone(), alpha))
         else:
             self.protect(group)
 
     def protect(self, group: int) -> None:
-        """Copy what the base stands for: the sums of a group are about to change."""
-        before = None if self._base is None else self._base.setdefault(group, Before(self.J))
-        if before is not None and not before.copied:
-            self.fold()
-            before.make_copy(self.sums.get(group))
+        """Copy the sums of a group, which are about to change, to its undo log."""
+        log = None if self._undo is None else self._undo.setdefault(group, UndoLog(self.J))
+        if log is not None and not log.copied:
+            self.carry()
+            log.make_copy(self.sums.get(group))

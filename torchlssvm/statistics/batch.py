@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.gram import EXACT
+from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
 
-LARGEST = 2.0**450
+LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the first batch decides: labels or values, and the grids."""
+class GridChoices:
+    """The choices made from the first batch: labels or values, and the grids."""
 
     kind: str | None = None
     grid: FixedPoint | None = None
@@ -31,7 +31,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
 
     ``ids``: of the rows, where given. On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared
@@ -46,7 +46,7 @@ class Batch:
     bounds: NDArray[np.float64]
     size: float
     gross: float
-    choices: Choices
+    choices: GridChoices
     ids: list[Any] | None = None
 
     def __len__(self) -> int:
@@ -55,18 +55,18 @@ class Batch:
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
-    """The fold of each id: a stable hash, the same on every machine and in every run."""
+    """Return the fold of each id: a stable hash, the same on every machine and in every run."""
     return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
 
 
-MANY = 4096
-"""Batches of more rows are looked at as a whole first: one bound for all rows, half the passes, nearly always does."""
+WHOLE_CHECK_ROWS = 4096
+"""Batches of more rows are checked with one bound for all rows: half the passes, and nearly always enough."""
 
 
 def inspect(
     x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool = False
 ) -> list[NDArray[np.float64]] | None:
-    """Row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device.
+    """Read row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device.
 
     With ``whole``: one maximum for all rows of x.
     """
@@ -92,9 +92,9 @@ def check_batch(
     folds: int,
     device: torch.device,
     exact: bool,
-    choices: Choices,
-    wanted: Choices,
-) -> Batch:
+    choices: GridChoices,
+    wanted: GridChoices,
+) -> SampleBatch:
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
@@ -112,8 +112,8 @@ def check_batch(
         None if ids is None or not folds else torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64)
     )
     if x.shape[0] == 0:
-        return Batch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
-    whole = exact and kind == "labels" and x.shape[0] > MANY
+        return SampleBatch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
+    whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS
     host = inspect(x, y, kind, mult, whole)
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
@@ -136,25 +136,29 @@ def check_batch(
             )
     size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
     if choices.kind is None:
-        choices = Choices(kind)
+        choices = GridChoices(kind)
         if exact:
             grid = wanted.grid or FixedPoint.auto(largest_x)
             target_grid = None if kind == "labels" else wanted.target_grid or FixedPoint.auto(largest_y)
-            choices = Choices(kind, grid, target_grid)
+            choices = GridChoices(kind, grid, target_grid)
     if not exact:
         for name, largest in (("x", largest_x), ("y", largest_y)):
-            if largest > LARGEST:
+            if largest > LARGEST_FLOAT_VALUE:
                 raise ValueError(
                     f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}"
                 )
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return Batch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids)
+        return SampleBatch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids)
     assert choices.grid is not None
     choices.grid.check(largest_x, "x")
     steps = np.ones(x.shape[0])
     if host is not None:
-        if whole and (largest_x / choices.grid.resolution + 1) ** 2 * max(MANY, size / 256) > EXACT:
+        if (
+            whole
+            and (largest_x / choices.grid.resolution + 1) ** 2 * max(WHOLE_CHECK_ROWS, size / 256)
+            > LARGEST_EXACT_INTEGER
+        ):
             host[0] = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: not for all rows
         steps = np.floor(host[0] / choices.grid.resolution + 1) * steps
     targets = None
@@ -165,7 +169,9 @@ def check_batch(
             steps = np.maximum(steps, np.floor(host[1] / choices.target_grid.resolution + 1))
     bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
     labels = y if kind == "labels" else None
-    return _split_heavy(Batch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids))
+    return _split_heavy(
+        SampleBatch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids)
+    )
 
 
 def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
@@ -210,12 +216,12 @@ def _check_values(
             )
 
 
-def _split_heavy(batch: Batch) -> Batch:
+def _split_heavy(batch: SampleBatch) -> SampleBatch:
     """Split rows whose multiplicity alone would leave the exact range of float64 into several lighter ones."""
-    if batch.mult is None or not (batch.bounds > EXACT).any():
+    if batch.mult is None or not (batch.bounds > LARGEST_EXACT_INTEGER).any():
         return batch
     weight = batch.mult.cpu().numpy()
-    parts = np.maximum(np.ceil(batch.bounds / (EXACT / 2)), 1)
+    parts = np.maximum(np.ceil(batch.bounds / (LARGEST_EXACT_INTEGER / 2)), 1)
     if parts.sum() > 2**22:
         raise ValueError(f"weight is too large for exact sums: the largest is {float(weight.max())!r}")
     count = parts.astype(np.int64)

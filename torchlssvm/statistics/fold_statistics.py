@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from torchlssvm.functional import checks
-from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.statistics import Statistics
 
 
 def of_folds(stats: Statistics, folds: Sequence[int]) -> Statistics:
-    """The statistics of the samples in the given folds, as if nothing else had ever been added; without folds themselves.
+    """Return the statistics of the samples in the given folds, as if nothing else had ever been added; without folds.
 
     >>> import torch
     >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
@@ -18,26 +20,18 @@ def of_folds(stats: Statistics, folds: Sequence[int]) -> Statistics:
     20
     """
     out = Statistics(
-        stats.in_features, stats.num_classes, grid=stats._wanted.grid or ("auto" if stats.exact else None),
-        target_grid=stats._wanted.target_grid or "auto", per_class=stats.per_class, device=stats.device,
+        stats.in_features, stats.num_classes, grid=stats.requested.grid or ("auto" if stats.exact else None),
+        target_grid=stats.requested.target_grid or "auto", per_class=stats.per_class, device=stats.device,
     )  # fmt: skip
-    if stats.empty:
+    moments = stats.moments[list(folds)].sum(0, keepdim=True)
+    host = checks.to_host(moments[0, 0, 0] if moments.ndim == 3 else moments.sum())
+    weight = 1.0 if host is None else host[0][0]
+    if stats.empty or not weight:
         return out
-    side = stats._side[list(folds)].sum(0, keepdim=True)
-    sums = out._decide(stats._choices)
-    out._side = side
-    labels = range(stats.num_classes) if stats.per_class else [0]
-    assert stats._sums is not None
-    stats._sums.settle()
-    for group in labels:
-        members = [f * len(labels) + group for f in folds]
-        present = [stats._sums.sums[m] for m in members if m in stats._sums.sums]
+    sums, each = stats.group_sums(), stats.num_classes if stats.per_class else 1
+    total: dict[int, Tensor] = {}
+    for group in range(each):
+        present = [sums[m] for m in (fold * each + group for fold in folds) if m in sums]
         for i, part in enumerate(present):
-            sums.sums[group] = part.clone() if i == 0 else sums.sums[group].add_(part)
-    sums.refresh_diagonals()
-    out._gross = stats._gross
-    host = checks.to_host(side[0, 0, 0] if side.ndim == 3 else side.sum())
-    out._n = 1.0 if host is None else host[0][0]
-    if not out._n:
-        out._reset()
-    return out
+            total[group] = part.clone() if i == 0 else total[group].add_(part)
+    return out.with_sums(stats.choices, total, moments, stats.bound, weight)

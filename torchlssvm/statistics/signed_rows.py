@@ -10,12 +10,12 @@ from torch import Tensor
 
 from torchlssvm.functional import gram
 
-CHUNK = 1024
-"""So many rows wait at most, and go into one product at least, where that is exact."""
+PRODUCT_ROWS = 1024
+"""Rows that wait at most, and that one product takes at least where it is exact: enough for the speed of large products."""
 
 
 @dataclass
-class Rows:
+class SignedRows:
     """Signed rows on their way in: x (B, J) and side columns z (B, R).
 
     One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
@@ -43,17 +43,17 @@ class Rows:
 
     @property
     def scale(self) -> Tensor | float:
-        """The signed multiplicities."""
+        """The multiplicities times the sign."""
         return float(self.sign) if self.mult is None else self.mult * self.sign
 
 
-def runs(bounds: NDArray[np.float64], chunk: int = CHUNK) -> list[tuple[int, int]]:
+def split_runs(bounds: NDArray[np.float64], chunk: int = PRODUCT_ROWS) -> list[tuple[int, int]]:
     """Split rows into runs of at most 1,024, or as given, whose products sum exactly. bounds: (B,)."""
     out: list[tuple[int, int]] = []
     stack = [(a, min(a + chunk, len(bounds))) for a in range(0, len(bounds), chunk)][::-1]
     while stack:
         a, b = stack.pop()
-        if b - a > 1 and float(bounds[a:b].sum()) > gram.EXACT:
+        if b - a > 1 and float(bounds[a:b].sum()) > gram.LARGEST_EXACT_INTEGER:
             middle = (a + b) // 2
             stack += [(middle, b), (a, middle)]
         else:

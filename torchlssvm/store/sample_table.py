@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlssvm.errors import RemovalError, StoreError
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import Database, checksum
 
@@ -66,10 +66,7 @@ class Table:
     def save_codec(self) -> None:
         """Write how features are stored beside them."""
         codec = self.codec
-        grids = {
-            name: None if grid is None else [grid.limit.hex(), grid.bits, grid.headroom]
-            for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))
-        }
+        grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
         self.db.put("rows", {"features": codec.J, "targets": codec.K} | grids)
 
     def load_codec(self) -> None:
@@ -78,7 +75,7 @@ class Table:
             found = self.db.get("rows")
             numbers = (found["grid"], found["target_grid"])
             try:
-                grids = [None if g is None else FixedPoint(float.fromhex(g[0]), g[1], g[2]) for g in numbers]
+                grids = [grid_from_json(g) for g in numbers]
             except (IndexError, OverflowError, TypeError, ValueError) as error:
                 raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
             self.codec = Codec(found["features"], found["targets"], *grids)

@@ -17,7 +17,7 @@ from torchlssvm.functional.whitened import Whitened, from_inverse
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.solvers import Pairwise, code_labels, scaled_rows
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import Choices, check_batch
+from torchlssvm.statistics.batch import GridChoices, check_batch
 
 if TYPE_CHECKING:
     from torchlssvm.linear.base import HeadBase
@@ -39,8 +39,8 @@ class Samples:
 def check_samples(head: HeadBase, x: Any, y: Any, weight: Any = None) -> Samples:
     """Samples as the head would take them in; raises what ``add`` would."""
     stats = head.statistics
-    mine = head._engine.choices if stats is None else stats._choices
-    wanted = Choices(None, head._grid, head._target_grid) if stats is None else stats._wanted
+    mine = head._engine.choices if stats is None else stats.choices
+    wanted = GridChoices(None, head._grid, head._target_grid) if stats is None else stats.requested
     exact = head._grid is not None if stats is None else stats.exact
     batch = check_batch(
         x, y, None, None, J=head.in_features, K=head.num_classes, folds=0, device=head.device, exact=exact, choices=mine,

@@ -1,0 +1,915 @@
+"""Exact sums over samples, and everything that is done with them: :class:`Statistics`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import GridError, RemovalError
+from torchlssvm.functional import checks, gram
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
+from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.system import Sums
+from torchlssvm.statistics.accumulator import Accumulator, bound_sums
+from torchlssvm.statistics.baseline import SEVERED, Baseline
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.digest import encode_header, hash_all, hash_group
+from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.signed_rows import SignedRows, split_runs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LARGEST_SUM = 2**62
+"""Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
+
+RELATIVE_ROUNDING = 1e-9
+"""Float64 sums may end so far beside zero, relative to what went through them, and count as zero."""
+
+FORM = ("in_features", "num_classes", "per_class", "folds", "exact", "device")
+"""The attributes in which statistics must be equal to be added."""
+
+
+class Statistics:
+    """Exact sums over samples; a group under ``+`` and ``-``.
+
+    Args:
+        in_features: J.
+        num_classes: K, the number of classes or of targets.
+        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch) or None (float64 sums: the same
+            interface, ``exact`` is False, and there is no digest).
+        target_grid: the same for float targets.
+        per_class: keep M for each class.
+        folds: keep everything for each of so many folds; samples then need ids.
+        device: where the sums live.
+
+    >>> import torch
+    >>> x, y = torch.randn(100, 8), torch.randint(3, (100,))
+    >>> everything = Statistics(8, 3, grid=FixedPoint(8.0)).add(x, y)
+    >>> rest = Statistics(8, 3, grid=FixedPoint(8.0)).add(x[10:], y[10:])
+    >>> everything.remove(x[:10], y[:10]) == rest, everything.digest() == rest.digest()
+    (True, True)
+    """
+
+    # The parts, for the modules of this package; F = max(1, folds).
+    #   requested     the grids that the user asked for; None where the data decide
+    #   choices       what the first batch decided
+    #   accumulator   the sums of q q^T and z q^T per group; None while empty
+    #   moments       counts (F, K) for labels, moments of [1, t] (F, K+1, K+1) for values
+    #   bound         on every sum; known on the host, like the number of samples, so that reading it waits for no device
+    #   baseline      the state at the last mark; None without one
+    #   severed       these sums were saved with removals pending: what was agreed on is not known any more
+    #   group_hashes  hashes of groups whose sums the accumulator has not touched since
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        grid: FixedPoint | str | None = "auto",
+        target_grid: FixedPoint | str | None = "auto",
+        per_class: bool = False,
+        folds: int = 0,
+        device: torch.device | str | None = None,
+    ):
+        """Start without samples; ValueError for an argument that is out of range."""
+        for name, value, least in (
+            ("in_features", in_features, 1),
+            ("num_classes", num_classes, 1),
+            ("folds", folds, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+        for name, option in (("grid", grid), ("target_grid", target_grid)):
+            if not isinstance(option, FixedPoint):
+                checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
+        self.in_features, self.num_classes = in_features, num_classes
+        self.per_class, self.folds = bool(per_class), folds
+        self.exact = grid is not None
+        self.device = torch.empty(0, device=device).device
+        self.requested = GridChoices(
+            None,
+            grid if isinstance(grid, FixedPoint) else None,
+            target_grid if isinstance(target_grid, FixedPoint) and self.exact else None,
+        )
+        self._forget_mark()
+        self._reset()
+
+    def _forget_mark(self) -> None:
+        """Start without a mark, and whole."""
+        self.baseline: Baseline | None = None
+        self.severed = False
+        self.integrity = Integrity()
+
+    def _reset(self) -> None:
+        """Go back to zero, with everything that the data decided open again."""
+        self.choices = GridChoices()
+        self.bound = self._weight = 0.0
+        self.group_hashes: dict[int, bytes] = {}
+        self.moments = self.zero_moments(None)
+        self.accumulator: Accumulator | None = None
+
+    def _layout(self, kind: str | None) -> tuple[int, int, tuple[int, ...]]:
+        """Return the number of groups, of side columns R, and the shape of the moments, for labels or values."""
+        F, K = max(1, self.folds), self.num_classes
+        if kind == "values":
+            return F, K + 1, (F, K + 1, K + 1)
+        return (F * K, 1, (F, K)) if self.per_class else (F, K, (F, K))
+
+    def _decide(self, choices: GridChoices) -> Accumulator:
+        """Take over the first batch's choices."""
+        if self.accumulator is None:
+            self.choices = choices
+            groups, R, shape = self._layout(choices.kind)
+            if self.moments.shape != shape:
+                self.moments = self.zero_moments(choices.kind)
+            self.accumulator = Accumulator(
+                self.in_features, R, groups, self.exact, self.device,
+                _copy if choices.grid is None else choices.grid.quantize,
+                None if self.baseline is None else self.baseline.undo,
+            )  # fmt: skip
+        return self.accumulator
+
+    def decide(self, kind: str, grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> None:
+        """Fix what the first batch would decide, when the samples to come were on a grid before. Needs empty statistics."""
+        if self.accumulator is not None:
+            raise ValueError("the statistics hold samples: their grid is decided")
+        self._decide(GridChoices(kind, grid, target_grid))
+
+    def check_whole(self) -> None:
+        """InterruptedUpdateError if a change of the sums was interrupted."""
+        self.integrity.check()
+        if self.accumulator is not None:
+            self.accumulator.integrity.check()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str | None:
+        """The targets held: "labels", "values", or None while empty."""
+        return self.choices.kind
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """The grid in use; None while it is open (``grid="auto"``, no data yet) or without a grid."""
+        return self.choices.grid or self.requested.grid
+
+    @property
+    def target_grid(self) -> FixedPoint | None:
+        """The grid of float targets in use."""
+        return self.choices.target_grid or self.requested.target_grid
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per class (K,); for float targets the number of samples, K times."""
+        if self.moments.ndim == 2:
+            return self.moments.sum(0)
+        return self.moments[:, 0, 0].sum().expand(self.num_classes).clone()
+
+    @property
+    def n(self) -> int | float:
+        """The number of samples (their total weight)."""
+        return int(self._weight) if self.exact else self._weight
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is held (all sums zero)."""
+        return self.accumulator is None
+
+    @property
+    def drained(self) -> bool:
+        """True when no weight is left, whatever the sums are; real weights may end a little beside zero."""
+        return abs(self._weight) <= self._slack()
+
+    def _slack(self) -> float:
+        """Return how far below zero a count may end: integers not at all, float64 sums a little."""
+        return 0.0 if self.exact else RELATIVE_ROUNDING * max(1.0, float(self.n))
+
+    def class_sums(self) -> tuple[Tensor, Tensor]:
+        """Side sums V (R, J) and side moments: class sums with counts (K,), or for values [1, t] sums with (K+1, K+1)."""
+        self.check_whole()
+        F, K = max(1, self.folds), self.num_classes
+        moments = self.moments.sum(0)
+        if self.accumulator is None:
+            return torch.zeros(K, self.in_features, dtype=self.moments.dtype, device=self.device), moments
+        if self.per_class:
+            parts = [torch.cat([self.side_sums(f * K + c) for c in range(K)]) for f in range(F)]
+        else:
+            parts = [self.side_sums(f) for f in range(F)]
+        return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)), moments
+
+    def packed(self, label: int | None = None) -> Tensor:
+        """Return the packed M of one class, or of everything. Do not write to it."""
+        assert self.accumulator is not None
+        groups = range(self.accumulator.groups)
+        if self.per_class and label is not None:
+            groups = range(label, self.accumulator.groups, self.num_classes)
+        sums = self.group_sums()
+        present = [sums[g] for g in groups if g in sums]
+        if not present:
+            return self.accumulator.total(groups[0])
+        total = present[0]
+        for i, part in enumerate(present[1:]):
+            total = total + part if i == 0 else total.add_(part)
+        return total
+
+    def sums(self, label: int | None = None, weight: float | None = None) -> Sums:
+        """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
+        if label is not None and self.per_class:  # one class: not a copy of what all have
+            folds = range(max(1, self.folds))
+            m = torch.stack([self.side_sums(f * self.num_classes + label)[0] for f in folds]).sum(0)
+            return Sums(weight, self.packed(label), m, self.moments[:, label].sum())
+        V, moments = self.class_sums()
+        if moments.ndim == 2:
+            return Sums(weight, self.packed(), V[0], moments[0, 0])
+        if label is None:
+            return Sums(weight, self.packed(), V.sum(0), moments.sum())
+        return Sums(weight, self.packed(label), V[label], moments[label])
+
+    def largest_square(self) -> float:
+        """Return the largest diagonal entry of M: for sums of actual samples a bound on every entry."""
+        host = None if self.accumulator is None else checks.to_host(self.accumulator.diag.sum(0).amax())
+        return float(LARGEST_SUM) if host is None else host[0][0]
+
+    @property
+    def M(self) -> Tensor:
+        """Sum of [q; 1] [q; 1]^T in grid units: (J+1, J+1), or (K, J+1, J+1) per class."""
+        J = self.in_features
+        if self.accumulator is None:
+            shape = (self.num_classes, J + 1, J + 1) if self.per_class else (J + 1, J + 1)
+            return torch.zeros(shape, dtype=self.moments.dtype, device=self.device)
+        out = []
+        for label in range(self.num_classes) if self.per_class else [None]:
+            s = self.sums(label)
+            full = torch.cat([gram.unpack(s.packed, J), s.m[None]])
+            out.append(torch.cat([full, torch.cat([s.m, s.n[None]])[:, None]], 1))
+        return torch.stack(out) if self.per_class else out[0]
+
+    @property
+    def V(self) -> Tensor:
+        """Sum of [q; 1] t^T, t = -1/+1 for labels and in steps of the target grid for values: (J+1, K)."""
+        V, moments = self.class_sums()
+        if moments.ndim == 2:
+            return torch.cat([V[1:], moments[0, 1:, None]], 1).mT
+        both = torch.cat([V, moments[:, None]], 1)  # class sums of [q; 1], (K, J+1)
+        return (2 * both - both.sum(0)).mT
+
+    @property
+    def T(self) -> Tensor:
+        """Sum of t^2 (K,), in steps of the target grid squared."""
+        moments = self.moments.sum(0)
+        if moments.ndim == 2:
+            return moments.diagonal()[1:].clone()
+        return moments.sum().expand(self.num_classes).clone()
+
+    # -- groups: a class, a fold, both, or everything ------------------------------------------------------------------
+
+    def zero_moments(self, kind: str | None) -> Tensor:
+        """Make the moments of no sample, for labels or values."""
+        dtype = torch.int64 if self.exact else torch.float64
+        return torch.zeros(self._layout(kind)[2], dtype=dtype, device=self.device)
+
+    def packed_length(self, kind: str | None) -> int:
+        """Return the length of a group's packed sums, for labels or values."""
+        return gram.packed_size(self.in_features, self._layout(kind)[1])
+
+    def group_sums(self) -> dict[int, Tensor]:
+        """Return the packed sums of each group that has any. Do not write to them."""
+        if self.accumulator is None:
+            return {}
+        self.accumulator.settle()
+        return self.accumulator.sums
+
+    def side_sums(self, group: int) -> Tensor:
+        """Return V (R, J) of a group. Do not write to it."""
+        assert self.accumulator is not None
+        sums, R = self.group_sums(), self.accumulator.R
+        if group not in sums:
+            return torch.zeros(R, self.in_features, dtype=self.moments.dtype, device=self.device)
+        return gram.side_view(sums[group], self.in_features, R)
+
+    def group_mean_terms(self, group: int) -> tuple[Tensor, Tensor]:
+        """Return the sum m (J,) and the number n of a group's samples."""
+        V, moments = self.side_sums(group), self.moments
+        if moments.ndim == 3:
+            return V[0], moments[group, 0, 0]
+        if self.per_class:
+            return V[0], moments[group // self.num_classes, group % self.num_classes]
+        return V.sum(0), moments[group].sum()
+
+    def release_sums(self) -> dict[int, Tensor]:
+        """Hand over the packed sums of each group, and be empty: for sums that are needed once."""
+        sums = self.group_sums()
+        self._reset()
+        return sums
+
+    def with_sums(
+        self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
+    ) -> Statistics:
+        """Return statistics of this shape that hold packed sums per group and moments: these tensors, not copies.
+
+        ``bound``: on every sum; None takes it from the sums.
+        """
+        out = self.zero()
+        out.set_sums(choices, sums, moments, bound, weight)
+        return out
+
+    def set_sums(
+        self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
+    ) -> None:
+        """Replace what is held, as in :meth:`with_sums`."""
+        self._reset()
+        self._decide(choices).replace_sums(sums)
+        self.moments, self._weight = moments, weight
+        self.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
+
+    # -- changing: each change is all or nothing -----------------------------------------------------------------------
+
+    def check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+    ) -> SampleBatch:
+        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first."""
+        choices = self.choices if like is None or self.accumulator is not None else like.choices
+        if choices.kind is None and self.baseline is not None:
+            choices = self.baseline.choices  # emptied since the mark: what was agreed stays decided
+        batch = check_batch(
+            x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
+            exact=self.exact, choices=choices, wanted=self.requested,
+        )  # fmt: skip
+        if self.per_class and batch.choices.kind == "values":
+            raise ValueError("statistics per class need labels (B,), got float targets")
+        return batch
+
+    @exactly
+    def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
+        self.change([(self.check(x, y, weight, ids), 1)])
+        return self
+
+    @exactly
+    def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
+        self.change([(self.check(x, y, weight, ids), -1)])
+        return self
+
+    def change(
+        self, changes: list[tuple[SampleBatch, int]], held: bool = False, rough: bool = False, proven: bool = False
+    ) -> list[Tensor] | None:
+        """Apply checked batches with their signs, all or none; an interrupted change leaves the statistics unusable.
+
+        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError, unless
+        what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
+        Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
+        """
+        changes = [(b, s) for b, s in changes if len(b)]
+        if not changes:
+            return []
+        self.check_whole()
+        first = changes[0][0]
+        if held and self.accumulator is None and all(s < 0 for _, s in changes):
+            raise checks.removal_error("the machine is empty")
+        gross = sum(b.gross for b, _ in changes)
+        removed = sum(b.gross for b, s in changes if s < 0) if held else 0.0
+        self._reserve(gross - removed, removed)
+        moments = self._moments_after(changes, first.choices)
+        fresh = self.accumulator is None
+        if held and not proven and any(s < 0 for _, s in changes):
+            counts = moments if moments.ndim == 2 else moments[:, 0, 0]
+            host = checks.to_host(counts)
+            if host is not None and min(host[0]) < -self._slack():
+                which = (
+                    f"the count of class {host[0].index(min(host[0])) % self.num_classes}"
+                    if moments.ndim == 2
+                    else "the count"
+                )
+                raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
+        rows = [self._rows(b, s) for b, s in changes]
+        with self.integrity:
+            sums = self._decide(first.choices)
+            try:
+                views = self._sum(sums, rows, held and not rough and not proven)
+            except RemovalError:
+                if fresh:
+                    self._reset()
+                raise
+            self.moments = moments
+            self.bound += gross
+            self._weight += sum(b.size * s for b, s in changes)
+            if any(s < 0 for _, s in changes):
+                self.note_removal()
+        return views
+
+    def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
+        shrinks = held and any(r.sign < 0 for r in rows)
+        if sums.fits_tail(rows):
+            views, diag = sums.stage(rows)
+            if shrinks:
+                self._check_diagonal(diag)
+            sums.commit(rows, diag)
+            return views
+        undo = None
+        if shrinks and not self.exact:
+            sums.settle()
+            undo = {k: v.clone() for k, v in sums.sums.items()}
+        for r in rows:
+            sums.push(r)
+        if shrinks:
+            try:
+                self._check_diagonal(sums.diag)
+            except RemovalError:
+                if undo is None:
+                    for r in rows:  # integers: the opposite change undoes it exactly
+                        sums.push(replace(r, sign=-r.sign))
+                else:
+                    sums.replace_sums(undo)
+                raise
+        return None
+
+    def _check_diagonal(self, diag: Tensor) -> None:
+        host = checks.to_host(diag.amin())
+        if host is not None and host[0][0] < -self._slack():
+            raise checks.removal_error("a sum of squares would fall below zero")
+
+    def _moments_after(self, changes: list[tuple[SampleBatch, int]], choices: GridChoices) -> Tensor:
+        F, K = max(1, self.folds), self.num_classes
+        dtype = self.moments.dtype
+        if choices.kind == "labels":
+            moments = self.moments.reshape(-1)
+            for b, s in changes:
+                assert b.labels is not None
+                one = torch.ones(len(b), dtype=dtype, device=self.device) if b.mult is None else b.mult.to(dtype)
+                moments = moments.index_add(0, b.labels if b.folds is None else b.folds * K + b.labels, one, alpha=s)
+            return moments.view(F, K)
+        moments = self.moments.clone() if self.moments.ndim == 3 else self.zero_moments("values")
+        for b, s in changes:
+            z = self._values(b)
+            scaled = z if b.mult is None else z * b.mult[:, None]
+            for start, stop in split_runs(b.bounds):
+                part, by = z[start:stop], scaled[start:stop]
+                for fold in range(F):
+                    one = part if b.folds is None else part * (b.folds[start:stop] == fold)[:, None]
+                    moments[fold] += (one.mT @ by).to(dtype) * s
+        return moments
+
+    @staticmethod
+    def _values(batch: SampleBatch) -> Tensor:
+        """Return [1, t] (B, K+1) of float targets."""
+        assert batch.targets is not None
+        return torch.nn.functional.pad(batch.targets, (1, 0), value=1.0)
+
+    def _rows(self, b: SampleBatch, sign: int) -> SignedRows:
+        K = self.num_classes
+        gross = b.gross if self.exact else float(len(b))
+        if b.labels is None:
+            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
+        if self.per_class:
+            codes = b.labels if b.folds is None else b.folds * K + b.labels
+            ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
+            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
+        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
+
+    def _reserve(self, bound: float, removed: float = 0.0) -> None:
+        """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
+        if not self.exact or self.bound + bound + removed <= LARGEST_SUM:
+            return
+        if self.accumulator is not None:  # adds and removes cancel: look at the sums themselves
+            self.accumulator.settle()
+            self.bound = min(self.bound, bound_sums(list(self.accumulator.sums.values()), self.moments))
+        if self.bound + bound > LARGEST_SUM or removed >= LARGEST_SUM:
+            raise GridError(
+                f"int64 sums could overflow: bound {self.bound:.3g} held plus {bound + removed:.3g} changed exceeds "
+                f"{float(LARGEST_SUM):.3g}. Nothing was changed. "
+                f"Use a coarser grid, e.g. FixedPoint(limit={self.grid.limit if self.grid else 1.0!r}, bits=16)."
+            )
+
+    def relabel(self, old: SampleBatch, new: SampleBatch, proven: bool = False) -> Tensor:
+        """Move checked samples of one group from their old class to a new one; M is not touched. Returns the rows.
+
+        ``proven``: the samples are known to be held.
+        """
+        assert old.labels is not None
+        assert new.labels is not None
+        self.check_whole()
+        if self.accumulator is None:
+            raise checks.removal_error("the machine is empty")
+        self._reserve(0.0, old.gross)
+        moments = self._moments_after([(old, -1), (new, 1)], self.choices)
+        host = None if proven else checks.to_host(self._moments_after([(old, -1)], self.choices))
+        if host is not None and min(host[0]) < 0:
+            raise checks.removal_error(
+                f"the count of class {host[0].index(min(host[0])) % self.num_classes} would fall below zero"
+            )
+        with self.integrity:
+            rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
+            self.moments = moments
+            self.bound += old.gross
+        return rows
+
+    def add_classes(self, k: int) -> None:
+        """Make room for k more classes (labels), or targets, which are 0 for the samples held."""
+        checks.natural(k, "k")
+        old, sums = self.num_classes, self.group_sums()
+        with self.integrity:
+            if self.baseline is not None:
+                self.baseline = self.baseline.grow(old, k, self.in_features, self.per_class, sums)
+            self.num_classes += k
+            if self.accumulator is None:
+                self._reset()
+                return
+            self.accumulator, self.group_hashes = None, {}
+            moments = torch.nn.functional.pad(self.moments, (0, k) if self.moments.ndim == 2 else (0, k, 0, k))
+            fresh = self._decide(self.choices)
+            if self.per_class:
+                fresh.replace_sums({(g // old) * self.num_classes + g % old: v for g, v in sums.items()})
+            else:
+                room = (0, k * self.in_features)
+                fresh.replace_sums({g: torch.nn.functional.pad(v, room) for g, v in sums.items()})
+            self.moments = moments
+
+    def forget_class(self, label: int) -> None:
+        """Subtract all samples of one class, without them."""
+        if not self.per_class:
+            raise ValueError("forgetting a class needs statistics per class: use per_class=True")
+        checks.label(label, self.num_classes)
+        if self.accumulator is None:
+            return
+        sums = self.group_sums()
+        gone = set(range(label, self.accumulator.groups, self.num_classes))
+        with self.integrity:
+            for group in gone:
+                self.accumulator.protect(group)
+            self.accumulator.replace_sums({g: v for g, v in sums.items() if g not in gone})
+            self.note_removal()
+            keep = torch.arange(self.num_classes, device=self.device) != label
+            weight = checks.to_host(self.moments[:, label].sum())
+            self._weight -= weight[0][0] if weight else 0.0
+            self.moments = self.moments * keep
+
+    # -- the group -----------------------------------------------------------------------------------------------------
+
+    def compatible(self, other: Statistics) -> None:
+        """Raise ValueError naming the first difference that keeps two statistics from being added."""
+        for name in FORM:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ValueError(f"cannot combine statistics: {name} is {mine!r} here and {theirs!r} there")
+        for name in ("kind", "grid", "target_grid"):  # None: still open
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine and theirs and mine != theirs:
+                raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
+
+    def merge(self, other: Statistics, sign: int = 1, held: bool = False) -> None:
+        """self += sign * other; with ``held``, RemovalError if counts or diagonals would fall below zero."""
+        self.compatible(other)
+        self.check_whole()
+        other.check_whole()
+        if other.accumulator is None:
+            return
+        if held and sign < 0 and self.accumulator is None:
+            raise checks.removal_error("the machine is empty")
+        other.accumulator.settle()
+        self._reserve(*((0.0, other.bound) if held and sign < 0 else (other.bound, 0.0)))
+        if self.accumulator is not None:
+            self.accumulator.settle()
+        same = self.moments.ndim == other.moments.ndim
+        moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
+        diag = sign * other.accumulator.diag + (0 if self.accumulator is None else self.accumulator.diag)
+        if held and sign < 0:
+            counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])
+            if counts is not None and min(counts[0]) < -self._slack():
+                raise checks.removal_error(f"a count would fall to {min(counts[0]):g}")
+            self._check_diagonal(diag)
+        with self.integrity:
+            mine = self._decide(other.choices)
+            for group, theirs in other.accumulator.sums.items():
+                mine.protect(group)
+                if group in mine.sums:
+                    mine.sums[group].add_(theirs, alpha=sign)
+                else:
+                    mine.sums[group] = sign * theirs
+                mine.touched.add(group)
+            mine.diag, self.moments = diag, moments
+            self.bound += other.bound
+            self._weight += sign * other.n
+            if sign < 0:
+                self.note_removal()
+
+    def copy(self) -> Statistics:
+        """Return an independent copy."""
+        return self._combined(self.zero(), 1, 1)
+
+    def zero(self, device: torch.device | None = None) -> Statistics:
+        """Return empty statistics of the same shape, the neutral element; here, or on another device."""
+        return Statistics(
+            self.in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
+            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=self.folds,
+            device=self.device if device is None else device,
+        )  # fmt: skip
+
+    @exactly
+    def _combined(self, other: Statistics, first: int, second: int) -> Statistics:
+        out = self.zero()
+        out.merge(self, first)
+        out.merge(other, second)
+        out.canonicalize()
+        return out
+
+    def __add__(self, other: Statistics) -> Statistics:
+        """The statistics of both sets of samples."""
+        return self._combined(other, 1, 1)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        """The statistics of these samples without the others."""
+        return self._combined(other, 1, -1)
+
+    def __neg__(self) -> Statistics:
+        """The delta that removes these samples."""
+        return self._combined(self.zero(), -1, 1)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all sums, shapes and grids."""
+        if not isinstance(other, Statistics):
+            return NotImplemented
+        self.canonicalize()
+        other.canonicalize()
+        if self.header() != other.header() or self.device != other.device:
+            return False
+        if self.accumulator is None or other.accumulator is None:
+            return self.accumulator is other.accumulator
+        if not torch.equal(self.moments, other.moments):
+            return False
+        groups = set(self.accumulator.sums) | set(other.accumulator.sums)
+        return all(torch.equal(self.accumulator.total(g), other.accumulator.total(g)) for g in groups)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @exactly
+    def canonicalize(self) -> None:
+        """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
+        self.check_whole()
+        if self.accumulator is None:
+            return
+        self.accumulator.settle()
+        if checks.is_fake(self.moments) or not self.drained or not self._small(self.moments):
+            return
+        left = {g: v for g, v in self.accumulator.sums.items() if not self._small(v)}
+        self.accumulator.sums = left
+        if not left:
+            with self.integrity:
+                self._reset()
+
+    def _small(self, sums: Tensor) -> bool:
+        """Tell if sums are zero: exactly on a grid, else up to rounding of what went through them."""
+        return not bool(sums.any()) if self.exact else bool(sums.abs().amax() <= RELATIVE_ROUNDING * self.bound)
+
+    # -- marks: what was agreed on, and what changed since (see :mod:`torchlssvm.statistics.baseline`) -------------------
+
+    @property
+    def marked(self) -> bool:
+        """True when there is a mark."""
+        return self.baseline is not None
+
+    @property
+    def shrunk(self) -> bool:
+        """True when anything was removed since the mark."""
+        return self.baseline is not None and self.baseline.shrunk
+
+    @property
+    def has_pending(self) -> bool:
+        """True when anything changed since the mark; rows that wait count. Without a mark, when anything is held."""
+        if self.baseline is None:
+            return not self.empty
+        if self.accumulator is None:
+            return self.baseline.choices.kind is not None
+        self.accumulator.settle()
+        return bool(self.baseline.undo) or not self.baseline.same_moments(self.moments)
+
+    def note_removal(self) -> None:
+        """Note that something was removed since the mark, if there is one: the sums may no longer be those of samples."""
+        if self.baseline is not None:
+            self.baseline.shrunk = True
+
+    def _as_baseline(self) -> Baseline:
+        return Baseline(self.choices, self.moments, self.bound, self._weight)
+
+    @exactly
+    def mark(self) -> None:
+        """Declare everything up to now as agreed; what changes from here on is pending."""
+        self.canonicalize()
+        self.rebase(self._as_baseline())
+
+    def rebase(self, baseline: Baseline) -> None:
+        """Make a baseline, of this state or from :meth:`advanced`, the mark. Cannot fail."""
+        self.baseline, self.severed = baseline, False
+        if self.accumulator is not None:
+            self.accumulator.track(baseline.undo)
+
+    @exactly
+    def advanced(self, part: Statistics) -> Baseline:
+        """Return the mark for which ``part`` of what is pending is agreed on, for :meth:`rebase`; changes nothing here."""
+        self.canonicalize()
+        agreed = self.agreed() + part
+        agreed.canonicalize()
+        return agreed.baseline_beside(self)
+
+    def baseline_beside(self, present: Statistics) -> Baseline:
+        """Return the mark for ``present`` at which these statistics were agreed on."""
+        return self._as_baseline().beside(self.group_sums(), present.group_sums(), self.in_features)
+
+    @exactly
+    def agreed(self) -> Statistics:
+        """Return the state at the mark (empty without one), which shares memory: for reading, until the next change."""
+        base = self.baseline
+        if base is None or base.choices.kind is None:
+            return self.zero()
+        self.canonicalize()
+        return self.with_sums(base.choices, base.agreed_sums(self.group_sums()), base.moments, base.bound, base.weight)
+
+    @exactly
+    def pending(self) -> Statistics:
+        """Return what changed since the mark, a signed delta (everything without a mark): only groups that were touched."""
+        base = self.baseline
+        self.canonicalize()
+        if base is None:
+            out = self.zero()
+            out.merge(self)
+            return out
+        choices = base.choices if self.accumulator is None else self.choices
+        if choices.kind is None:
+            return self.zero()
+        if base.choices.kind is not None and choices != base.choices:
+            raise ValueError(f"what is held now is on {choices}, what was agreed on {base.choices}")
+        sums = base.pending_sums(self.group_sums())
+        moments = self.zero_moments(choices.kind)
+        for part, sign in ((self.moments, 1), (base.moments, -1)):
+            moments = (
+                moments + sign * part if part.ndim == moments.ndim else moments
+            )  # of another shape only while empty
+        out = self.with_sums(choices, sums, moments, None if sums else 0.0, self._weight - base.weight)
+        out.canonicalize()
+        return out
+
+    @exactly
+    def adopt(self, agreed: Statistics) -> None:
+        """Take over an agreed state (its parts, not copies) and mark it; what was pending is part of it or dropped."""
+        self._reset()
+        self.choices, self.accumulator, self.moments = agreed.choices, agreed.accumulator, agreed.moments
+        self.bound, self._weight, self.group_hashes = agreed.bound, float(agreed.n), agreed.group_hashes
+        self.mark()
+
+    # -- digest --------------------------------------------------------------------------------------------------------
+
+    def header(self) -> bytes:
+        """Return the canonical description of shape and grid that the digest starts with."""
+        return encode_header(
+            {
+                "features": self.in_features,
+                "classes": self.num_classes,
+                "folds": self.folds,
+                "per_class": self.per_class,
+                "kind": self.kind or "empty",
+            }
+            | grid_to_fields(self.grid)
+            | grid_to_fields(self.target_grid, "target_")
+        )
+
+    def digest(self) -> str:
+        """SHA-256, as hex, of the canonical bytes: the same on every machine, for every order of the same samples."""
+        if not self.exact:
+            raise ValueError(
+                "no digest without a grid: float64 sums depend on the order of the samples; use grid='auto'"
+            )
+        self.canonicalize()
+        sums = self.accumulator
+        if sums is None:
+            return hash_all(self.header(), ())
+        touched = set(sums.touched)
+        self.group_hashes = {g: h for g, h in self.group_hashes.items() if g not in touched}
+        sums.touched -= touched
+        for group in range(sums.groups):
+            if group not in self.group_hashes:
+                self.group_hashes[group] = hash_group(
+                    sums.total(group), self.in_features, sums.R, self._group_moments(group)
+                )
+        return hash_all(self.header(), (self.group_hashes[g] for g in range(sums.groups)))
+
+    def _group_moments(self, group: int) -> Tensor:
+        """Return sum z z^T of a group: the counts on a diagonal, one count, or the moments of [1, t]."""
+        if self.per_class:
+            return self.moments[group // self.num_classes, group % self.num_classes][None]
+        return self.moments[group] if self.moments.ndim == 3 else torch.diag(self.moments[group])
+
+    def reuse_hashes(self, other: Statistics, changed: Iterable[int]) -> None:
+        """Take over the group hashes of statistics that differ from these in the ``changed`` groups alone."""
+        if self.accumulator is not None and other.accumulator is not None:
+            stale = other.accumulator.touched | set(changed)
+            self.group_hashes = {g: h for g, h in other.group_hashes.items() if g not in stale}
+            self.accumulator.touched.clear()
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def state(self, whole: bool = False) -> dict[str, Tensor]:
+        """Return everything as flat tensors, to be saved: no raw sample, and nothing of one that was removed.
+
+        With a mark and removals since, what was agreed on is left out (see :mod:`torchlssvm.statistics.baseline`); ``whole``
+        keeps it, for what stays in this process.
+        """
+        self.canonicalize()
+        sums = self.group_sums()
+        known = self.exact and not self.empty and not checks.is_fake(self.moments)
+        bound = bound_sums(list(sums.values()), self.moments) if known else self.bound  # not of what went through them
+        meta = json.loads(self.header()) | {"exact": self.exact, "gross": bound, "n": self._weight}
+        out = {"counts": self.moments.clone()}
+        if not self.empty:
+            meta["groups"] = groups = sorted(g for g, v in sums.items() if not known or bool(v.any()))
+            if groups:
+                out["sums"] = torch.stack([sums[g] for g in groups])
+        if self.baseline is not None:
+            tensors, about = self.baseline.state(sums, self.moments, whole)
+            out, meta = out | tensors, meta | about
+        elif self.severed:
+            meta |= SEVERED
+        return out | {"meta": bytes_to_tensor(json.dumps(meta).encode())}
+
+    @exactly
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Replace the sums by saved ones; ValueError, with nothing changed, when they do not fit or are damaged."""
+        try:
+            out = self._loaded(state, json.loads(tensor_to_bytes(state["meta"]).decode()))
+        except (KeyError, TypeError, UnicodeDecodeError) as error:
+            raise ValueError(f"the saved statistics are damaged: {error!r}") from error
+        self.__dict__.update(out.__dict__)
+
+    def _loaded(self, state: dict[str, Tensor], meta: dict[str, Any]) -> Statistics:
+        """Make statistics of this shape from a saved state and its description."""
+        mine = json.loads(self.header()) | {"exact": self.exact}
+        for name in ("format", "features", "classes", "folds", "per_class", "exact"):
+            if meta[name] != mine[name]:
+                raise ValueError(f"{name} is {meta[name]!r} in the saved statistics and {mine[name]!r} here")
+        out = self.zero()
+        if meta["kind"] != "empty":
+            choices = GridChoices(meta["kind"], grid_from_fields(meta), grid_from_fields(meta, "target_"))
+            wanted = self.requested.grid
+            if wanted is not None and choices.grid != wanted:
+                raise ValueError(f"the grid is {choices.grid} in the saved statistics and {wanted} here")
+            number, _, shape = self._layout(choices.kind)
+            size, dtype, groups = self.packed_length(choices.kind), self.moments.dtype, meta["groups"]
+            saved = state["sums"] if groups else torch.zeros(0, size, dtype=dtype)
+            for name, tensor, right in (("sums", saved, (len(groups), size)), ("counts", state["counts"], shape)):
+                if tuple(tensor.shape) != right or tensor.dtype != dtype:
+                    raise ValueError(f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, not {right}")
+            sums = {int(g): v.to(self.device, copy=True) for g, v in zip(groups, saved, strict=True)}
+            if any(not 0 <= g < number for g in sums):
+                raise ValueError(f"unknown groups {groups}")
+            moments = state["counts"].to(self.device, copy=True)
+            out.set_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
+        base = meta.get("base")
+        if base is not None and base.get("severed"):
+            out.severed = True
+        elif base is not None:
+            out.rebase(Baseline.from_state(state, base, out.group_sums(), self.in_features, self.device))
+        return out
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """Return these statistics on another device (itself when it is there already)."""
+        target = torch.empty(0, device=device).device
+        if target == self.device:
+            return self
+        out = self.zero(target)
+        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state(whole=True).items()})
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: no raw rows, no scratch."""
+        return {name: getattr(self, name) for name in (*FORM, "requested")} | {"state": self.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled state."""
+        saved = state.pop("state")
+        self.__dict__.update(state)
+        self._forget_mark()
+        self._reset()
+        self.load(saved)
+
+    def __deepcopy__(self, memo: Any) -> Statistics:
+        """Copy within the process: it keeps what was agreed on, whatever was removed since."""
+        out = self.zero()
+        out.load(self.state(whole=True))
+        return out
+
+    def __repr__(self) -> str:
+        """Shape, grid and count."""
+        split = ", per_class=True" if self.per_class else ""
+        return f"Statistics({self.in_features}, {self.num_classes}, n={self.n}, grid={self.grid}{split}, device={self.device})"
+
+
+def _copy(x: Tensor, out: Tensor, scratch: Tensor | None) -> Tensor:
+    """Write rows as they are: the counterpart of :meth:`FixedPoint.quantize` without a grid."""
+    del scratch
+    return out.copy_(x)
