@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchlssvm import FixedPoint, LSSVMHead, attach
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build
 from torchlssvm.cli.console import Progress
 from torchlssvm.lightning import Cifar10Data, FolderData

@@ -11,11 +11,11 @@ from typing import Any
 
 __all__ = ["check_regular", "check_unpacked", "loads", "read_regular"]
 
-DEEPEST = 32
+MAX_JSON_DEPTH = 32
 """Levels of nesting in JSON: a certificate has 4, a record of a store 3."""
 
-VALUES, BYTES_A_VALUE = 1_000_000, 16
-"""So many values JSON may always hold, and one more for so many bytes: a short value takes sixty bytes of memory."""
+FREE_JSON_VALUES, BYTES_PER_JSON_VALUE = 1_000_000, 16
+"""Values that JSON may always hold, and bytes for each further one: a short value takes sixty bytes of memory."""
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -49,18 +49,18 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
 def loads(text: str | bytes) -> Any:
     """JSON without NaN, infinities, a key twice, or deep nesting; ValueError says which."""
     comma: Any = b"," if isinstance(text, bytes) else ","
-    if text.count(comma) > VALUES + len(text) // BYTES_A_VALUE:
+    if text.count(comma) > FREE_JSON_VALUES + len(text) // BYTES_PER_JSON_VALUE:
         raise ValueError("too many values for its length")
     try:
         value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
+        raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels") from None
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_JSON_DEPTH):
         inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
         level = [v for values in inner for v in values if isinstance(v, dict | list)]
     if level:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
+        raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 

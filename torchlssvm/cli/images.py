@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, preprocessing
 from torchlssvm.cli.files import Column
 from torchlssvm.cli.samples import Batch, owners

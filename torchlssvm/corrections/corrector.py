@@ -34,9 +34,9 @@ from torchlssvm.corrections.seen_samples import Offered
 from torchlssvm.errors import RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of, to_primitives
 from torchlssvm.store import SampleStore
-from torchlssvm.store.head_adapter import ByIds, Linear, machine_for
+from torchlssvm.store.head_adapter import HeadAdapter, KernelAdapter, LinearAdapter, adapter_for
 from torchlssvm.store.journal import now
-from torchlssvm.store.sample_table import Rows
+from torchlssvm.store.sample_table import StoredRows
 
 __all__ = ["Corrector", "DeadLetters", "Outcome"]
 
@@ -90,7 +90,7 @@ class Corrector:
         """What became of events that were held, until somebody takes it: :meth:`take_answered`."""
         self.certified = False
         """Whether removals are to be certified: the store then remembers which are not yet."""
-        self.machine: Linear | ByIds = machine_for(head)
+        self.machine: HeadAdapter = adapter_for(head)
         self.applied: dict[str, None] = {}
         self.held: dict[str, bytes] = {}
         self.complete = self.machine.empty
@@ -100,7 +100,9 @@ class Corrector:
         """Whether a sample is held under this id."""
         if self.store is not None:
             return sample_id in self.store
-        return sample_id in self.held or (isinstance(self.machine, ByIds) and self.machine.find(sample_id) is not None)
+        return sample_id in self.held or (
+            isinstance(self.machine, KernelAdapter) and self.machine.find(sample_id) is not None
+        )
 
     # -- applying ------------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Corrector:
             return []
         if self.store is not None:
             return self._through_store(self.store, given)
-        if isinstance(self.machine, ByIds):
+        if isinstance(self.machine, KernelAdapter):
             return [o for event in given for o in self._jointly([event])]
         return self._jointly(given)
 
@@ -220,7 +222,7 @@ class Corrector:
         """Whether an event can be applied once its samples are there: without a store it has to carry them."""
         if self.store is not None:
             return True
-        if event.ids is None or isinstance(self.machine, ByIds):
+        if event.ids is None or isinstance(self.machine, KernelAdapter):
             return event.ids is not None
         try:
             self._check_width(event)
@@ -231,7 +233,7 @@ class Corrector:
 
     def _uncertain(self, event: Event, outcome: Outcome) -> bool:
         """Whether samples without ids may yet bring what was refused: it is tried again at the end of a pass."""
-        unnamed = self.store is None and not self.complete and isinstance(self.machine, Linear)
+        unnamed = self.store is None and not self.complete and isinstance(self.machine, LinearAdapter)
         unknown = unnamed and not isinstance(event, Add) and not any(i in self.held for i in event.ids or ())
         return unknown and outcome.reason.startswith(RemovalError.__name__)
 
@@ -247,7 +249,7 @@ class Corrector:
             return first if earlier else standing
         if first is None or not isinstance(first.event, Remove) or self.pending.blocked(first):
             return None  # learned: what an earlier event does to another of its samples decides whether it is removed
-        if self.store is None and isinstance(self.machine, Linear):
+        if self.store is None and isinstance(self.machine, LinearAdapter):
             carried = self._carried(first.event)[first.event.ids.index(sample_id)]
             return first if carried == hashes(x[None], y[None])[0] else None
         return first
@@ -354,7 +356,7 @@ class Corrector:
         """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
         if event.ids is None:
             raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
-        if isinstance(self.machine, Linear):
+        if isinstance(self.machine, LinearAdapter):
             self._check_width(event)
         now_held = [changed[i] if i in changed else self.held.get(i) for i in event.ids]
         if isinstance(event, Add):
@@ -362,9 +364,9 @@ class Corrector:
             if twice is not None:
                 raise ValueError(f"a sample with the id {twice!r} is held already: remove or replace it")
             return dict(zip(event.ids, hashes(event.x, event.y), strict=True))
-        old = None if isinstance(self.machine, ByIds) else self._carried(event)
+        old = None if isinstance(self.machine, KernelAdapter) else self._carried(event)
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
-            unknown = self.machine.find(name) is None if isinstance(self.machine, ByIds) else self.complete
+            unknown = self.machine.find(name) is None if isinstance(self.machine, KernelAdapter) else self.complete
             if hash_ is None and (unknown or name in changed):
                 raise RemovalError(f"no sample with the id {name!r} is held")
             if hash_ is not None and old is not None and hash_ != old[k]:
@@ -397,7 +399,7 @@ class Corrector:
 
     def _change(self, events: Sequence[Event]) -> None:
         """Change the head: a linear one jointly, a kernel machine (one event) by ids."""
-        if isinstance(self.machine, ByIds):
+        if isinstance(self.machine, KernelAdapter):
             return self._by_ids(self.machine, events[0])
         added, removed = [], []  # (x, y, ids)
         for event in events:
@@ -432,12 +434,12 @@ class Corrector:
         stats = self.head.statistics
         return x, y, None, [i for p in parts for i in p[2]] if stats is not None and stats.folds else None
 
-    def _by_ids(self, machine: ByIds, event: Event) -> None:
+    def _by_ids(self, machine: KernelAdapter, event: Event) -> None:
         if isinstance(event, Add):
             return machine.add(event.ids, event.x, event.y)
         old_y = event.y if isinstance(event, Remove) else event.y_old
         empty = torch.zeros(0) if old_y is None else old_y
-        rows = Rows(list(range(len(event.ids))), list(event.ids), [], empty, torch.zeros(0), [], [])
+        rows = StoredRows(list(range(len(event.ids))), list(event.ids), [], empty, torch.zeros(0), [], [])
         if isinstance(event, Remove):
             return machine.remove(rows)
         if isinstance(event, Relabel):
@@ -468,7 +470,7 @@ class Corrector:
             "complete": self.complete,
             "pending": self.pending.state_dict(),
         }
-        if isinstance(self.machine, ByIds):
+        if isinstance(self.machine, KernelAdapter):
             out |= {"names": list(self.machine.where), "numbers": list(self.machine.where.values())}
         return out
 
@@ -481,7 +483,7 @@ class Corrector:
         self.held = {name: packed[16 * k : 16 * k + 16] for k, name in enumerate(state["ids"])}
         self.complete = state["complete"]
         self.pending.load_state_dict(state.get("pending", []))  # version 0.1.0 held no events
-        if isinstance(self.machine, ByIds):
+        if isinstance(self.machine, KernelAdapter):
             self.machine.where = dict(zip(state["names"], state["numbers"], strict=True))
 
 

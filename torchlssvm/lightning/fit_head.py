@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.data import unpack
 from torchlssvm.lightning.finding import Frozen, find_features, find_head, log_metrics, moment
-from torchlssvm.store.head_adapter import machine_for
+from torchlssvm.store.head_adapter import adapter_for
 
 MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")
 
@@ -79,7 +79,7 @@ class FitHead(Callback):
         if loader is None:
             raise ValueError("FitHead needs a loader: there is no train loader in this run, give loader=")
         head, features = find_head(pl_module, self.head), find_features(pl_module, self.features)
-        machine = machine_for(head)
+        machine = adapter_for(head)
         machine.clear()
         position = 0
         with Frozen(pl_module):

@@ -17,7 +17,7 @@ from torchlssvm.lightning import ranks
 from torchlssvm.lightning.finding import find_head, log_metrics, moment
 from torchlssvm.lightning.learning import Learner
 from torchlssvm.lightning.suspects import Suspect, rank_suspects
-from torchlssvm.store.head_adapter import ByIds
+from torchlssvm.store.head_adapter import KernelAdapter
 
 Samples = tuple[list[str], Tensor, Tensor]
 
@@ -122,7 +122,7 @@ class LabelAudit(Callback):
         learner = self._learner
         assert learner is not None
         machine = learner.corrector.machine if learner.store is None else learner.store.machine
-        return [machine.where[name] for name in ids] if isinstance(machine, ByIds) else None
+        return [machine.where[name] for name in ids] if isinstance(machine, KernelAdapter) else None
 
     def _held(self, kept: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor, Tensor, bool]:
         """The samples held now: given, from the store, or those kept that no event has changed since."""

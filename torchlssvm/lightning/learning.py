@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.audit.verification import fingerprint
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.pending_events import Pending
 from torchlssvm.corrections.run_progress import Cursor, forgets
