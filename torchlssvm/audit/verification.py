@@ -209,9 +209,11 @@ def _solved_anew(head: Any) -> LSSVMHead:
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
-    calibration = head.calibration if isinstance(head, LSSVMHead) else None
+    if not isinstance(head, LSSVMHead):
+        return {}
+    calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if getattr(head, "_made", {}).get("calibration") else {}
+        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):

@@ -253,7 +253,7 @@ class HeadBase(nn.Module):
         if fresh is not None and state is not None:
             fresh.load(state)
         self._integrity = Integrity()  # whatever was interrupted before is replaced
-        with self._changing():
+        with self._changing(whole=False):
             if self.statistics is not None and fresh is not None:
                 self.statistics.__dict__.update(fresh.__dict__)
             self._rows = (
@@ -308,9 +308,13 @@ class HeadBase(nn.Module):
             self.statistics.check_whole()
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
-        self._check_whole()
+    def _changing(self, whole: bool = True) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock.
+
+        ``whole``: refuse a state that an interrupted change has left; False for a change that replaces all of it.
+        """
+        if whole:
+            self._check_whole()
         with self._integrity:
             self._published, self._solving = None, True
             yield

@@ -142,12 +142,13 @@ class LinearAdapter:
         folds = self.head.statistics is not None and self.head.statistics.folds
         return ids if folds else None
 
-    def _here(self, values: Tensor) -> Tensor:
-        return values.to(self.head.device)
+    def _here(self, *values: Tensor) -> list[Tensor]:
+        device = self.head.device
+        return [v.to(device) for v in values]
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Learn new samples."""
-        self.head.add(self._here(x), self._here(y), ids=self._ids(ids))
+        self.head.add(*self._here(x, y), ids=self._ids(ids))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
@@ -165,26 +166,25 @@ class LinearAdapter:
         try:
             if stats is not None and stats.empty and len(rows):
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            learner.add(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
+            learner.add(*self._here(rows.x, rows.y), ids=self._ids(rows.ids))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def remove(self, rows: StoredRows) -> None:
         """Unlearn samples of the store."""
         with self.head.vouched():
-            self.head.remove(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
+            self.head.remove(*self._here(rows.x, rows.y), ids=self._ids(rows.ids))
 
     def relabel(self, rows: StoredRows, y: Tensor) -> None:
         """Give samples of the store new targets."""
         with self.head.vouched():
-            self.head.relabel(self._here(rows.x), self._here(rows.y), self._here(y), ids=self._ids(rows.ids))
+            self.head.relabel(*self._here(rows.x, rows.y, y), ids=self._ids(rows.ids))
 
     def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
         """Exchange the features and targets of samples of the store."""
         ids = self._ids(rows.ids)
-        old = (self._here(rows.x), self._here(rows.y))
         with self.head.vouched():
-            self.head.replace(*old, self._here(x), self._here(y), ids_old=ids, ids_new=ids)
+            self.head.replace(*self._here(rows.x, rows.y, x, y), ids_old=ids, ids_new=ids)
 
     def clear(self) -> None:
         """Forget all samples."""
@@ -197,7 +197,8 @@ class LinearAdapter:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Undo :meth:`state`; ValueError when it does not fit."""
-        self.head._adopt({k: v if k == "meta" else self._here(v) for k, v in state.items()})
+        device = self.head.device
+        self.head._adopt({k: v if k == "meta" else v.to(device) for k, v in state.items()})
 
     def copy(self) -> LinearAdapter:
         """An independent one in the same state."""

@@ -88,16 +88,17 @@ class LiveHead:
 
     # -- changes by others ---------------------------------------------------------------------------------------------
 
-    def follow(self) -> None:
+    def follow(self) -> HeadAdapter:
         """Bring the head in step with what the open view or transaction shows."""
-        changes = self.db.changes()
+        adapter, changes = self.required(), self.db.changes()
         if not self.stale and changes == self._seen:
-            return
+            return adapter
         if self.stale or self.db.get("state")["position"] != self.position:
             self.reload()
         else:
-            self._take_options(self.required())
+            self._take_options(adapter)
         self._seen = changes
+        return adapter
 
     def reload(self) -> None:
         """Restore the head from the open view or transaction; while that lasts, and if it fails, the head is not believed."""

@@ -41,7 +41,7 @@ def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
     known = 0
     for start in range(0, len(seqs), ROWS_PER_BATCH):
         known += count_known(table, event, past, table.read(seqs[start : start + ROWS_PER_BATCH]))
-    if (seqs and not known) or (known < len(past.commitments) and table.count(past.commitments) > known):
+    if (seqs and not known) or (known < len(past.commitments) and table.count(set(past.commitments)) > known):
         raise id_is_taken(event, past, "the samples it names are others")
 
 

@@ -256,9 +256,7 @@ class SampleStore:
     def head(self) -> Any:
         """The live head, in step with the store. Change it through :meth:`apply` only."""
         with self.view():
-            adapter = self._live.required()
-            self._live.follow()
-            return adapter.head
+            return self._live.follow().head
 
     @property
     def machine(self) -> HeadAdapter | None:
@@ -405,8 +403,7 @@ class SampleStore:
 
     def history(self) -> list[Entry]:
         """Every event so far, oldest first, after checking the chain they form."""
-        with self.view():
-            return self._journal.entries()
+        return self._journal.entries()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the store, as primitives."""
@@ -678,8 +675,7 @@ class SampleStore:
         """
         with self.view():
             self._db.check_place()
-            adapter = self._live.required()
-            self._live.follow()
+            adapter = self._live.follow()
             if adapter.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
             names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []

@@ -29,9 +29,9 @@ IDS_PER_QUERY = 500
 """Ids asked for in one query (SQLite allows 999 variables in old versions)."""
 
 
-def commitment(nonce: bytes, sample_id: str) -> bytes:
-    """SHA-256(nonce || id): says nothing about the id to whom the 32 random bytes are not known."""
-    return hashlib.sha256(nonce + sample_id.encode()).digest()
+def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
+    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
+    return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StoredRows:
     @property
     def commitments(self) -> list[bytes]:
         """The commitment that the journal holds for each sample."""
-        return [commitment(n, i) for n, i in zip(self.nonces, self.ids, strict=True)]
+        return commitments(self.nonces, self.ids)
 
 
 COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
@@ -127,16 +127,16 @@ class SampleTable:
             where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
         return where
 
-    def count(self, commitments: Iterable[bytes]) -> int:
+    def count(self, wanted: set[bytes]) -> int:
         """Count the commitments that are to samples held; looks at all rows."""
-        wanted, found, last = set(commitments), 0, -1
+        found, last = 0, -1
         while True:
             sql = f"SELECT seq, id, nonce FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
             part = self.db.all(sql, (last,))
             if not part:
                 return found
             last = part[-1][0]
-            found += sum(commitment(nonce, sample) in wanted for _, sample, nonce in part)
+            found += sum(c in wanted for c in commitments([row[2] for row in part], [row[1] for row in part]))
 
     def holds(self, sample_id: str) -> bool:
         """True if there is a sample with this id."""

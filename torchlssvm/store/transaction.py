@@ -21,7 +21,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
-from torchlssvm.store.sample_table import NONCE_BYTES, ROWS_PER_BATCH, SampleTable, StoredRows, commitment
+from torchlssvm.store.sample_table import NONCE_BYTES, ROWS_PER_BATCH, SampleTable, StoredRows, commitments
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -64,7 +64,7 @@ class AppliedEvent:
     @property
     def commitments(self) -> list[bytes]:
         """The commitments that the journal keeps of its samples."""
-        return [commitment(n, i) for n, i in zip(self.nonces, self.ids, strict=True)]
+        return commitments(self.nonces, self.ids)
 
     def receipt(self, digest: str | None) -> Receipt:
         """The receipt of the event, once it is committed."""
