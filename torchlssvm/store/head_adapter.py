@@ -40,7 +40,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
             need = 8 * (
                 MATRICES_PER_HEAD * J**2 + J * K + folds * K
             )  # sums of classes and folds are made when they have samples
-            if need > memory:
+            if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
                 )
@@ -148,7 +148,8 @@ class LinearAdapter:
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Learn new samples."""
-        self.head.add(*self._here(x, y), ids=self._ids(ids))
+        x, y = self._here(x, y)
+        self.head.add(x, y, ids=self._ids(ids))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
@@ -166,25 +167,29 @@ class LinearAdapter:
         try:
             if stats is not None and stats.empty and len(rows):
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            learner.add(*self._here(rows.x, rows.y), ids=self._ids(rows.ids))
+            x, y = self._here(rows.x, rows.y)
+            learner.add(x, y, ids=self._ids(rows.ids))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def remove(self, rows: StoredRows) -> None:
         """Unlearn samples of the store."""
+        x, y = self._here(rows.x, rows.y)
         with self.head.vouched():
-            self.head.remove(*self._here(rows.x, rows.y), ids=self._ids(rows.ids))
+            self.head.remove(x, y, ids=self._ids(rows.ids))
 
     def relabel(self, rows: StoredRows, y: Tensor) -> None:
         """Give samples of the store new targets."""
+        x, y_old, y = self._here(rows.x, rows.y, y)
         with self.head.vouched():
-            self.head.relabel(*self._here(rows.x, rows.y, y), ids=self._ids(rows.ids))
+            self.head.relabel(x, y_old, y, ids=self._ids(rows.ids))
 
     def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
         """Exchange the features and targets of samples of the store."""
         ids = self._ids(rows.ids)
+        x_old, y_old, x, y = self._here(rows.x, rows.y, x, y)
         with self.head.vouched():
-            self.head.replace(*self._here(rows.x, rows.y, x, y), ids_old=ids, ids_new=ids)
+            self.head.replace(x_old, y_old, x, y, ids_old=ids, ids_new=ids)
 
     def clear(self) -> None:
         """Forget all samples."""

@@ -71,7 +71,8 @@ class Journal:
 
     def entries(self, after: int = 0) -> list[Entry]:
         """All entries behind a position, with their chain recomputed; StoreError names the first missing or altered one."""
-        previous, out = self.chain_at(after), []
+        out: list[Entry] = []
+        previous = self.chain_at(after)
         for row in self.db.all(f"SELECT {COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
             entry = self._entry(row)
             if entry.position != after + len(out) + 1:

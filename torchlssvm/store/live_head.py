@@ -142,7 +142,7 @@ class LiveHead:
                 done = self._load_snapshot(adapter, path, position, digest)
                 if done:
                     adapter.note(digest)
-                    self._report(done, was != position and "loaded" not in done)
+                    self._report(done, trusted and was != position and "loaded" not in done)
                     return done
         adapter.clear()
         for rows in self.table.batches():
@@ -153,7 +153,7 @@ class LiveHead:
         done = (
             f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"
         )
-        self._report(done, adapter.exact and position > 0)
+        self._report(done, trusted and adapter.exact and position > 0)
         return done
 
     def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:

@@ -574,7 +574,7 @@ class SampleStore:
             if undone and state["position"] == self._live.position and self._live.in_step(state):
                 self._live.settle(self._live.position, self._live.options, state["digest"])
                 return
-            log.warning("%s: the head is restored from the store after %r", self.path, error)
+            log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
