@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.canonical_json import canonical
+from torchlssvm.canonical_json import canonical, loads
 from torchlssvm.errors import VerificationError
-from torchlssvm.untrusted import loads, read_regular
+from torchlssvm.untrusted import read_regular
 
 __all__ = ["Certificate"]
 

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
-from torchlssvm.untrusted import check_regular, loads
+from torchlssvm.untrusted import check_regular
 
 FILE = "samples.sqlite"
 APPLICATION_ID = 0x746C7376

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from torchlssvm.canonical_json import loads
 from torchlssvm.store.database import checksum
-from torchlssvm.untrusted import check_unpacked, loads, read_regular
+from torchlssvm.untrusted import check_unpacked, read_regular
 
 SNAPSHOT_SUFFIX = ".snapshot.pt"
 SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
