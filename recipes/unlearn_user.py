@@ -22,7 +22,7 @@ from correct_labels import digits
 from pretrained_head import CACHE, features
 
 from torchlssvm import FixedPoint, LSSVMHead, verify
-from torchlssvm.audit.verification import new_key
+from torchlssvm.audit import new_key
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 

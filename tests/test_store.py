@@ -410,11 +410,11 @@ def test_opened_without_a_clean_stop(store: SampleStore, tmp_path: Path) -> None
         running.apply(events)
         digest = running.head.digest()
         running._db.close()  # as a killed process leaves it
-        with SampleStore(tmp_path / "store") as again:
-            assert again.recovery == done
-            assert again.head.digest() == digest
-            assert agree(again)
-            again._saved = again._position  # closing writes no snapshot
+        again = SampleStore(tmp_path / "store")
+        assert again.recovery == done
+        assert again.head.digest() == digest
+        assert agree(again)
+        again._db.close()  # without writing a snapshot
         if "rolled" not in done:
             break
         next(iter((tmp_path / "store").glob("*.snapshot.pt"))).exists()

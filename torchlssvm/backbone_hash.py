@@ -1,4 +1,4 @@
-"""What features come from, as one hash: features of another network, preprocessing or feature map are then told apart."""
+"""One hash of all that features come from, so that those of another network, preprocessing or feature map are told apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fingerprint"]
 def fingerprint(
     backbone: nn.Module | None = None, preprocessing: Any = None, feature_map: nn.Module | None = None
 ) -> str:
-    """SHA-256 of what turns inputs into features: the weights, the preprocessing (by its repr), the feature map.
+    """SHA-256 of all that turns inputs into features: the weights, the preprocessing (by its repr), the feature map.
 
     >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
     >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)

@@ -26,7 +26,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -36,19 +36,19 @@ from torchlssvm.functional import checks
 
 __all__ = ["Add", "Event", "Relabel", "Remove", "Replace", "from_primitives", "to_primitives"]
 
-LONGEST = 512
-"""Ids, subjects and event ids have at most so many characters."""
+LONGEST_NAME = 512
+"""Most characters of an id, a subject or an event id: they are indexed, and event ids are kept for ever."""
 
 CPU = torch.device("cpu")
 
-
-TELLING = 4
+TELLING_CHARACTERS = 4
 """Characters from which on a part of an event id may tell whose it is; shorter ids occur in any text."""
 
-TELLING_BY_CHANCE = 12
+TELLING_HEX_DIGITS = 12
 """The same for 32 hex digits, random or a hash: four of them are found in there by chance, twelve are not (1e-13)."""
 
-RANDOM = re.compile("[0-9a-f]{32}")
+RANDOM_ID = re.compile("[0-9a-f]{32}")
+"""An event id of 128 random bits, as :func:`new_event_id` makes it."""
 
 
 def new_event_id() -> str:
@@ -58,7 +58,7 @@ def new_event_id() -> str:
 
 def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
     """ValueError if an event id holds a sample's id or a subject, in whatever case: it outlives them in the journal."""
-    least = TELLING_BY_CHANCE if RANDOM.fullmatch(event_id) else TELLING
+    least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(event_id) else TELLING_CHARACTERS
     text = event_id.casefold()
     if any(name is not None and len(name) >= least and name.casefold() in text for name in names):
         raise ValueError(
@@ -73,9 +73,9 @@ def check_text(value: Any, name: str) -> str:
         value = str.__str__(value)  # numpy's texts and enumerations are written as the text they hold
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
         value = str(int(value))
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or "\0" in value:
         raise ValueError(
-            f"{name} must be a text of 1 to {LONGEST} characters without a NUL, or an int; got {str(value)[:80]!r} "
+            f"{name} must be a text of 1 to {LONGEST_NAME} characters without a NUL, or an int; got {str(value)[:80]!r} "
             f"({type(value).__name__})"
         )
     try:
@@ -143,20 +143,21 @@ def check_targets(value: Any, count: int | None) -> Tensor:
 
 
 class EventBase:
-    """What the four events share: the check of their fields, and comparison by value."""
+    """Base of the four events: the check of their fields, and comparison by value."""
 
+    kind: ClassVar[str]
     event_id: str
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def _check_id(self) -> None:
-        """Once ids and subject are checked."""
+        """Check the event id against ids and subject, which are checked by then."""
         self._set("event_id", check_text(self.event_id, "event_id"))
         ids, subject = getattr(self, "ids", None), getattr(self, "subject", None)
         check_event_id(self.event_id, [*(ids or ()), *([subject] if isinstance(subject, str) else subject or ())])
 
-    def _check_whose(self) -> int | None:
+    def _check_samples(self) -> int | None:
         """Either ids or a subject; the number of samples if that is known."""
         ids, subject = getattr(self, "ids", None), getattr(self, "subject", None)
         if (ids is None) == (subject is None):
@@ -194,6 +195,8 @@ class Add(EventBase):
     ``fingerprint`` names the network the features come from (see :mod:`torchlssvm.backbone_hash`); a store that is
     bound to another one refuses them.
     """
+
+    kind: ClassVar[str] = "add"
 
     ids: Any
     x: Any
@@ -234,6 +237,8 @@ class Add(EventBase):
 class Remove(EventBase):
     """Unlearn and erase samples: some by their ids, or all of a subject. x, y: as they were added, where there is no store."""
 
+    kind: ClassVar[str] = "remove"
+
     ids: Any = None
     subject: Any = None
     x: Any = None
@@ -241,7 +246,7 @@ class Remove(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        self._check_held("x", "y", self._check_whose())
+        self._check_held("x", "y", self._check_samples())
         self._check_id()
 
 
@@ -252,6 +257,8 @@ class Relabel(EventBase):
     x, y_old: as they were added, where there is no store.
     """
 
+    kind: ClassVar[str] = "relabel"
+
     y: Any
     ids: Any = None
     subject: Any = None
@@ -260,7 +267,7 @@ class Relabel(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        count = self._check_whose()
+        count = self._check_samples()
         self._set("y", check_targets(self.y, count))
         self._check_held("x", "y_old", count)
         self._check_id()
@@ -273,6 +280,8 @@ class Replace(EventBase):
     x_old, y_old: as they were added, where there is no store.
     """
 
+    kind: ClassVar[str] = "replace"
+
     x: Any
     y: Any = None
     ids: Any = None
@@ -282,7 +291,7 @@ class Replace(EventBase):
     event_id: str = field(default_factory=new_event_id)
 
     def __post_init__(self) -> None:
-        count = self._check_whose()
+        count = self._check_samples()
         self._set("x", check_features(self.x, count))
         if self.y is not None:
             self._set("y", check_targets(self.y, self.x.shape[0]))
@@ -296,12 +305,12 @@ KINDS: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabe
 
 def kind_of(event: Event) -> str:
     """The name of its kind: "add", "remove", "relabel" or "replace"."""
-    return type(event).__name__.lower()
+    return event.kind
 
 
 def to_primitives(event: Event) -> dict[str, Any]:
     """The event as a dict of texts, numbers and lists; features as base64 of little-endian numbers, with their shape."""
-    out: dict[str, Any] = {"kind": kind_of(event), "event_id": event.event_id}
+    out: dict[str, Any] = {"kind": event.kind, "event_id": event.event_id}
     for name in ("ids", "subject", "fingerprint", "y", "x", "y_old", "x_old"):
         value = getattr(event, name, None)
         if value is None:

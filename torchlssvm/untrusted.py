@@ -1,21 +1,14 @@
-"""Files and texts from elsewhere, read within bounds: regular files of a largest size, JSON with one meaning."""
+"""Files from elsewhere, read within bounds: regular files of a largest size, archives that are not packed."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import zipfile
 from typing import Any
 
-__all__ = ["check_regular", "check_unpacked", "loads", "read_regular"]
-
-DEEPEST = 32
-"""Levels of nesting in JSON: a certificate has 4, a record of a store 3."""
-
-VALUES, BYTES_A_VALUE = 1_000_000, 16
-"""So many values JSON may always hold, and one more for so many bytes: a short value takes sixty bytes of memory."""
+__all__ = ["check_regular", "check_unpacked", "read_regular"]
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -44,37 +37,6 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     if content is None or len(content) > most:
         raise ValueError(f"{os.fspath(path)} is larger than {most:,} bytes")
     return content
-
-
-def loads(text: str | bytes) -> Any:
-    """JSON without NaN, infinities, a key twice, or deep nesting; ValueError says which."""
-    comma: Any = b"," if isinstance(text, bytes) else ","
-    if text.count(comma) > VALUES + len(text) // BYTES_A_VALUE:
-        raise ValueError("too many values for its length")
-    try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [v for values in inner for v in values if isinstance(v, dict | list)]
-    if level:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
-    return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:40]!r} stands there twice")
-    return out
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def check_unpacked(file: Any) -> None:

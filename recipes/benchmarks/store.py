@@ -68,7 +68,7 @@ def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
     """Fill the store and a bare table in turns, batch by batch."""
     n, J = x.shape
     store = SampleStore(folder / "store", head=LSSVMHead(J, CLASSES), snapshot_rows=10**9)
-    machine: Any = store._machine
+    machine: Any = store.machine
     head = Timed(machine, ("add", "digest", "note"))
     db = bare(folder / "bare.sqlite")
     ours, theirs = [], []

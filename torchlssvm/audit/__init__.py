@@ -1,6 +1,8 @@
-"""Certificates of erasure: what they say, how they are signed, and how anybody can verify them."""
+"""Certificates of erasure: their fields, their signatures and their verification."""
 
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.verification import Report, new_key, private_key, public_key, sign, verify
+from torchlssvm.audit.keys import new_key, private_key, public_key, sign
+from torchlssvm.audit.verification import Report, verify
+from torchlssvm.backbone_hash import fingerprint
 
-__all__ = ["Certificate", "Report", "new_key", "private_key", "public_key", "sign", "verify"]
+__all__ = ["Certificate", "Report", "fingerprint", "new_key", "private_key", "public_key", "sign", "verify"]

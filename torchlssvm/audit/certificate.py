@@ -14,24 +14,27 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.canonical_json import canonical
+from torchlssvm.canonical_json import canonical, loads
 from torchlssvm.errors import VerificationError
-from torchlssvm.untrusted import loads, read_regular
+from torchlssvm.untrusted import read_regular
 
 __all__ = ["Certificate"]
 
 FORMAT = "torchlssvm-certificate-1"
-LARGEST = 2**28
+
+MAX_CERTIFICATE_BYTES = 2**28
 """Bytes of a certificate: four million samples."""
 
-LAST = 2**63 - 1
-KINDS = ("add", "remove", "relabel", "replace")
+MAX_COUNT = 2**63 - 1
+"""The largest integer of SQLite, and so the largest position and number of samples."""
+
+EVENT_KINDS = ("add", "remove", "relabel", "replace")
 COMMITMENT = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was erased from a store, and what its head is since then.
+    """Samples that were erased from a store, and the state of its head since then.
 
     Attributes:
         events: for each event its id, kind, position in the journal, time, number of samples and their commitments.
@@ -77,11 +80,11 @@ class Certificate:
 
     @property
     def erased(self) -> int:
-        """How many samples its events removed."""
+        """The number of samples its events removed."""
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """Whether a sample is among those of its events: only who was given its nonce in a receipt can tell."""
+        """True if a sample is among those of its events; only the nonce from its receipt can tell."""
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
         wanted = hashlib.sha256(secret + sample_id.encode()).hexdigest()
         return any(wanted in event["commitments"] for event in self.events)
@@ -94,7 +97,7 @@ class Certificate:
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read it from a regular file; VerificationError when it holds no certificate."""
         try:
-            text = read_regular(path, LARGEST)
+            text = read_regular(path, MAX_CERTIFICATE_BYTES)
         except ValueError as error:
             raise VerificationError(f"not a certificate: {error}") from None
         return cls.from_json(text)
@@ -124,31 +127,31 @@ class Certificate:
         for name in data:
             if name not in names:
                 raise VerificationError(f"not a certificate: unknown field {str(name)[:40]!r}")
-        for name, kinds in TYPES.items():
+        for name, kinds in FIELD_TYPES.items():
             value = data[name]
             if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
                 raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
         if not data["events"]:
             raise VerificationError("not a certificate: it names no event")
-        if not 0 <= data["position"] <= LAST or not 0 <= data["samples"] <= LAST:
+        if not 0 <= data["position"] <= MAX_COUNT or not 0 <= data["samples"] <= MAX_COUNT:
             raise VerificationError("not a certificate: its position or its number of samples is out of range")
         seen: set[int] = set()
         for event in data["events"]:
-            if not isinstance(event, dict) or set(event) != set(EVENT):
-                raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT)}")
-            for name, kind in EVENT.items():
+            if not isinstance(event, dict) or set(event) != set(EVENT_TYPES):
+                raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT_TYPES)}")
+            for name, kind in EVENT_TYPES.items():
                 if not isinstance(event[name], kind) or isinstance(event[name], bool):
                     raise VerificationError(
                         f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}"
                     )
-            if event["kind"] not in KINDS or not 0 < event["position"] <= LAST or event["position"] in seen:
+            if event["kind"] not in EVENT_KINDS or not 0 < event["position"] <= MAX_COUNT or event["position"] in seen:
                 raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
             seen.add(event["position"])
             if len(event["commitments"]) != event["samples"]:
                 raise VerificationError("not a certificate: an event has another number of commitments than of samples")
             if not all(isinstance(c, str) and COMMITMENT.fullmatch(c) for c in event["commitments"]):
                 raise VerificationError("not a certificate: a commitment is not 64 digits of lower-case hex")
-        for name, kinds in INSIDE.items():
+        for name, kinds in INNER_TYPES.items():
             for key, value in (data[name] or {}).items():
                 if not isinstance(value, kinds) or isinstance(value, bool):
                     raise VerificationError(f"not a certificate: {key[:40]!r} of {name!r} is a {type(value).__name__}")
@@ -160,7 +163,7 @@ class Certificate:
         return cls(**data)
 
 
-TYPES: dict[str, Any] = {
+FIELD_TYPES: dict[str, Any] = {
     "events": list,
     "digest": str | None,
     "position": int,
@@ -175,8 +178,8 @@ TYPES: dict[str, Any] = {
     "time": str,
     "signature": str,
 }
-INSIDE: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list}
-EVENT: dict[str, type] = {
+INNER_TYPES: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list}
+EVENT_TYPES: dict[str, type] = {
     "event_id": str,
     "kind": str,
     "position": int,

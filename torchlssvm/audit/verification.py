@@ -1,10 +1,8 @@
-"""Keys, signatures, and the verification of certificates.
+"""The verification of certificates.
 
 A certificate says that samples were erased from a store, and gives the digest of the head since then. ``verify`` believes
 none of it: it checks the signature with a key of the verifier's own, solves the head's weights again from its statistics,
 and, given the store, rebuilds the statistics from the surviving rows and follows the journal.
-
-Signing needs the package ``cryptography`` (extra ``audit``).
 """
 
 from __future__ import annotations
@@ -13,110 +11,34 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchlssvm.audit import keys
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.backbone_hash import fingerprint
-from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError, VerificationError
+from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
-from torchlssvm.untrusted import read_regular
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
     from torchlssvm.store import SampleStore
 
-__all__ = ["Report", "fingerprint", "new_key", "sign", "verify"]
+__all__ = ["Report", "verify"]
 
-TOLERANCE = 1e-9
-"""How far weights in use may be from those solved from statistics: rounding, on another number of threads or device."""
+WEIGHT_TOLERANCE = 1e-9
+"""Relative distance of weights in use from those solved from statistics: rounding, on another number of threads or device."""
 
-LARGEST_KEY = 2**16
-"""Bytes of a file with a key: a PEM has 120."""
+SCORE_TOLERANCE = 1e-6
+"""Distance of scores and probabilities of a machine that was trained in steps from those of one that was trained at once."""
 
-
-# -- signatures --------------------------------------------------------------------------------------------------------
-
-
-def _ed25519() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
-        raise TorchLSSVMError("signatures need the package cryptography: pip install 'torchlssvm[audit]'") from None
-    return ed25519
-
-
-def new_key(path: str | os.PathLike[str]) -> Path:
-    """Write a new private key (PEM, readable by its owner only) and its public key beside it; returns the latter's path."""
-    key = _ed25519().Ed25519PrivateKey.generate()
-    from cryptography.hazmat.primitives import serialization as s
-
-    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
-    public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
-    with os.fdopen(handle, "wb") as file:
-        file.write(private)
-    beside = Path(f"{os.fspath(path)}.pub")
-    beside.write_bytes(public)
-    return beside
-
-
-def private_key(given: Any) -> Ed25519PrivateKey:
-    """A private key from an object of ``cryptography``, 32 raw bytes, PEM bytes or text, or a file with one of them."""
-    return _key(given, private=True)  # type: ignore[no-any-return]
-
-
-def public_key(given: Any) -> Ed25519PublicKey:
-    """A public key; see :func:`private_key`."""
-    return _key(given, private=False)  # type: ignore[no-any-return]
-
-
-def _key(given: Any, private: bool) -> Any:
-    ed25519 = _ed25519()
-    wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
-    what = f"{'private' if private else 'public'} Ed25519 key"
-    if isinstance(given, wanted):
-        return given
-    if isinstance(given, ed25519.Ed25519PrivateKey) and not private:
-        raise ValueError(f"this is a private key; a {what} is needed")
-    data = given
-    if isinstance(data, str) and "-----BEGIN" in data:
-        data = data.encode()
-    if isinstance(data, str | os.PathLike):
-        data = read_regular(data, LARGEST_KEY)
-    if not isinstance(data, bytes | bytearray):
-        raise ValueError(f"a {what} is 32 bytes, a PEM or a path to one; got {type(given).__name__}")
-    from cryptography.hazmat.primitives import serialization as s
-
-    try:
-        if len(data) == 32:
-            make = wanted.from_private_bytes if private else wanted.from_public_bytes
-            return make(bytes(data))
-        key: Any = s.load_pem_private_key(bytes(data), None) if private else s.load_pem_public_key(bytes(data))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"no {what}: {error}") from None
-    except Exception as error:  # cryptography has an error of its own for a key of an unknown kind
-        raise ValueError(f"no {what}: {type(error).__name__}") from None
-    if not isinstance(key, wanted):
-        raise ValueError(f"no {what}: it is a {type(key).__name__}")
-    return key
-
-
-def sign(certificate: Certificate, key: Any) -> Certificate:
-    """The certificate with an Ed25519 signature over its payload."""
-    return certificate.signed(private_key(key).sign(certificate.payload()))
-
-
-# -- verification ------------------------------------------------------------------------------------------------------
+TINY = 1e-300
+"""Least scale of a relative distance: weights that are all zero have none."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was checked. True: a report exists only when every check held."""
+    """The checks that were made. Always true: a report exists only when every check held."""
 
     checks: dict[str, str] = field(default_factory=dict)
 
@@ -134,7 +56,7 @@ def verify(
     public_key: Any = None,
     allow_unsigned: bool = False,
 ) -> Report:
-    """Check a certificate of erasure against whatever is at hand; VerificationError with the reason when it fails.
+    """Check a certificate of erasure against all that is given; VerificationError with the reason when it fails.
 
     Args:
         certificate: the object, its dict, its JSON, or a file.
@@ -146,7 +68,7 @@ def verify(
         public_key: Ed25519, of the issuer: from the verifier, never from the certificate.
         allow_unsigned: accept a certificate whose signature is missing or cannot be checked for want of a key.
     """
-    cert = read(certificate)
+    cert = read_certificate(certificate)
     checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
     if store is None:
         return Report(checks | _check_state(cert, head, None))
@@ -174,7 +96,7 @@ def _check_state(cert: Certificate, head: Any, store: SampleStore | None) -> dic
     return checks
 
 
-def read(certificate: Any) -> Certificate:
+def read_certificate(certificate: Any) -> Certificate:
     """A certificate from any of its forms, with every field checked."""
     if isinstance(certificate, Certificate):
         return Certificate.from_json(certificate.to_json())
@@ -202,7 +124,7 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         signature = b""
     if signature.hex() != cert.signature:  # one way to write it, as for everything else
         raise VerificationError("the signature is not lower-case hex")
-    key = public_key(given)
+    key = keys.public_key(given)
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -215,7 +137,7 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
 
 
 def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dict[str, str]]:
-    """The digest the head must have now, and what was checked."""
+    """Check journal and rows; returns the digest the head must have now, and the checks made."""
     entries = {entry.position: entry for entry in store.history()}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
@@ -265,9 +187,9 @@ def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> d
     largest = 0.0
     for name in ("w", "b", "P"):
         used, solved = getattr(head, name), getattr(fresh, name)
-        scale = max(1e-300, float(solved.abs().max())) if solved.numel() else 1.0
+        scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
-        if used.shape != solved.shape or not error <= TOLERANCE:
+        if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
                 f"{name} is not what the statistics give: the head serves other weights (off by {error:.2g})"
             )
@@ -286,10 +208,12 @@ def _solved_anew(head: Any) -> LSSVMHead:
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
-    """Probabilities are state too: samples that are gone must have had no say in them."""
-    calibration = head.calibration if isinstance(head, LSSVMHead) else None
+    """Check the calibration, which samples that are gone must not have shaped."""
+    if not isinstance(head, LSSVMHead):
+        return {}
+    calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if getattr(head, "_made", {}).get("calibration") else {}
+        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):
@@ -307,13 +231,13 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
     s, y = torch.cat(scores), torch.cat(labels)
     again = fit(s, y, torch.ones_like(s[:, 0]), calibration.method)
     error = float((again(s) - calibration(s)).abs().max())
-    if calibration.samples != len(y) or not error <= 1e-6:
+    if calibration.samples != len(y) or not error <= SCORE_TOLERANCE:
         raise VerificationError(f"the calibration is not the one that the surviving samples give (off by {error:.2g})")
     return {"calibration": f"made anew from the surviving rows, the same (to {error:.1g})"}
 
 
 def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str]:
-    """A machine without a digest: learn the surviving rows with another one and compare the scores of the rows."""
+    """Learn the surviving rows with another machine and compare the scores of the rows: for machines without a digest."""
     if store is None:
         raise VerificationError(
             f"a {type(head).__name__} without a digest can be checked against its store only: give store="
@@ -322,7 +246,7 @@ def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str
     largest = 0.0
     for rows in store.batches():
         here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
-        largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=1e-300)))
-    if not largest <= 1e-6:
+        largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=TINY)))
+    if not largest <= SCORE_TOLERANCE:
         raise VerificationError(f"the head's scores are not those of the surviving samples (off by {largest:.2g})")
     return {"head": f"no digest; scores as those of a machine that learned the surviving rows (to {largest:.1g})"}

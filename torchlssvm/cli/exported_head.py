@@ -31,7 +31,7 @@ def write_head(store: SampleStore, path: Path) -> int:
 def load_head(path: Path) -> LSSVMHead:
     """Load a head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
     from torchlssvm import StoreError, VerificationError
-    from torchlssvm.audit.verification import TOLERANCE
+    from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt
     from torchlssvm.store.head_adapter import head_from
     from torchlssvm.untrusted import check_regular
@@ -49,7 +49,7 @@ def load_head(path: Path) -> LSSVMHead:
         for name, value in head.state_dict().items():
             given = found["state_dict"][name]
             if name in ("w", "b", "C", "P") and not value.allclose(
-                given, TOLERANCE, TOLERANCE * float(value.abs().max())
+                given, WEIGHT_TOLERANCE, WEIGHT_TOLERANCE * float(value.abs().max())
             ):
                 raise VerificationError(f"{name} in {path} is not what the head there computes with")
     except (AttributeError, KeyError, RecursionError, RuntimeError, StoreError, TypeError, ValueError) as error:

@@ -5,14 +5,13 @@ A store is a folder:
     samples.sqlite            the samples, the journal and the head's options (with its log: -wal, -shm)
     <position>.snapshot.pt    the head's statistics at a journal position, so that opening is fast
     acknowledged              the position last reported to a caller
-    *.until-compaction        what others keep here that may tell of erased samples; compaction removes it
+    *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
 """
 
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry
-from torchlssvm.store.reading import Sample
-from torchlssvm.store.sample_store import Compaction, Preview, SampleStore
-from torchlssvm.store.sample_table import Rows
+from torchlssvm.store.sample_store import Compaction, Preview, Sample, SampleStore
+from torchlssvm.store.sample_table import StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION
 from torchlssvm.store.transaction import Receipt
 
@@ -22,8 +21,8 @@ __all__ = [
     "Entry",
     "Preview",
     "Receipt",
-    "Rows",
     "Sample",
     "SampleStore",
     "StoreDataset",
+    "StoredRows",
 ]

@@ -1,4 +1,4 @@
-"""How features and targets become bytes.
+"""Features and targets as bytes.
 
 On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
 how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid
@@ -75,7 +75,7 @@ class Codec:
         return self.grid.dequantize(torch.from_numpy(q.astype(np.int32)))
 
     def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
-        """What is written for y: labels as integers, targets as the float64 numbers the head summed."""
+        """Encode y: labels as integers, targets as the float64 numbers the head summed."""
         if y.ndim == 1 and not y.is_floating_point() and self.K > 1:
             return y.to(torch.int64).tolist(), None
         values = y.reshape(len(y), -1)
@@ -83,7 +83,7 @@ class Codec:
         return None, [bytes(b) for b in split(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
 
     def y(self, labels: Sequence[int | None], targets: Sequence[bytes | None]) -> Tensor:
-        """Undo :meth:`labels_and_targets`."""
+        """Decode what :meth:`labels_and_targets` wrote."""
         if all(t is None for t in targets):
             if None in labels:
                 raise StoreError("a row has neither a label nor targets: the store is damaged")

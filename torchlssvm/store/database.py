@@ -19,13 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
-from torchlssvm.store.records import check_record
-from torchlssvm.untrusted import check_regular, loads
+from torchlssvm.untrusted import check_regular
 
 FILE = "samples.sqlite"
-APPLICATION = 0x746C7376  # "tlsv": marks the file as ours
-SCHEMA = 1
+APPLICATION_ID = 0x746C7376
+"""The letters "tlsv": they mark an SQLite file as that of a store."""
+
+SCHEMA_VERSION = 1
+"""Version of the tables below; a file of another version is refused."""
+
 PRAGMAS = {
     "synchronous": "FULL",
     "secure_delete": "ON",
@@ -62,16 +66,41 @@ CREATE TABLE journal (
 );
 """
 
-MISSING: Any = object()
-DISK = ("disk is full", "disk I/O error", "unable to open", "readonly database")
-"""What SQLite says when the disk is the trouble, and not what was asked."""
+RECORD_FIELDS: dict[str, dict[str, Any]] = {
+    "state": {"position": int, "digest": str | None, "samples": int, "chain": str},
+    "head": {"type": str},
+    "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
+    "key": {"key": str, "since": int},
+}
+"""Records of the meta table that are objects: the fields that are read, and their types."""
 
-LOGS = ("-wal", "-shm", "-journal")
+RECORD_TYPES: dict[str, Any] = {
+    "compacted": int,
+    "created": str,
+    "fingerprint": str | None,
+    "chosen": dict | None,
+    "checkpoints": dict,
+}
+"""Types of the other records that the store itself keeps; notes of callers may be any JSON."""
+
+HEX_FIELDS = {"state": "chain", "key": "key"}
+"""Fields of records that are bytes, written as hex."""
+
+NO_DEFAULT: Any = object()
+"""Marks that :meth:`Database.get` was given no default, which may be None."""
+
+DISK_ERRORS = ("disk is full", "disk I/O error", "unable to open", "readonly database")
+"""Parts of SQLite's messages that name the disk as the trouble, and not the statement."""
+
+LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 """Names of the files that SQLite keeps beside the database end in these."""
 
-STEPS, STEPS_A_BYTE, STEPS_A_CALL = 50_000_000, 100, 1_000_000
-"""Of SQLite's machine, for one query of a reader: 2 seconds, and more than a store of that size can need. Damaged or crafted
-pages that lead back to themselves end there."""
+QUERY_STEPS, QUERY_STEPS_PER_BYTE = 50_000_000, 100
+"""Steps of SQLite's machine for one query of a reader: 2 seconds, and more than a file of that size can need. Damaged or
+crafted pages that lead back to themselves end there."""
+
+STEPS_PER_PROGRESS_CALL = 1_000_000
+"""Steps between two calls of the function that counts them: 40 milliseconds."""
 
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
@@ -80,6 +109,25 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
     It is against bits that flip; against people there are the digest, the commitments and the chain.
     """
     return zlib.crc32(blob, zlib.crc32(ascii(values).encode()))
+
+
+def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[int]:
+    """The checksum of each record with the large value that belongs to it."""
+    return [checksum(record, blob) for record, blob in zip(records, blobs, strict=True)]
+
+
+def check_record(name: str, value: Any) -> None:
+    """ValueError when a record does not have the fields and types that are read; more fields are allowed."""
+    wanted = dict if name in RECORD_FIELDS else RECORD_TYPES.get(name, object)
+    if not isinstance(value, wanted):
+        raise ValueError(f"it is a {type(value).__name__}")
+    for field, types in RECORD_FIELDS.get(name, {}).items():
+        if field not in value:
+            raise ValueError(f"{field} is missing")
+        if not isinstance(value[field], types) or isinstance(value[field], bool):
+            raise ValueError(f"{field} is a {type(value[field]).__name__}")
+    if name in HEX_FIELDS:
+        bytes.fromhex(value[HEX_FIELDS[name]])
 
 
 class Database:
@@ -167,7 +215,7 @@ class Database:
 
     def _check_files(self, create: bool) -> None:
         """Refuse what is no regular file. A finished store has no rollback journal: SQLite would delete files that it names."""
-        for suffix in ("", *LOGS):
+        for suffix in ("", *LOG_SUFFIXES):
             try:
                 check_regular(f"{self.path}{suffix}")
             except ValueError as error:
@@ -183,8 +231,8 @@ class Database:
             Path(f"{self.path}{suffix}").stat() for suffix in ("", "-wal") if Path(f"{self.path}{suffix}").exists()
         ]
         allocated = sum(getattr(s, "st_blocks", s.st_size // 512 + 1) * 512 for s in sizes)
-        self._most_calls = (STEPS + STEPS_A_BYTE * allocated) // STEPS_A_CALL
-        self.connection.set_progress_handler(self._count_call, STEPS_A_CALL)
+        self._most_calls = (QUERY_STEPS + QUERY_STEPS_PER_BYTE * allocated) // STEPS_PER_PROGRESS_CALL
+        self.connection.set_progress_handler(self._count_call, STEPS_PER_PROGRESS_CALL)
         if hasattr(self.connection, "setlimit"):  # from Python 3.11
             longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
             self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
@@ -198,22 +246,24 @@ class Database:
             return
         self.connection.execute("PRAGMA journal_mode = WAL")
         self.connection.execute("BEGIN IMMEDIATE")
-        if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:  # nobody was faster
+        if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[
+            0
+        ]:  # no other process was faster
             for statement in TABLES.split(";"):
                 self.connection.execute(statement)
-            self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            self.connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.connection.execute("COMMIT")
 
     def _check(self) -> None:
         application = self.connection.execute("PRAGMA application_id").fetchone()[0]
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != APPLICATION:
+        if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
-        if version != SCHEMA:
-            age = "newer" if version > SCHEMA else "unknown"
+        if version != SCHEMA_VERSION:
+            age = "newer" if version > SCHEMA_VERSION else "unknown"
             raise StoreError(
-                f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA}. "
+                f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA_VERSION}. "
                 "Use the library that wrote it."
             )
         found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
@@ -240,7 +290,7 @@ class Database:
                 ) from error
             if text == "interrupted":
                 text = "it is damaged: a query takes more steps than its size explains"
-            if any(trouble in text for trouble in DISK):
+            if any(trouble in text for trouble in DISK_ERRORS):
                 raise StoreDiskError(f"{self.path}: {text}") from error
             raise StoreError(f"{self.path}: {text}") from error
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
@@ -260,7 +310,7 @@ class Database:
         return rows[0] if rows else None
 
     def run(self, sql: str, values: Iterable[Any] = ()) -> None:
-        """Execute a statement."""
+        """Execute a statement that returns no rows."""
         self.all(sql, values)
 
     def many(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
@@ -272,7 +322,7 @@ class Database:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other threads out. Whoever comes first takes back what an interrupt left open."""
+        """Keep other threads out; the outermost call rolls back what an interrupt left open."""
         if os.getpid() != self._process:
             raise StoreError(f"{self.path} was opened before a fork: open it again in this process")
         first = not self.lock._is_owned()  # type: ignore[attr-defined]
@@ -359,10 +409,10 @@ class Database:
 
     # -- records -------------------------------------------------------------------------------------------------------
 
-    def get(self, name: str, default: Any = MISSING) -> Any:
+    def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
         """A value of the meta table; StoreError when it is not there, unless there is a default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
-        if row is None and default is not MISSING:
+        if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
             raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
@@ -377,6 +427,10 @@ class Database:
             ) from None
         return value
 
+    def get_all(self, *names: str) -> list[Any]:
+        """Several values of the meta table, which must be there."""
+        return [self.get(name) for name in names]
+
     def put(self, name: str, value: Any) -> None:
         """Write a value of the meta table."""
         text = json.dumps(value, sort_keys=True)
@@ -387,7 +441,7 @@ class Database:
         self.run("DELETE FROM meta WHERE name = ?", (name,))
 
     def check_structure(self) -> None:
-        """SQLite's own check of pages and indexes; reads the whole file."""
+        """Let SQLite check pages and indexes; reads the whole file."""
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise StoreError(f"{self.path} is damaged: {found[0] if found else 'it cannot be checked'}")

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import FILE, Database
-from torchlssvm.store.sample_table import Table
+from torchlssvm.store.sample_table import SampleTable
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -25,13 +24,13 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, path: Path):
         self.path = path
         self._owner = 0
-        self._open: Table | None = None
+        self._open: SampleTable | None = None
         found = self._table().db.all("SELECT seq FROM samples ORDER BY seq")
         self._seqs = torch.tensor([r[0] for r in found], dtype=torch.int64)
 
-    def _table(self) -> Table:
+    def _table(self) -> SampleTable:
         if self._open is None or self._owner != os.getpid():
-            table = Table(Database(self.path / FILE, False, readonly=True), Codec(1, 1))
+            table = SampleTable(Database(self.path / FILE, False, readonly=True))
             table.load_codec()
             self._owner, self._open = os.getpid(), table
         return self._open

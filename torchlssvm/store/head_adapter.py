@@ -1,7 +1,7 @@
-"""The live head of a store, seen as rows that come and go.
+"""Adapters through which a store changes its head by rows.
 
-``Linear`` drives an :class:`~torchlssvm.LSSVMHead`, which needs the samples again to remove them; ``ByIds`` drives a kernel
-machine, which keeps its samples and removes them by ids of its own.
+``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead`, which needs the samples again to remove them; ``KernelAdapter``
+drives a kernel machine, which keeps its samples and removes them by ids of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
+from torchlssvm.statistics import Statistics
 from torchlssvm.store.codec import Codec
-from torchlssvm.store.sample_table import Rows
+from torchlssvm.store.sample_table import StoredRows
 
-SETTABLE = ("rho", "class_weight")
+SETTABLE_OPTIONS = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""
 
-MATRICES = 4
+MATRICES_PER_HEAD = 4
 """J x J matrices that a head needs to be summed and solved, at least."""
 
 
@@ -37,7 +38,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             need = 8 * (
-                MATRICES * J**2 + J * K + folds * K
+                MATRICES_PER_HEAD * J**2 + J * K + folds * K
             )  # sums of classes and folds are made when they have samples
             if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
@@ -48,8 +49,8 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
         raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
-class Linear:
-    """An LSSVMHead."""
+class LinearAdapter:
+    """Drives an LSSVMHead, which needs the rows again to remove them; the store has them."""
 
     def __init__(self, head: LSSVMHead):
         self.head = head.drop_membership("it belongs to a store, which has the rows")
@@ -57,36 +58,36 @@ class Linear:
 
     @property
     def exact(self) -> bool:
-        """Whether the state is the same, bit for bit, however it was reached: it then has a digest."""
+        """True if the state is the same, bit for bit, however it was reached: it then has a digest."""
         return self.head.statistics is not None and self.head.statistics.exact
 
     @property
     def empty(self) -> bool:
-        """Whether it holds nothing."""
+        """True if it holds no sample."""
         return self.head.n == 0
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held by the store while the head is between two states: whoever reads it meanwhile waits."""
-        return getattr(self.head, "_lock", nullcontext())
+        """A lock that the store holds while the head is between two states, so that readers of the head wait."""
+        return self.head.locked()
 
     def holds(self, digest: str | None, samples: int) -> bool:
-        """Whether the state is the one that was recorded, as far as it can tell."""
+        """Compare the state with the one that was recorded: by the digest, or else by the number of samples."""
         return self.digest() == digest if self.exact else self.head.n == samples
 
     def config(self) -> dict[str, Any]:
-        """What is needed to make an empty one."""
+        """Options that make an empty head like this one, as primitives."""
         return {"type": "LSSVMHead"} | self.head.config()
 
     def set_options(self, config: dict[str, Any]) -> None:
         """Take over those options of another head's :meth:`config` that may change."""
         mine, given = self.config(), arguments({k: v for k, v in config.items() if k != "type"})
-        for name in SETTABLE:
+        for name in SETTABLE_OPTIONS:
             if mine[name] != config[name]:
                 setattr(self.head, name, given[name])
 
     def chosen(self) -> dict[str, Any] | None:
-        """What was chosen from data, with the calibration, as primitives; None if nothing was."""
+        """Choices made from data, with the calibration, as primitives; None if none was made."""
         head = self.head
         if not head._made:
             return None
@@ -114,7 +115,7 @@ class Linear:
         head._made, head._calibration = made, calibration
 
     def codec(self) -> Codec:
-        """How its features are written at the moment."""
+        """The form in which its features are stored at the moment."""
         head = self.head
         target = head.statistics.target_grid if head.statistics is not None else head._target_grid
         return Codec(head.in_features, head.num_classes, head.grid, target if head.grid is not None else None)
@@ -127,55 +128,71 @@ class Linear:
         """Changes whenever samples do."""
         return self.digest() if self.exact else (self.head.n, self.head.counts.tolist())
 
-    def note(self) -> None:
-        """Take the present state for the right one."""
-        self.seen = (self.head._version, self.signature())
+    def note(self, digest: str | None = None) -> None:
+        """Take the present state for the right one; ``digest``: its digest, if that is known already."""
+        self.seen = (self.head._version, digest or self.signature())
 
     @property
     def touched(self) -> bool:
-        """Whether somebody else changed it since :meth:`note`."""
+        """True if it was changed since :meth:`note`, other than through the store."""
         return self.head._version != self.seen[0] and self.signature() != self.seen[1]
 
     def _ids(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """Ids decide the cross-validation folds of samples; a head without folds takes none."""
         folds = self.head.statistics is not None and self.head.statistics.folds
         return ids if folds else None
 
-    def _here(self, values: Tensor) -> Tensor:
-        return values.to(self.head.device)
+    def _here(self, *values: Tensor) -> list[Tensor]:
+        device = self.head.device
+        return [v.to(device) for v in values]
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Learn samples."""
-        self.head.add(self._here(x), self._here(y), ids=self._ids(ids))
+        """Learn new samples."""
+        x, y = self._here(x, y)
+        self.head.add(x, y, ids=self._ids(ids))
 
-    def add_rows(self, rows: Rows, codec: Codec) -> None:
+    def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
-        stats = self.head.statistics
+        self._sum(self.head, self.head.statistics, rows, codec)
+
+    def empty_sums(self) -> Statistics | None:
+        """Statistics like the head's without any sample, for :meth:`add_to`; None for a head without a digest."""
+        return self.head.statistics.zero() if self.head.statistics is not None and self.exact else None
+
+    def add_to(self, sums: Statistics, rows: StoredRows, codec: Codec) -> None:
+        """Sum samples of the store beside the head, on the grid they are on."""
+        self._sum(sums, sums, rows, codec)
+
+    def _sum(self, learner: LSSVMHead | Statistics, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
         try:
             if stats is not None and stats.empty and len(rows):
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            self.add(rows.ids, rows.x, rows.y)
+            x, y = self._here(rows.x, rows.y)
+            learner.add(x, y, ids=self._ids(rows.ids))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
-    def remove(self, rows: Rows) -> None:
+    def remove(self, rows: StoredRows) -> None:
         """Unlearn samples of the store."""
+        x, y = self._here(rows.x, rows.y)
         with self.head.vouched():
-            self.head.remove(self._here(rows.x), self._here(rows.y), ids=self._ids(rows.ids))
+            self.head.remove(x, y, ids=self._ids(rows.ids))
 
-    def relabel(self, rows: Rows, y: Tensor) -> None:
+    def relabel(self, rows: StoredRows, y: Tensor) -> None:
         """Give samples of the store new targets."""
+        x, y_old, y = self._here(rows.x, rows.y, y)
         with self.head.vouched():
-            self.head.relabel(self._here(rows.x), self._here(rows.y), self._here(y), ids=self._ids(rows.ids))
+            self.head.relabel(x, y_old, y, ids=self._ids(rows.ids))
 
-    def replace(self, rows: Rows, x: Tensor, y: Tensor) -> None:
+    def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
         """Exchange the features and targets of samples of the store."""
         ids = self._ids(rows.ids)
-        old = (self._here(rows.x), self._here(rows.y))
+        x_old, y_old, x, y = self._here(rows.x, rows.y, x, y)
         with self.head.vouched():
-            self.head.replace(*old, self._here(x), self._here(y), ids_old=ids, ids_new=ids)
+            self.head.replace(x_old, y_old, x, y, ids_old=ids, ids_new=ids)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all samples."""
         self.head._adopt(None)
 
     def state(self) -> dict[str, Tensor]:
@@ -185,15 +202,16 @@ class Linear:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Undo :meth:`state`; ValueError when it does not fit."""
-        self.head._adopt({k: v if k == "meta" else self._here(v) for k, v in state.items()})
+        device = self.head.device
+        self.head._adopt({k: v if k == "meta" else v.to(device) for k, v in state.items()})
 
-    def copy(self) -> Linear:
+    def copy(self) -> LinearAdapter:
         """An independent one in the same state."""
-        return Linear(copy.deepcopy(self.head))
+        return LinearAdapter(copy.deepcopy(self.head))
 
 
-class ByIds:
-    """A kernel machine: ``add(x, y)`` returns ids, ``remove(ids)`` and ``relabel(ids, y)`` take them."""
+class KernelAdapter:
+    """Drives a kernel machine: its ``add(x, y)`` returns ids, its ``remove(ids)`` and ``relabel(ids, y)`` take them."""
 
     exact = False
 
@@ -204,49 +222,50 @@ class ByIds:
 
     @property
     def empty(self) -> bool:
-        """Whether it holds nothing."""
+        """True if it holds no sample."""
         return len(self.head.ids) == 0
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """A kernel machine has none."""
+        """A context that does nothing: a kernel machine has no lock."""
         return nullcontext()
 
     def holds(self, digest: str | None, samples: int) -> bool:
-        """Whether it holds as many samples as were recorded."""
+        """Compare the number of samples with the one that was recorded."""
         return len(self.head.ids) == len(self.where) == samples
 
     def set_options(self, config: dict[str, Any]) -> None:
-        """Nothing of it can change."""
+        """Do nothing: no option of a kernel machine can change."""
 
     def config(self) -> dict[str, Any]:
-        """What must agree when the store is opened with another machine."""
+        """Facts that must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
 
     def chosen(self) -> None:
-        """Nothing is kept."""
+        """None: a kernel machine chooses nothing from data."""
 
     def restore_chosen(self, chosen: Any) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was kept."""
 
     def codec(self) -> Codec:
         """Features are kept as they are; their number comes with the first ones."""
         return Codec(0, getattr(self.head, "num_classes", 2))
 
     def digest(self) -> None:
-        """A kernel machine has none."""
+        """None: a kernel machine has no digest."""
 
     def signature(self) -> object:
         """Changes whenever samples do."""
         return tuple(self.head.ids.tolist())
 
-    def note(self) -> None:
+    def note(self, digest: str | None = None) -> None:
         """Take the present state for the right one."""
+        del digest
         self.seen = self.signature()
 
     @property
     def touched(self) -> bool:
-        """Whether somebody else changed it since :meth:`note`."""
+        """True if it was changed since :meth:`note`, other than through the store."""
         return self.signature() != self.seen
 
     def find(self, name: str) -> int | None:
@@ -264,47 +283,50 @@ class ByIds:
         return torch.tensor(found, dtype=torch.int64, device=self.head.ids.device)
 
     def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Learn samples."""
+        """Learn new samples."""
         self.where.update(zip(ids, self.head.add(x, y).tolist(), strict=True))
 
-    def add_rows(self, rows: Rows, codec: Codec) -> None:
+    def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again."""
         del codec
         self.add(rows.ids, rows.x, rows.y)
 
-    def remove(self, rows: Rows) -> None:
+    def remove(self, rows: StoredRows) -> None:
         """Unlearn samples of the store."""
         self.head.remove(self._machine_ids(rows.ids))
         for sample in rows.ids:
             self.where.pop(sample, None)
 
-    def relabel(self, rows: Rows, y: Tensor) -> None:
+    def relabel(self, rows: StoredRows, y: Tensor) -> None:
         """Give samples of the store new targets."""
         self.head.relabel(self._machine_ids(rows.ids), y)
 
-    def replace(self, rows: Rows, x: Tensor, y: Tensor) -> None:
+    def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
         """Exchange the features and targets of samples of the store."""
         old = self._machine_ids(rows.ids)
         self.add(rows.ids, x, y)  # first: if the new ones are refused, nothing has changed
         self.head.remove(old)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all samples."""
         if not self.empty:
             self.head.remove(self.head.ids.clone())
         self.where.clear()
 
-    def copy(self) -> ByIds:
+    def copy(self) -> KernelAdapter:
         """An independent one in the same state."""
         return copy.deepcopy(self)
 
 
-def machine_for(head: Any) -> Linear | ByIds:
+HeadAdapter: TypeAlias = LinearAdapter | KernelAdapter
+
+
+def adapter_for(head: Any) -> HeadAdapter:
     """The adapter of a head; StoreError when there is none."""
     if isinstance(head, LSSVMHead):
-        return Linear(head)
+        return LinearAdapter(head)
     if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):
-        return ByIds(head)
+        return KernelAdapter(head)
     raise StoreError(
         f"a store drives an LSSVMHead, or a machine with ids, add, remove and relabel; got {type(head).__name__}"
     )

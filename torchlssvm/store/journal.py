@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -21,7 +20,9 @@ from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
 from torchlssvm.store.database import Database
 
-START = bytes(32)
+CHAIN_START = bytes(32)
+"""Hash before the first entry: 32 zero bytes."""
+
 COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
 
 
@@ -68,17 +69,18 @@ class Journal:
     def __init__(self, db: Database):
         self.db = db
 
-    def entries(self, after: int = 0) -> Iterator[Entry]:
-        """All entries in their order, read in batches."""
-        while True:
-            found = self.db.all(
-                f"SELECT {COLUMNS} FROM journal WHERE position > ? ORDER BY position LIMIT 1024", (after,)
-            )
-            if not found:
-                return
-            for row in found:
-                yield self._entry(row)
-            after = found[-1][0]
+    def entries(self, after: int = 0) -> list[Entry]:
+        """All entries behind a position, with their chain recomputed; StoreError names the first missing or altered one."""
+        out: list[Entry] = []
+        previous = self.chain_at(after)
+        for row in self.db.all(f"SELECT {COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
+            entry = self._entry(row)
+            if entry.position != after + len(out) + 1:
+                raise StoreError(f"{self.db.path}: entry {after + len(out) + 1} of the journal is missing")
+            self._check_link(entry, previous)
+            previous = entry.chain
+            out.append(entry)
+        return out
 
     def at(self, position: int) -> Entry | None:
         """The entry at a position."""
@@ -86,9 +88,13 @@ class Journal:
         return None if row is None else self._entry(row)
 
     def of(self, event_id: str) -> Entry | None:
-        """The entry of an event, if it was applied."""
+        """The entry of an event, if it was applied; StoreError if it does not fit behind the one before it."""
         row = self.db.one(f"SELECT {COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
-        return None if row is None else self._entry(row)
+        if row is None:
+            return None
+        entry = self._entry(row)
+        self._check_link(entry, self.chain_at(entry.position - 1))
+        return entry
 
     def _entry(self, row: tuple[object, ...]) -> Entry:
         types = (int, str, str, str, int, bytes, bytes | None, bytes)
@@ -101,7 +107,7 @@ class Journal:
         entry = self.at(position) if position else None
         if position and entry is None:
             raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
-        return entry.chain if entry else START
+        return entry.chain if entry else CHAIN_START
 
     def append(self, event_id: str, kind: str, commitments: list[bytes], mac: bytes | None, after: int) -> Entry:
         """Write the entry behind position ``after``."""
@@ -110,24 +116,13 @@ class Journal:
         self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
         return entry
 
-    def check(self, after: int = 0) -> bytes:
-        """Recompute the chain; StoreError names the first entry that is missing or altered. Returns its end."""
-        previous, position = self.chain_at(after), after
-        for entry in self.entries(after):
-            position += 1
-            if entry.position != position:
-                raise StoreError(f"{self.db.path}: entry {position} of the journal is missing")
-            self._check_link(entry, previous)
-            previous = entry.chain
-        return previous
-
-    def check_entry(self, entry: Entry) -> None:
-        """StoreError if one entry does not fit behind the one before it."""
-        self._check_link(entry, self.chain_at(entry.position - 1))
-
     def _check_link(self, entry: Entry, previous: bytes) -> None:
         if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
             raise StoreError(f"{self.db.path}: entry {entry.position} of the journal was altered")
+
+    def write_state(self, position: int, digest: str | None, samples: int, chain: bytes) -> None:
+        """Write where the journal ends, with the digest and the number of samples there."""
+        self.db.put("state", {"position": position, "digest": digest, "samples": samples, "chain": chain.hex()})
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 
@@ -142,7 +137,7 @@ class Journal:
         return hmac.digest(bytes.fromhex(self.db.get("key")["key"]), digest.encode(), "sha256")
 
     def confirms(self, entry: Entry, digest: str) -> bool | None:
-        """Whether the digest after an entry was this one; None when the key that could tell is destroyed."""
+        """Compare a digest with the one after an entry; None when the key that could tell is destroyed."""
         if entry.mac is None or entry.position <= self.db.get("key")["since"]:
             return None
         return hmac.compare_digest(entry.mac, self.mac(digest) or b"")

@@ -1,32 +1,62 @@
-"""``SampleStore``: applying events, looking ahead, compacting."""
+"""``SampleStore``: samples, their journal and their head in one folder."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
+from torchlssvm.analysis.label_errors import LabelErrors, from_scores
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.keys import sign
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
-from torchlssvm.events import CPU, Event, EventBase
+from torchlssvm.events import CPU, Event, EventBase, as_list, check_ids, check_text
 from torchlssvm.functional.checks import as_tensor
-from torchlssvm.store.certifying import Certifying
-from torchlssvm.store.head_adapter import ByIds, Linear
-from torchlssvm.store.snapshots import UNTIL_COMPACTION
-from torchlssvm.store.transaction import Receipt, Work, receipt_of
+from torchlssvm.functional.modes import exactly
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
+from torchlssvm.store.database import FILE, Database
+from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
+from torchlssvm.store.journal import CHAIN_START, Entry, Journal, now
+from torchlssvm.store.live_head import LiveHead
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
+from torchlssvm.store.transaction import Receipt, Transaction
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger("torchlssvm.store")
 
 REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""What head and store raise for what they do not take, before or after a change but never in the middle of one."""
+"""Errors of head and store for what they do not take, raised before or after a change but never in the middle of one."""
+
+NOTE_PREFIX, NOTE_END = "note/", "note0"
+"""Notes are records of their own, with names between these two."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a store: x (J,), y () or (K,), and when it was added (seconds since 1970)."""
+
+    id: str
+    subject: str | None
+    y: Tensor
+    x: Tensor
+    added: float
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What events would do. Accuracies are None without labels, or when no sample would be left."""
+    """Effect that events would have. Accuracies are None without labels, or when no sample would be left."""
 
     samples: int
     remaining: int
@@ -37,14 +67,14 @@ class Preview:
 
 @dataclass(frozen=True)
 class Compaction:
-    """What :meth:`SampleStore.compact` did: snapshots it removed, and known checkpoints that hold what was erased."""
+    """Result of :meth:`SampleStore.compact`: snapshots it removed, and known checkpoints that hold what was erased."""
 
     position: int
     removed: list[str]
     checkpoints: list[str]
 
 
-class SampleStore(Certifying):
+class SampleStore:
     """Samples with ids and subjects, kept as the head summed them, and the head itself, always in step.
 
     ``SampleStore(path, head=head)`` creates a store with an empty head, or opens it and restores the head (which may be left
@@ -75,6 +105,384 @@ class SampleStore(Certifying):
     (True, 3)
     >>> store.close()
     """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        head: Any = None,
+        *,
+        fingerprint: str | None = None,
+        readonly: bool = False,
+        timeout: float = 30.0,
+        snapshot_rows: int = 65536,
+        accept_loss: bool = False,
+        device: torch.device | str | None = None,
+    ):
+        self.path = Path(path)
+        self.readonly = readonly
+        self._closed = False
+        self._source = fingerprint
+        self._witness = Witness(self.path / WITNESS_FILE)
+        self._db = self._open_database(head is not None and not readonly, timeout)
+        try:
+            self._journal, self._table = Journal(self._db), SampleTable(self._db)
+            self._live = LiveHead(self.path, self._db, self._table, self._journal, snapshot_rows)
+            self._issuer = CertificateIssuer(self._db, self._table, self._journal, self._live.snapshots)
+            if head is not None:
+                self._live.adapter = adapter_for(head)
+            self._finish_creation()
+            told = self._witness.read()  # before the view: what was acknowledged by then is in it
+            with self._db.view():
+                self._check_start(None if accept_loss else told)
+                self._start_head(device)
+        except BaseException:
+            self._db.close()
+            raise
+
+    # -- opening and closing -------------------------------------------------------------------------------------------
+
+    def _open_database(self, create: bool, timeout: float) -> Database:
+        file = self.path / FILE
+        if not file.exists():
+            if not create:
+                raise StoreError(f"there is no store at {self.path}: give a head to create one")
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database = Database(file, True, timeout)
+            sync_folder(self.path)
+            sync_folder(self.path.parent)
+            return database
+        return Database(file, create, timeout, self.readonly)
+
+    def _finish_creation(self) -> None:
+        """Write the records that every store has, if they are not there."""
+        adapter = self._live.adapter
+        if self._db.get("state", None) is not None:
+            return
+        if adapter is None or self.readonly:
+            raise StoreError(f"the store at {self.path} was never finished: give a head to create it")
+        if not adapter.empty:
+            raise StoreError(
+                "the head already holds samples, which the store knows nothing of: give an empty head and add them through "
+                "the store"
+            )
+        with self._db.transaction():
+            if self._db.get("state", None) is not None:  # another process was faster
+                return
+            self._db.put("head", adapter.config())
+            self._db.put("fingerprint", self._source)
+            self._db.put("created", now())
+            self._db.put("compacted", 0)
+            self._journal.new_key(0)
+            self._table.adopt_codec(adapter.codec())
+            self._journal.write_state(0, adapter.digest(), 0, CHAIN_START)
+        self._witness.write(0, CHAIN_START)
+
+    def _check_start(self, told: tuple[int, bytes] | None) -> None:
+        """StoreError unless the journal ends where the state says, and holds what a caller was told."""
+        state = self._db.get("state")
+        position = state["position"]
+        last = self._db.one("SELECT max(position) FROM journal")
+        if ((last or (None,))[0] or 0) != position or self._journal.chain_at(position).hex() != state["chain"]:
+            raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
+        if position:
+            self._journal.entries(position - 1)
+        if told is None or told == (position, bytes.fromhex(state["chain"])):
+            return
+        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
+            raise StoreError(
+                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
+                "copy was put in its place. Samples erased since may be back. Open it with accept_loss=True to go on."
+            )
+
+    def _start_head(self, device: torch.device | str | None) -> None:
+        """Make the head, or check the one that was given, and restore it unless this handle only reads."""
+        bound, config = self._db.get_all("fingerprint", "head")
+        if self._source is not None and bound not in (None, self._source):
+            raise ValueError(
+                f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
+            )
+        if self._live.adapter is not None:
+            self._check_adapter(config, self._live.adapter)
+        elif config["type"] == LSSVMHead.__name__:
+            self._live.adapter = adapter_for(head_from(config, device))
+        self._table.load_codec()
+        if self._live.adapter is not None and not self.readonly:
+            self._live.reload()
+
+    def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
+        mine = adapter.config()
+        for name, value in config.items():
+            if name not in SETTABLE_OPTIONS and mine.get(name) != value:
+                raise ValueError(
+                    f"the head does not fit the store at {self.path}: {name} is {mine.get(name)!r}, not {value!r}"
+                )
+        if not adapter.empty and adapter.digest() != self._db.get("state")["digest"]:
+            raise StoreError("the head holds samples that are not those of the store: give an empty head, or none")
+
+    @property
+    def closed(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Keep options that were set, write a snapshot, and close the files. No event is lost without it.
+
+        StoreError if options that were set on the head cannot be written; the files are closed all the same.
+        """
+        if self._closed:
+            return
+        with self._db.held():
+            self._closed = True
+            try:
+                if not self.readonly:
+                    self._live.keep()
+            finally:
+                self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    # -- the head ------------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Any:
+        """The live head, in step with the store. Change it through :meth:`apply` only."""
+        with self.view():
+            return self._live.follow().head
+
+    @property
+    def machine(self) -> HeadAdapter | None:
+        """The adapter that drives the head; a kernel machine's own ids of the samples are there."""
+        return self._live.adapter
+
+    @property
+    def head_position(self) -> int:
+        """The position of the live head: the store's, unless another process has written since."""
+        return self.position if self._live.stale and not self._closed else self._live.position
+
+    @property
+    def recovery(self) -> str:
+        """The way in which the head was last restored, in words."""
+        return self._live.recovery
+
+    def restore(self) -> str:
+        """Bring the head back to what the store says, after any change to it; returns what was done."""
+        with self.view():
+            self._live.stale = True
+            _ = self.head
+            return self._live.recovery
+
+    def relearn(self, machine: Any) -> Any:
+        """Let a machine forget what it holds and learn all rows of the store."""
+        adapter = adapter_for(machine)
+        with self.view():
+            adapter.clear()
+            for rows in self.batches():
+                adapter.add_rows(rows, self._table.codec)
+        return machine
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def view(self) -> AbstractContextManager[None]:
+        """``with store.view():`` what is read inside is of one position, whatever other processes write meanwhile.
+
+        Other threads wait, and a compaction elsewhere cannot finish until it ends; nothing can be written inside.
+        """
+        return self._db.view()
+
+    @property
+    def position(self) -> int:
+        """The number of events applied so far."""
+        return int(self._db.get("state")["position"])
+
+    @property
+    def compacted(self) -> int:
+        """The position up to which :meth:`compact` has gone."""
+        return int(self._db.get("compacted"))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The network whose features the store takes, if it is bound to one."""
+        return self._db.get("fingerprint")  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._table)
+
+    def __contains__(self, sample_id: object) -> bool:
+        """True if there is a sample with this id."""
+        try:
+            wanted = check_text(sample_id, "an id")
+        except ValueError:
+            return False
+        return self._table.holds(wanted)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples, one by one, in the order they were added."""
+        for rows in self.batches():
+            for i in range(len(rows)):
+                yield Sample(rows.ids[i], rows.subjects[i], rows.y[i], rows.x[i], rows.added[i])
+
+    def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
+        """All samples in batches; x is what the head summed."""
+        return self._table.batches(size=size)
+
+    def watch(self, on_read: Callable[[int], None] | None) -> None:
+        """Call a function with the number of samples of each batch that is read from now on, for a progress bar."""
+        self._table.on_read = on_read
+
+    def get(self, ids: Any) -> StoredRows:
+        """Samples by their ids, in that order."""
+        wanted = check_ids(ids)
+        with self.view():
+            self._table.load_codec()
+            return self._table.read(self._table.find(wanted), wanted)
+
+    def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
+        """The ids of all samples of a subject, with a label, or both, in the order they were added."""
+        with self.view():
+            return self._table.ids(None if subject is None else check_text(subject, "subject"), label)
+
+    def count_of(self, subject: str) -> int:
+        """The number of samples of a subject."""
+        return self._table.count_of(subject)
+
+    def has_applied(self, event_id: str) -> bool:
+        """True if an event with this id is in the journal."""
+        return self._journal.of(event_id) is not None
+
+    def subjects(self) -> dict[str, int]:
+        """Each subject and the number of its samples."""
+        with self.view():
+            return self._table.subjects()
+
+    def dataset(self) -> StoreDataset:
+        """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
+        return StoreDataset(self.path)
+
+    def notes(self, prefix: str = "") -> dict[str, Any]:
+        """Values written with :meth:`set_note`, by name, in order; with a prefix, those whose names begin with it."""
+        with self.view():
+            names = self._db.all(
+                "SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE_PREFIX, NOTE_END)
+            )
+            found = [name for (name,) in names if name.startswith(NOTE_PREFIX + prefix)]
+            return {name.removeprefix(NOTE_PREFIX): self._db.get(name) for name in found}
+
+    def note(self, name: str) -> Any:
+        """One note; None if there is none."""
+        return self._db.get(NOTE_PREFIX + name, None)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Keep something of the caller's own beside the samples: any value of JSON; None takes it away.
+
+        Not for data about people, but for as long as an event that names them waits (``corrections.pending_events``).
+        """
+        self.update_note(name, lambda _: value)
+
+    def update_note(self, name: str, change: Callable[[Any], Any]) -> Any:
+        """Set a note to a value made from the present one (None if there is none), while no other process can change it."""
+        with self._db.transaction():
+            value = change(self.note(name))
+            self._put_note(name, value)
+            return value
+
+    def _put_note(self, name: str, value: Any) -> None:
+        if value is None:
+            self._db.delete(NOTE_PREFIX + name)
+        else:
+            self._db.put(NOTE_PREFIX + name, value)
+
+    def history(self) -> list[Entry]:
+        """Every event so far, oldest first, after checking the chain they form."""
+        return self._journal.entries()
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the store, as primitives."""
+        with self.view():
+            return self._numbers()
+
+    def _numbers(self) -> dict[str, Any]:
+        self._table.load_codec()
+        state, codec = self._db.get("state"), self._table.codec
+        labels = self._db.all(
+            "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
+        )
+        grid = codec.grid
+        return {
+            "path": str(self.path),
+            "samples": len(self),
+            "subjects": len(self.subjects()),
+            "labels": {str(label): count for label, count in labels},
+            "features": codec.J,
+            "classes": codec.K,
+            "resolution": None if grid is None else grid.resolution,
+            "events": state["position"],
+            "digest": state["digest"],
+            "fingerprint": self.fingerprint,
+            "compacted_at": self._db.get("compacted"),
+            "bytes": sum(file_sizes(self.path)),
+            "created": self._db.get("created"),
+        }
+
+    # -- questions about all samples -----------------------------------------------------------------------------------
+
+    def _linear(self, what: str) -> Any:
+        head = self.head
+        if not isinstance(self._live.adapter, LinearAdapter):
+            raise StoreError(f"{what} needs a store with an LSSVMHead; this one has a {type(head).__name__}")
+        return head
+
+    @exactly
+    def leave_one_out(self, pairs: str = "votes") -> tuple[list[str], Tensor, Tensor]:
+        """Ids, leave-one-out scores (n, K) and labels (n,) or targets (n, K) of all samples, in the order they were added.
+
+        ``pairs``: see :meth:`torchlssvm.LSSVMHead.leave_one_out`.
+        """
+        with self.view():
+            head = self._linear("leave_one_out")
+            ids: list[str] = []
+            scores: list[Tensor] = []
+            labels: list[Tensor] = []
+            for rows in self.batches():
+                y = rows.y.to(head.device)
+                ids += rows.ids
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
+                labels.append(y)
+        if not ids:
+            return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        return ids, torch.cat(scores), torch.cat(labels)
+
+    def label_errors(self) -> LabelErrors:
+        """Samples ranked by how suspicious their labels are: look at them, then ``apply(found.events(10))``."""
+        ids, scores, labels = self.leave_one_out("least")
+        return from_scores(scores, labels, ids)
+
+    @exactly
+    def calibrate(self, method: str | None = None) -> None:
+        """Calibrate the head's probabilities on leave-one-out scores of all samples, and keep the result in the store.
+
+        Events make a calibration void, since what they removed has shaped it; certificates say whether it was made again.
+        """
+        self._check_writable()
+        with self._db.held():
+            head = self._linear("calibrate")
+            _, scores, labels = self.leave_one_out()
+            with self._db.transaction():
+                if self._db.get("state")["position"] != self._live.position:
+                    raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
+                self._live.stale = True  # until the calibration is kept
+                head.calibrate_on(scores, labels, method)
+                options = self._live.save_options()
+            self._live.options, self._live.stale = options, False
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -108,84 +516,53 @@ class SampleStore(Certifying):
         Threads may share a store: they take turns, and whoever reads the head meanwhile waits. After an interrupt the events
         are applied or not, as with any other error; repeat them with their event ids.
         """
-        given = checked(events)
+        given = as_events(events)
+        self._check_writable()
         with self._db.held():
-            machine = self._writable()
+            adapter = self._live.required()
             self._db.begin()
-            with machine.lock:
-                work: Work | None = None
+            with adapter.lock:
+                work: Transaction | None = None
                 try:
-                    work = self._begin(machine)
-                    self._stale = self._torn = True  # until rows and head are known to agree again
-                    results = [work.do(event, (kept_out or {}).get(event.event_id, ())) for event in given]
-                    digest, chain = self._finish(work)
-                    options = self._save_options(machine) if work.done else self._options
+                    self._live.prepare()
+                    work = Transaction(self._table, self._journal, adapter, self._live.position, self._source)
+                    self._live.distrust()  # until rows and head are known to agree again
+                    results = work.apply(given, kept_out)
+                    digest, chain = work.finish()
+                    options = self._live.save_options() if work.done else self._live.options
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
                     self._db.commit()
                 except BaseException as error:
-                    self._take_back(machine, work, error)
+                    self._take_back(work, error)
                     raise
-                self._position, self._options = work.position, options
-                machine.note()
-                self._stale = self._torn = False
+                self._live.settle(work.position, options, digest)
             if work.done:
                 self._committed(work, chain)
             receipts = [
-                self._repeated(event, result) if isinstance(result, int) else receipt_of(result, digest)
+                self._repeated(event, result) if isinstance(result, int) else result.receipt(digest)
                 for event, result in zip(given, results, strict=True)
             ]
             return receipts[0] if isinstance(events, EventBase) else receipts
 
-    def _writable(self) -> Linear | ByIds:
+    def _check_writable(self) -> None:
         if self.readonly:
             raise StoreError(f"the store at {self.path} was opened for reading only")
-        _ = self._machine or self.head
-        assert self._machine is not None
-        return self._machine
 
-    def _begin(self, machine: Linear | ByIds) -> Work:
-        """Under the write lock: bring the head in step, and refuse one that somebody else has changed."""
-        if not self._stale and machine.touched:
-            raise StoreError(
-                "the head was changed behind the store's back: samples are added and removed through store.apply only. "
-                "store.restore() brings the head back to what the store says. Nothing was changed."
-            )
-        self._table.load_codec()
-        self._follow(machine)
-        return Work(self._table, self._journal, machine, self._position, self._source)
-
-    def _finish(self, work: Work) -> tuple[str | None, bytes]:
-        """Write the journal and the state; returns the digest and the end of the chain."""
-        state = self._db.get("state")
-        if not work.done:
-            return state["digest"], bytes.fromhex(state["chain"])
-        digest = work.machine.digest()
-        chain = work.write_journal(digest)
-        change = {"add": 1, "remove": -1}
-        samples = state["samples"] + sum(
-            change.get(type(done.event).__name__.lower(), 0) * (len(done.ids) - done.absent) for done in work.done
-        )
-        self._put_state(work.position, digest, samples, chain)
-        return digest, chain
-
-    def _committed(self, work: Work, chain: bytes) -> None:
-        """The events are durable. What fails from here on is only for speed, or for later: it is logged, not raised."""
-        self._rows_since += sum(len(done.ids) for done in work.done)
+    def _committed(self, work: Transaction, chain: bytes) -> None:
+        """Write the files beside the database. The events are durable: an error is logged, not raised."""
         try:
             self._witness.write(work.position, chain)
-            if self._rows_since >= self._snapshot_rows:
-                with self._db.transaction():
-                    self._snapshot()
+            self._live.count_rows(sum(len(done.ids) for done in work.done))
         except (OSError, StoreError) as error:
             log.warning(
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, machine: Linear | ByIds, work: Work | None, error: BaseException) -> None:
+    def _take_back(self, work: Transaction | None, error: BaseException) -> None:
         """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
 
-        Whatever is not a refusal may have come in the middle of a change, and the head is not asked.
+        Any other error may have come in the middle of a change, and the head is not asked.
         """
         if work is None:
             self._db.roll_back()
@@ -194,9 +571,8 @@ class SampleStore(Certifying):
         self._db.roll_back()
         try:
             state = self._db.get("state")
-            if undone and state["position"] == self._position and self._in_step(machine, state):
-                machine.note()
-                self._stale = self._torn = False
+            if undone and state["position"] == self._live.position and self._live.in_step(state):
+                self._live.settle(self._live.position, self._live.options, state["digest"])
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -209,21 +585,21 @@ class SampleStore(Certifying):
         return Receipt(event.event_id, entry.kind, position, False, entry.samples, None)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
-        """What events would do, without doing it: on given data, how many predictions would flip, and the accuracy.
+        """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.
 
         x: (B, J); y: (B,) labels. Works on a copy of the head, inside a transaction that is rolled back.
         """
-        given = checked(events)
+        given = as_events(events)
+        self._check_writable()
         with self._db.held():
-            machine = self._writable()
+            self._live.required()
             self._db.begin()
             try:
-                self._begin(machine)
-                before = predictions(machine, x)
-                trial = machine.copy()
-                work = Work(self._table, self._journal, trial, self._position, self._source)
-                for event in given:
-                    work.do(event)
+                adapter = self._live.prepare()
+                before = predictions(adapter, x)
+                trial = adapter.copy()
+                work = Transaction(self._table, self._journal, trial, self._live.position, self._source)
+                work.apply(given)
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
@@ -243,35 +619,99 @@ class SampleStore(Certifying):
         statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the log
         from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went through.
         """
+        self._check_writable()
         with self._db.held():
-            machine = self._writable()
+            self._live.required()
             with self._db.transaction():
-                self._begin(machine)
-                self._journal.new_key(self._position)
-                options = self._save_options(machine)
-            self._options = options
+                self._live.prepare()
+                self._journal.new_key(self._live.position)
+                options = self._live.save_options()
+            self._live.options = options
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(
                     f"{self.path} is not compacted: a reader has it open and keeps the log, which may hold erased samples. "
                     "Close it and compact again."
                 )
-            position = self._position
+            position = self._live.position
             with self._db.transaction():
                 if self._db.get("state")["position"] != position:
                     raise StoreBusyError(
                         f"{self.path} is not compacted: another process wrote meanwhile. Compact again."
                     )
-                old = [p for p in self._snapshots.paths() if self._snapshots.position(p) < position]
-                self._snapshot()
-                told = sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))
-                self._snapshots.remove([p for p in [*old, *told] if p.exists()])
+                old = self._live.snapshots.names_before(position)
+                self._live.write_snapshot()
+                told = [p.name for p in sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))]
+                self._live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
                 self._db.put("compacted", position)
-            return Compaction(position, [p.name for p in old], self._checkpoints_before(position))
+            return Compaction(position, old, self._issuer.checkpoints_before(position))
+
+    # -- certificates and their verification ---------------------------------------------------------------------------
+
+    def register_checkpoint(self, path: Any, position: int | None = None) -> None:
+        """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
+
+        ``position``: of the journal, for a head as it was then.
+        """
+        with self._db.transaction():
+            self._issuer.register(path, self.head_position if position is None else position)
+
+    def forget_checkpoint(self, path: Any) -> None:
+        """Remove a file that is gone from the list of checkpoints."""
+        with self._db.transaction():
+            self._issuer.forget(path)
+
+    def knows_checkpoint(self, path: Any) -> bool:
+        """True if a file is registered."""
+        return lasting_name(path) in self._issuer.checkpoints()
+
+    def certificate(
+        self, event_id: str | Sequence[str], key: Any = None, choices: dict[str, str] | None = None
+    ) -> Certificate:
+        """A certificate of one event, or of several, for the state the store is in now.
+
+        ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
+        else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
+        """
+        with self.view():
+            self._db.check_place()
+            adapter = self._live.follow()
+            if adapter.touched:
+                raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
+            names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
+            wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
+            certificate = self._issuer.issue(wanted, adapter.head, choices or {})
+            return certificate if key is None else sign(certificate, key)
+
+    def check_structure(self) -> None:
+        """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
+        self._db.check_structure()
+
+    @exactly
+    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
+        gone, count = set(erased), 0
+        with self.view():
+            self._db.check_structure()
+            adapter = self._live.adapter
+            sums = adapter.empty_sums() if isinstance(adapter, LinearAdapter) else None
+            for rows in self._table.batches():
+                count += len(rows)
+                if any(c.hex() in gone for c in rows.commitments):
+                    raise StoreError("a sample that was erased is among the rows")
+                if isinstance(adapter, LinearAdapter) and sums is not None:
+                    adapter.add_to(sums, rows, self._table.codec)
+            return count, None if sums is None else sums.digest()
+
+    def confirms(self, position: int, digest: str) -> bool | None:
+        """Compare a digest with the one after the event at a position; None if that cannot be told any more."""
+        with self.view():
+            entry = self._journal.at(position)
+            return None if entry is None else self._journal.confirms(entry, digest)
 
 
-def checked(events: Event | Iterable[Event]) -> list[Event]:
-    """The events as a list."""
+def as_events(events: Event | Iterable[Event]) -> list[Event]:
+    """The events as a list; ValueError if one is none."""
     given = [events] if isinstance(events, EventBase) else list(events)
     for event in given:
         if not isinstance(event, EventBase):
@@ -279,12 +719,22 @@ def checked(events: Event | Iterable[Event]) -> list[Event]:
     return given
 
 
+def file_sizes(folder: Path) -> Iterator[int]:
+    """The sizes of a folder's files; other processes may add and remove some meanwhile."""
+    for path in folder.iterdir():
+        try:
+            if path.is_file():
+                yield path.stat().st_size
+        except FileNotFoundError:
+            continue
+
+
 @torch.no_grad()
-def predictions(machine: Linear | ByIds, x: Any) -> Tensor | None:
+def predictions(adapter: HeadAdapter, x: Any) -> Tensor | None:
     """Predicted classes, or None when there is nothing to predict from."""
-    if x is None or machine.empty:
+    if x is None or adapter.empty:
         return None
-    return machine.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
+    return adapter.head.predict(x if isinstance(x, Tensor) else as_tensor(x, "x", CPU))
 
 
 def accuracy(predicted: Tensor | None, y: Any) -> float | None:

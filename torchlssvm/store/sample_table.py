@@ -17,21 +17,25 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.store.codec import Codec
-from torchlssvm.store.database import Database, checksum
+from torchlssvm.store.database import Database, checksums
 
-BATCH = 1024
-NONCE = 32
-LOOKUP = 500
+ROWS_PER_BATCH = 1024
+"""StoredRows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
+
+NONCE_BYTES = 32
+"""Random bytes of a commitment: as many as its SHA-256 has, so that no guess at an id can be tested."""
+
+IDS_PER_QUERY = 500
 """Ids asked for in one query (SQLite allows 999 variables in old versions)."""
 
 
-def commitment(nonce: bytes, sample_id: str) -> bytes:
-    """SHA-256(nonce || id): says nothing about the id to whom the 32 random bytes are not known."""
-    return hashlib.sha256(nonce + sample_id.encode()).digest()
+def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
+    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
+    return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoredRows:
     """Some samples of a store: x (B, J), y (B,) or (B, K), and the rest as lists of length B."""
 
     seq: list[int]
@@ -48,37 +52,47 @@ class Rows:
 
     @property
     def commitments(self) -> list[bytes]:
-        """What the journal holds for each sample."""
-        return [commitment(n, i) for n, i in zip(self.nonces, self.ids, strict=True)]
+        """The commitment that the journal holds for each sample."""
+        return commitments(self.nonces, self.ids)
 
 
 COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
 TYPES: tuple[Any, ...] = (int, str, str | None, int | None, bytes | None, int, float, bytes, int, bytes)
 
 
-class Table:
+class SampleTable:
     """The samples of one store."""
 
-    def __init__(self, db: Database, codec: Codec):
-        self.db, self.codec = db, codec
+    def __init__(self, db: Database):
+        self.db, self.codec = db, Codec(1, 1)  # until load_codec
+        self._record: dict[str, Any] | None = None  # of the codec, as it was last read or written
         self.on_read: Callable[[int], None] | None = None
 
-    def save_codec(self) -> None:
-        """Write how features are stored beside them."""
-        codec = self.codec
+    def adopt_codec(self, codec: Codec) -> None:
+        """Store rows in another form from now on, and write down which; needs a table without rows."""
+        if codec == self.codec and self._record is not None:
+            return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
-        self.db.put("rows", {"features": codec.J, "targets": codec.K} | grids)
+        record = {"features": codec.J, "targets": codec.K} | grids
+        self.db.put("rows", record)
+        self._set_codec(codec, record)
+
+    def _set_codec(self, codec: Codec, record: dict[str, Any]) -> None:
+        self._record = None  # an interrupt on the way lets the next load_codec read it again
+        self.codec = codec
+        self._record = record
 
     def load_codec(self) -> None:
-        """Undo :meth:`save_codec`."""
-        with self.db.held():
-            found = self.db.get("rows")
-            numbers = (found["grid"], found["target_grid"])
-            try:
-                grids = [grid_from_json(g) for g in numbers]
-            except (IndexError, OverflowError, TypeError, ValueError) as error:
-                raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
-            self.codec = Codec(found["features"], found["targets"], *grids)
+        """Read in which form rows are stored, which another process may have changed."""
+        found = self.db.get("rows")
+        if found == self._record:
+            return
+        numbers = (found["grid"], found["target_grid"])
+        try:
+            grids = [grid_from_json(g) for g in numbers]
+        except (IndexError, OverflowError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
+        self._set_codec(Codec(found["features"], found["targets"], *grids), found)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
@@ -97,40 +111,40 @@ class Table:
         where = self.held(ids)
         for sample in ids:
             if sample not in where:
-                self._really_absent("id", sample)
+                self._check_absent("id", sample)
                 raise RemovalError(f"the store holds no sample with the id {sample!r}. Nothing was changed.")
         return [where[sample] for sample in ids]
 
     def held(self, ids: Sequence[str]) -> dict[str, int]:
         """The rows of those ids that are there."""
         where: dict[str, int] = {}
-        for start in range(0, len(ids), LOOKUP):
-            part = ids[start : start + LOOKUP]
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            part = ids[start : start + IDS_PER_QUERY]
             marks = ",".join("?" * len(part))
             where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
         return where
 
-    def count(self, commitments: Iterable[bytes]) -> int:
-        """How many of these commitments are to samples that are held; looks at all rows."""
-        wanted, found, last = set(commitments), 0, -1
+    def count(self, wanted: set[bytes]) -> int:
+        """Count the commitments that are to samples held; looks at all rows."""
+        found, last = 0, -1
         while True:
-            sql = f"SELECT seq, id, nonce FROM samples WHERE seq > ? ORDER BY seq LIMIT {BATCH}"
+            sql = f"SELECT seq, id, nonce FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
             part = self.db.all(sql, (last,))
             if not part:
                 return found
             last = part[-1][0]
-            found += sum(commitment(nonce, sample) in wanted for _, sample, nonce in part)
+            found += sum(c in wanted for c in commitments([row[2] for row in part], [row[1] for row in part]))
 
     def holds(self, sample_id: str) -> bool:
-        """Whether there is a sample with this id."""
+        """True if there is a sample with this id."""
         return self.db.one("SELECT 1 FROM samples WHERE id = ?", (sample_id,)) is not None
 
     def count_of(self, subject: str) -> int:
         """The number of samples of a subject."""
         return len(self.of_subject(subject))
 
-    def _really_absent(self, column: str, value: str) -> None:
-        """Before an index is believed that something is not there, look at all rows: an erasure may hang on it."""
+    def _check_absent(self, column: str, value: str) -> None:
+        """StoreError if a look at all rows finds what an index says is not there: an erasure may depend on it."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):
             raise StoreError(f"{self.db.path} is damaged: an index misses a row")
 
@@ -141,9 +155,9 @@ class Table:
         else:
             seqs = self.of_subject(subject)
         out = []
-        for start in range(0, len(seqs), LOOKUP):
-            for row in self._raw(seqs[start : start + LOOKUP]):
-                self._is_of(row[2], subject)
+        for start in range(0, len(seqs), IDS_PER_QUERY):
+            for row in self._raw(seqs[start : start + IDS_PER_QUERY]):
+                self._check_subject(row[2], subject)
                 out += [row[1]] if label is None or row[3] == label else []
         return out
 
@@ -155,15 +169,15 @@ class Table:
         if len(found) != (known[0] if known else 0):
             raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
         if not found:
-            self._really_absent("subject", subject)
+            self._check_absent("subject", subject)
         return found
 
-    def _is_of(self, found: Any, subject: str | None) -> None:
+    def _check_subject(self, found: Any, subject: str | None) -> None:
         if subject is not None and found != subject:
             raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
 
     def _ordered(self, seqs: list[int]) -> list[int]:
-        """SQLite takes the order of a page on trust; a damaged page may hold a row twice, and another not at all."""
+        """StoreError unless rows are in order: SQLite trusts a damaged page that holds one twice and another not at all."""
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
             raise StoreError(f"{self.db.path} is damaged: its rows are not in order")
         return seqs
@@ -176,20 +190,20 @@ class Table:
             raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
         return dict(known)
 
-    def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> Rows:
+    def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> StoredRows:
         """Rows by their number, in that order; they must have the ids, or the subject, by which an index found them."""
         rows = self._decode(self._raw(seqs))
         if ids is not None and rows.ids != list(ids):
             raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
         for found in rows.subjects:
-            self._is_of(found, subject)
+            self._check_subject(found, subject)
         return rows
 
     def _raw(self, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
         """The columns of rows, each checked against its checksum."""
         raw: dict[int, tuple[Any, ...]] = {}
-        for start in range(0, len(seqs), LOOKUP):
-            part = seqs[start : start + LOOKUP]
+        for start in range(0, len(seqs), IDS_PER_QUERY):
+            part = seqs[start : start + IDS_PER_QUERY]
             marks = ",".join("?" * len(part))
             found = self.db.all(f"SELECT {COLUMNS} FROM samples WHERE seq IN ({marks})", part)
             raw.update((row[0], row) for row in found)
@@ -198,7 +212,7 @@ class Table:
             raise StoreError(f"{self.db.path} is damaged or was changed meanwhile: row {missing[0]} is not there")
         return self._checked([raw[s] for s in seqs])
 
-    def batches(self, after: int | None = None, size: int = BATCH) -> Iterator[Rows]:
+    def batches(self, after: int | None = None, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
         """All rows in batches; only those written by events after a position, if one is given.
 
         Each batch is read in a view of its own; inside a view of the caller's all of them are of one state.
@@ -218,17 +232,20 @@ class Table:
                     self.on_read(len(found))
                 rows = self._decode(self._checked(found))
             yield rows
+            if len(found) < size:
+                return
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        for row in found:
-            if not isinstance(row[9], bytes) or row[8] != checksum(row[:8], row[9]):
+        blobs = [row[9] if isinstance(row[9], bytes) else b"" for row in found]
+        for row, expected in zip(found, checksums([row[:8] for row in found], blobs), strict=True):
+            if not isinstance(row[9], bytes) or row[8] != expected:
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
-            if not all(map(isinstance, row, TYPES)) or len(row[7]) != NONCE:
+            if not all(map(isinstance, row, TYPES)) or len(row[7]) != NONCE_BYTES:
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} holds values of other types")
         return found
 
-    def _decode(self, found: list[tuple[Any, ...]]) -> Rows:
-        return Rows(
+    def _decode(self, found: list[tuple[Any, ...]]) -> StoredRows:
+        return StoredRows(
             [r[0] for r in found],
             [r[1] for r in found],
             [r[2] for r in found],
@@ -251,22 +268,22 @@ class Table:
         first = ((last or (None,))[0] or 0) + 1
 
         def rows(part: slice) -> Iterator[tuple[Any, ...]]:
-            """The columns side by side; Python's own loops run once for each of them, not for each row."""
+            """Zip whole columns, so that Python's loops run once for each column and not for each row."""
             labels, targets = self.codec.labels_and_targets(y[part])
-            blobs, secret = self.codec.encode(x[part]), os.urandom(NONCE * len(ids[part]))
-            fresh = [secret[i : i + NONCE] for i in range(0, len(secret), NONCE)]
+            blobs, secret = self.codec.encode(x[part]), os.urandom(NONCE_BYTES * len(ids[part]))
+            fresh = [secret[i : i + NONCE_BYTES] for i in range(0, len(secret), NONCE_BYTES)]
             nothing = [None] * len(fresh)
             same = [position] * len(fresh), [now] * len(fresh)
             seqs = range(first + part.start, first + part.start + len(fresh))
             columns = (seqs, ids[part], subjects[part], labels or nothing, targets or nothing, *same, fresh)
-            checksums = [checksum(record, blob) for record, blob in zip(zip(*columns, strict=True), blobs, strict=True)]
+            sums = checksums(zip(*columns, strict=True), blobs)
             nonces.extend(fresh)
-            return zip(*columns, checksums, blobs, strict=True)
+            return zip(*columns, sums, blobs, strict=True)
 
         sql = f"INSERT INTO samples ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         try:
-            for start in range(0, len(ids), BATCH):
-                self.db.many(sql, rows(slice(start, start + BATCH)))
+            for start in range(0, len(ids), ROWS_PER_BATCH):
+                self.db.many(sql, rows(slice(start, start + ROWS_PER_BATCH)))
         except StoreError as error:
             if not isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise
@@ -280,20 +297,19 @@ class Table:
         self._count(subjects, 1)
         return nonces
 
-    def erase(self, rows: Rows) -> None:
+    def erase(self, rows: StoredRows) -> None:
         """Delete rows, and with them their nonces."""
         self.db.many("DELETE FROM samples WHERE seq = ?", ((s,) for s in rows.seq))
         self._count(rows.subjects, -1)
 
-    def rewrite(self, rows: Rows, x: Tensor | None, y: Tensor | None, position: int) -> None:
+    def rewrite(self, rows: StoredRows, x: Tensor | None, y: Tensor | None, position: int) -> None:
         """Give rows new features or targets; id, subject and nonce stay."""
         blobs = self.codec.encode(rows.x if x is None else x)
         labels, targets = self.codec.labels_and_targets(rows.y if y is None else y)
-        changed = []
-        for i, seq in enumerate(rows.seq):
-            label, target = (labels[i] if labels else None), (targets[i] if targets else None)
-            record = (seq, rows.ids[i], rows.subjects[i], label, target, position, rows.added[i], rows.nonces[i])
-            changed.append((label, target, position, checksum(record, blobs[i]), blobs[i], seq))
+        nothing, same = [None] * len(rows), [position] * len(rows)
+        new = (labels or nothing, targets or nothing, same)
+        sums = checksums(zip(rows.seq, rows.ids, rows.subjects, *new, rows.added, rows.nonces, strict=True), blobs)
+        changed = zip(*new, sums, blobs, rows.seq, strict=True)
         self.db.many(
             "UPDATE samples SET label = ?, target = ?, position = ?, checksum = ?, features = ? WHERE seq = ?", changed
         )

@@ -18,16 +18,24 @@ from typing import Any
 
 import torch
 
+from torchlssvm.canonical_json import loads
 from torchlssvm.store.database import checksum
-from torchlssvm.untrusted import check_unpacked, loads, read_regular
+from torchlssvm.untrusted import check_unpacked, read_regular
 
-SUFFIX = ".snapshot.pt"
-FORMAT = "torchlssvm-snapshot-1"
-FIELDS = {"format": str, "position": int, "chain": str, "digest": str, "statistics": dict}
-TRAILER = 32
-LARGEST = 2**33
+SNAPSHOT_SUFFIX = ".snapshot.pt"
+SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
+SNAPSHOT_FIELDS = {"format": str, "position": int, "chain": str, "digest": str, "statistics": dict}
+HASH_BYTES = 32
+"""Bytes of the SHA-256 at the end of a snapshot."""
+
+MAX_SNAPSHOT_BYTES = 2**33
 """Bytes of a snapshot that is read: the sums of 30,000 features. Without one the rows are summed."""
-ROOM = 256
+
+WITNESS_FILE = "acknowledged"
+
+WITNESS_BYTES = 256
+"""Bytes of the witness, always the same, so that it is overwritten in place; it needs 150."""
+
 UNTIL_COMPACTION = ".until-compaction"
 """Files of the store's folder whose names end in this may tell of erased samples: compaction removes them."""
 
@@ -43,7 +51,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file: whoever looks sees the old content or the new one, never a part."""
+    """Replace a file at once: readers see the old content or the new one, never a part."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -65,29 +73,33 @@ class Snapshots:
 
     def paths(self) -> list[Path]:
         """All of them, oldest first, with what a crash left half written."""
-        return sorted([*self.folder.glob(f"*{SUFFIX}"), *self.folder.glob(f"*{SUFFIX}.tmp")])
+        return sorted([*self.folder.glob(f"*{SNAPSHOT_SUFFIX}"), *self.folder.glob(f"*{SNAPSHOT_SUFFIX}.tmp")])
 
     def position(self, path: Path) -> int:
         """The journal position a snapshot was taken at; -1 for a name that is none of ours."""
-        stem = path.name.removesuffix(".tmp").removesuffix(SUFFIX)
+        stem = path.name.removesuffix(".tmp").removesuffix(SNAPSHOT_SUFFIX)
         return int(stem) if stem.isdecimal() else -1
 
+    def names_before(self, position: int) -> list[str]:
+        """The names of the snapshots from before a journal position, oldest first."""
+        return [p.name for p in self.paths() if self.position(p) < position]
+
     def write(self, position: int, chain: bytes, digest: str, state: dict[str, torch.Tensor]) -> None:
-        """Write one and remove the older ones."""
+        """Write a snapshot and remove the older ones."""
         buffer = io.BytesIO()
-        head = {"format": FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
+        head = {"format": SNAPSHOT_FORMAT, "position": position, "chain": chain.hex(), "digest": digest}
         torch.save(head | {"statistics": state}, buffer)
-        path = self.folder / f"{position:012d}{SUFFIX}"
+        path = self.folder / f"{position:012d}{SNAPSHOT_SUFFIX}"
         write_durably(path, buffer.getvalue() + hashlib.sha256(buffer.getbuffer()).digest())
         self.remove([p for p in self.paths() if p != path])
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The content of a snapshot, or None when it cannot be read: the rows are the truth, not it."""
         try:
-            content = read_regular(path, LARGEST)
+            content = read_regular(path, MAX_SNAPSHOT_BYTES)
         except (OSError, ValueError):
             return None
-        body, trailer = memoryview(content)[:-TRAILER], content[-TRAILER:]
+        body, trailer = memoryview(content)[:-HASH_BYTES], content[-HASH_BYTES:]
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:
@@ -95,12 +107,14 @@ class Snapshots:
             found: Any = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
         except Exception:  # torch's reader has many
             return None
-        if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in FIELDS.items()):
+        if not isinstance(found, dict) or any(
+            type(found.get(name)) is not kind for name, kind in SNAPSHOT_FIELDS.items()
+        ):
             return None
-        return found if found["format"] == FORMAT else None
+        return found if found["format"] == SNAPSHOT_FORMAT else None
 
     def remove(self, paths: list[Path]) -> None:
-        """Delete snapshots."""
+        """Delete snapshots, or other files of the folder."""
         for path in paths:
             path.unlink(missing_ok=True)
         if paths:
@@ -116,7 +130,7 @@ class Witness:
     def read(self) -> tuple[int, bytes] | None:
         """Position and chain; None when there is none or it was torn."""
         try:
-            text, _, check = read_regular(self.path, 2 * ROOM)[:ROOM].rstrip(b" ").partition(b" ")
+            text, _, check = read_regular(self.path, 2 * WITNESS_BYTES)[:WITNESS_BYTES].rstrip(b" ").partition(b" ")
             if b"%08x" % checksum((text,)) != check:
                 return None
             data = loads(text)
@@ -127,6 +141,6 @@ class Witness:
     def write(self, position: int, chain: bytes) -> None:
         """Overwrite it in place. Not synced: it bears witness against a log that was, and costs microseconds."""
         text = json.dumps({"position": position, "chain": chain.hex()}, separators=(",", ":")).encode()
-        data = (text + b" " + b"%08x" % checksum((text,))).ljust(ROOM)
+        data = (text + b" " + b"%08x" % checksum((text,))).ljust(WITNESS_BYTES)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.write(data)

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id, kind_of
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.functional.modes import exactly
-from torchlssvm.store.head_adapter import ByIds, Linear
+from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal
-from torchlssvm.store.repetition import Past, check_repetition
-from torchlssvm.store.sample_table import BATCH, NONCE, Rows, Table, commitment
+from torchlssvm.store.repeated_events import PastEvent, check_repetition
+from torchlssvm.store.sample_table import NONCE_BYTES, ROWS_PER_BATCH, SampleTable, StoredRows, commitments
 
 log = logging.getLogger("torchlssvm.store")
+
+SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
+"""Change of the number of samples held for each sample of an event; other kinds change none."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the caller gets for an event, once it is durable.
+    """Answer to the caller for an event that is durable.
 
     ``nonces`` are the samples' secrets: with one, and only with it, ``Certificate.covers(id, nonce)`` tells whether the sample
     is meant. After an erasure the store no longer has them.
@@ -48,7 +51,7 @@ class Receipt:
 
 
 @dataclass
-class Done:
+class AppliedEvent:
     """An event that is applied but not yet committed."""
 
     event: Event
@@ -56,33 +59,43 @@ class Done:
     ids: Sequence[str]
     nonces: list[bytes]
     absent: int = 0
-    """How many of its samples were never held: they were kept out before they could be added."""
+    """Number of its samples that were never held: they were kept out before they could be added."""
 
     @property
     def commitments(self) -> list[bytes]:
-        """What the journal keeps of its samples."""
-        return [commitment(n, i) for n, i in zip(self.nonces, self.ids, strict=True)]
+        """The commitments that the journal keeps of its samples."""
+        return commitments(self.nonces, self.ids)
+
+    def receipt(self, digest: str | None) -> Receipt:
+        """The receipt of the event, once it is committed."""
+        nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
+        return Receipt(self.event.event_id, self.event.kind, self.position, True, len(self.ids), digest, nonces)
 
 
-class Work:
-    """The events of one call, inside one transaction."""
+class Transaction:
+    """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
 
-    def __init__(self, table: Table, journal: Journal, machine: Linear | ByIds, position: int, source: str | None):
+    def __init__(self, table: SampleTable, journal: Journal, adapter: HeadAdapter, position: int, source: str | None):
         """``position``: of the journal; ``source``: the network whose features come without a fingerprint of their own."""
-        self.table, self.journal, self.machine = table, journal, machine
+        self.table, self.journal, self.adapter = table, journal, adapter
         self.position, self.source = position, source
-        self.done: list[Done] = []
+        self.done: list[AppliedEvent] = []
         self.undo_steps: list[list[Callable[[], None]]] = []
 
-    # -- forth ---------------------------------------------------------------------------------------------------------
+    # -- applying ------------------------------------------------------------------------------------------------------
 
     @exactly
-    def do(self, event: Event, kept_out: Sequence[str] = ()) -> Done | int:
-        """Apply an event; for one that was applied before, its position.
+    def apply(
+        self, events: Sequence[Event], kept_out: Mapping[str, Sequence[str]] | None = None
+    ) -> list[AppliedEvent | int]:
+        """Apply events; of one that was applied before, its position.
 
-        ``kept_out``: samples of a Remove that came by and were not added because of it.
+        ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
         """
-        past = self._past(event.event_id)
+        return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
+
+    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | int:
+        past = self._past_event(event.event_id)
         if past is not None:
             check_repetition(self.table, event, past)
             return past.position
@@ -92,72 +105,63 @@ class Work:
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
         }  # fmt: skip
         if isinstance(event, Remove) and kept_out:
-            done = Done(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
+            done = AppliedEvent(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
         else:
-            done = Done(event, self.position + 1, *handlers[type(event)](event))
+            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event))
         self.position += 1
         self.done.append(done)
         return done
 
-    def _past(self, event_id: str) -> Past | None:
-        """What was applied under an event id, in this call or before."""
+    def _past_event(self, event_id: str) -> PastEvent | None:
+        """The event that was applied under an id, in this call or before."""
         for done in self.done:
             if done.event.event_id == event_id:
-                return Past(done.position, kind_of(done.event), done.commitments)
+                return PastEvent(done.position, done.event.kind, done.commitments)
         entry = self.journal.of(event_id)
         if entry is None:
             return None
-        self.journal.check_entry(entry)
-        return Past(entry.position, entry.kind, [bytes.fromhex(c) for c in entry.commitment_list])
+        return PastEvent(entry.position, entry.kind, [bytes.fromhex(c) for c in entry.commitment_list])
 
-    def _later(self, step: Callable[[], None]) -> None:
+    def _undo_by(self, step: Callable[[], None]) -> None:
         self.undo_steps[-1].append(step)
 
     def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:
         self._check_source(event.fingerprint or self.source)
         x, y = event.x, event.y
-        if not self.machine.empty:
-            self._same_width(x)
-        self.machine.add(event.ids, x, y)
-        self._later(lambda: self._take_out(event.ids, x, y))
-        self._adopt_codec(x.shape[1])
+        if not self.adapter.empty:
+            self._check_width(x)
+        self.adapter.add(event.ids, x, y)
+        self._undo_by(lambda: self._take_out(event.ids, x, y))
+        self.table.adopt_codec(replace(self.adapter.codec(), J=x.shape[1]))  # the first samples decide an "auto" grid
         return event.ids, self.table.insert(event.ids, event.subjects, x, y, self.position + 1)
 
     def _check_source(self, given: str | None) -> None:
-        """Features of another network are refused; the first ones with a fingerprint bind an empty store."""
+        """Refuse features of another network; the first ones with a fingerprint bind an empty store."""
         bound = self.table.db.get("fingerprint")
         if given == bound:
             return None
-        if bound is None and self.machine.empty:
+        if bound is None and self.adapter.empty:
             return self.table.db.put("fingerprint", given)
         raise ValueError(
             f"these features are not of the network this store is bound to: their fingerprint is {given!r}, the store's "
             f"{bound!r}. Give the fingerprint to Add, or to SampleStore when opening it. Nothing was changed."
         )
 
-    def _same_width(self, x: Tensor) -> None:
+    def _check_width(self, x: Tensor) -> None:
         if x.shape[1] != self.table.codec.J:
             raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
 
-    def _adopt_codec(self, width: int) -> None:
-        """The first samples decide the grid (``"auto"``): from then on it belongs to the rows."""
-        codec = self.machine.codec()
-        codec.J = width
-        if codec != self.table.codec:
-            self.table.codec = codec
-            self.table.save_codec()
-
     def _take_out(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        self.machine.remove(Rows([], list(ids), [], y, x, [], []))
+        self.adapter.remove(StoredRows([], list(ids), [], y, x, [], []))
 
     def _each(
-        self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[Rows, slice], None]
+        self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]
     ) -> tuple[list[str], list[bytes]]:
         """Read the rows of an event in batches and change each; returns their ids and nonces."""
         ids: list[str] = []
         nonces: list[bytes] = []
-        for start in range(0, len(seqs), BATCH):
-            part = slice(start, start + BATCH)
+        for start in range(0, len(seqs), ROWS_PER_BATCH):
+            part = slice(start, start + ROWS_PER_BATCH)
             rows = self.table.read(seqs[part], None if event.ids is None else event.ids[part], event.subject)
             check_event_id(event.event_id, [*rows.ids, *rows.subjects])
             change(rows, part)
@@ -166,21 +170,21 @@ class Work:
         return ids, nonces
 
     def _again(self, seqs: list[int]) -> None:
-        """Undo of a removal: the rows are there again."""
-        self.machine.add_rows(self.table.read(seqs), self.table.codec)
+        """Undo a removal, once the rows are there again."""
+        self.adapter.add_rows(self.table.read(seqs), self.table.codec)
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
-        def change(rows: Rows, part: slice) -> None:
-            self.machine.remove(rows)
-            self._later(partial(self._again, rows.seq))
+        def change(rows: StoredRows, part: slice) -> None:
+            self.adapter.remove(rows)
+            self._undo_by(partial(self._again, rows.seq))
             self.table.erase(rows)
 
         return self._each(event, self.table.find(event.ids, event.subject), change)
 
     def _remove_and_keep_out(self, event: Remove, kept_out: Sequence[str]) -> tuple[list[str], list[bytes], int]:
-        """Remove those that are held; the others get a nonce too, so that the journal has a commitment for each."""
+        """Remove samples that are held; the others get a nonce too, so that the journal has a commitment for each."""
         absent = [i for i in kept_out if not self.table.holds(i)]
-        nonces = {i: os.urandom(NONCE) for i in absent}
+        nonces = {i: os.urandom(NONCE_BYTES) for i in absent}
         if event.ids is None:
             rest = event if self.table.count_of(event.subject) else None
         else:
@@ -195,14 +199,14 @@ class Work:
         seqs = self.table.find(event.ids, event.subject)
         targets = self._aligned(event.y, len(seqs))
 
-        def change(rows: Rows, part: slice) -> None:
-            self.machine.relabel(rows, targets[part])
+        def change(rows: StoredRows, part: slice) -> None:
+            self.adapter.relabel(rows, targets[part])
             seq = rows.seq
-            self._later(lambda: back(self.table.read(seq), targets[part]))
+            self._undo_by(lambda: back(self.table.read(seq), targets[part]))
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
-        def back(rows: Rows, now: Tensor) -> None:
-            self.machine.relabel(replace(rows, y=now), rows.y)
+        def back(rows: StoredRows, now: Tensor) -> None:
+            self.adapter.relabel(replace(rows, y=now), rows.y)
 
         return self._each(event, seqs, change)
 
@@ -210,16 +214,16 @@ class Work:
         seqs = self.table.find(event.ids, event.subject)
         if event.x.shape[0] != len(seqs):
             raise ValueError(f"x has {event.x.shape[0]} rows for {len(seqs)} samples. Nothing was changed.")
-        self._same_width(event.x)
+        self._check_width(event.x)
 
-        def change(rows: Rows, part: slice) -> None:
+        def change(rows: StoredRows, part: slice) -> None:
             seq, x, y = rows.seq, event.x[part], None if event.y is None else event.y[part]
-            self.machine.replace(rows, x, rows.y if y is None else y)
-            self._later(lambda: back(self.table.read(seq), x, y))
+            self.adapter.replace(rows, x, rows.y if y is None else y)
+            self._undo_by(lambda: back(self.table.read(seq), x, y))
             self.table.rewrite(rows, x, y, self.position + 1)
 
-        def back(rows: Rows, x: Tensor, y: Tensor | None) -> None:
-            self.machine.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
+        def back(rows: StoredRows, x: Tensor, y: Tensor | None) -> None:
+            self.adapter.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
 
         return self._each(event, seqs, change)
 
@@ -231,17 +235,25 @@ class Work:
             raise ValueError(f"y has {y.shape[0]} entries for {count} samples. Nothing was changed.")
         return y
 
-    # -- commit or back ------------------------------------------------------------------------------------------------
+    # -- finishing and undoing -----------------------------------------------------------------------------------------
 
-    def write_journal(self, digest: str | None) -> bytes:
-        """One entry for each event; the last one has the digest, as an HMAC. Returns the end of the chain."""
-        chain = b""
-        for i, done in enumerate(self.done):
-            last = i == len(self.done) - 1
-            mac = self.journal.mac(digest) if last else None
-            kind = kind_of(done.event)
-            chain = self.journal.append(done.event.event_id, kind, done.commitments, mac, done.position - 1).chain
-        return chain
+    def finish(self) -> tuple[str | None, bytes]:
+        """Write the journal and the state, before the database commits; returns the digest and the end of the chain.
+
+        Each event has an entry; the last one has the digest, as an HMAC.
+        """
+        state = self.table.db.get("state")
+        if not self.done:
+            return state["digest"], bytes.fromhex(state["chain"])
+        digest, chain, samples = self.adapter.digest(), b"", state["samples"]
+        for done in self.done:
+            mac = self.journal.mac(digest) if done is self.done[-1] else None
+            chain = self.journal.append(
+                done.event.event_id, done.event.kind, done.commitments, mac, done.position - 1
+            ).chain
+            samples += SAMPLES_PER_EVENT_SAMPLE.get(done.event.kind, 0) * (len(done.ids) - done.absent)
+        self.journal.write_state(self.position, digest, samples, chain)
+        return digest, chain
 
     @exactly
     def undo(self) -> bool:
@@ -256,15 +268,9 @@ class Work:
                 for step in reversed(self.undo_steps.pop()):
                     step()
             return True
-        except Exception:  # whatever it is: the caller restores the head from the rows, and the first error is raised
+        except Exception:  # of any kind: the caller restores the head from the rows, and the first error is raised
             log.exception("taking the head back failed")
             return False
         finally:
             self.table.db.roll_back()
             self.table.load_codec()
-
-
-def receipt_of(done: Done, digest: str | None) -> Receipt:
-    """The receipt of an event that was committed."""
-    nonces = {i: n.hex() for i, n in zip(done.ids, done.nonces, strict=True)}
-    return Receipt(done.event.event_id, kind_of(done.event), done.position, True, len(done.ids), digest, nonces)

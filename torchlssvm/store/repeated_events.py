@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchlssvm.events import Add, Event, Relabel, Remove, Replace, kind_of
-from torchlssvm.store.sample_table import BATCH, Rows, Table
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 
 
 @dataclass(frozen=True)
-class Past:
+class PastEvent:
     """An event that was applied: where, what it was, and the commitments to its samples in their order."""
 
     position: int
@@ -26,42 +26,46 @@ class Past:
     commitments: Sequence[bytes]
 
 
-def check_repetition(table: Table, event: Event, past: Past) -> None:
+def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
     """ValueError unless an event can be the one that was applied under its id, and is still in effect."""
-    if kind_of(event) != past.kind:
-        raise used(event, past, f"it is a {kind_of(event)}")
+    if event.kind != past.kind:
+        raise id_is_taken(event, past, f"it is a {event.kind}")
     if event.ids is not None and len(event.ids) != len(past.commitments):
-        raise used(event, past, f"it has {len(event.ids)}")
+        raise id_is_taken(event, past, f"it has {len(event.ids)}")
     seqs = table.of_subject(event.subject) if event.ids is None else list(table.held(event.ids).values())
     if isinstance(event, Remove):
         if seqs:
-            raise used(event, past, f"{len(seqs)} of its samples are in the store")
+            raise id_is_taken(event, past, f"{len(seqs)} of its samples are in the store")
         return
     table.load_codec()
     known = 0
-    for start in range(0, len(seqs), BATCH):
-        known += compare(table, event, past, table.read(seqs[start : start + BATCH]))
-    if (seqs and not known) or (known < len(past.commitments) and table.count(past.commitments) > known):
-        raise used(event, past, "the samples it names are others")
+    for start in range(0, len(seqs), ROWS_PER_BATCH):
+        known += count_known(table, event, past, table.read(seqs[start : start + ROWS_PER_BATCH]))
+    if (seqs and not known) or (known < len(past.commitments) and table.count(set(past.commitments)) > known):
+        raise id_is_taken(event, past, "the samples it names are others")
 
 
-def compare(table: Table, event: Add | Relabel | Replace, past: Past, rows: Rows) -> int:
-    """Compare rows that are held with the event; returns how many of them are samples of the entry."""
+def count_known(table: SampleTable, event: Add | Relabel | Replace, past: PastEvent, rows: StoredRows) -> int:
+    """Count the rows that are samples of the entry; ValueError if their content is not the event's."""
     place = {c: k for k, c in enumerate(past.commitments)}
     found = [place.get(c) for c in rows.commitments]  # where each row stands in the event
     if event.ids is not None:
         for sample, k in zip(rows.ids, found, strict=True):
             if k is None or event.ids[k] != sample:
-                raise used(event, past, f"the sample {sample!r} that is held is another one, or was added again since")
+                raise id_is_taken(
+                    event, past, f"the sample {sample!r} that is held is another one, or was added again since"
+                )
     same = [i for i, k in enumerate(found) if k is not None and rows.positions[i] == past.position]
     at = [k for i, k in enumerate(found) if k is not None and i in set(same)]
     if same and not same_content(table, event, at, rows, same):
-        raise used(event, past, "features, labels or subjects of its samples are others")
+        raise id_is_taken(event, past, "features, labels or subjects of its samples are others")
     return sum(k is not None for k in found)
 
 
-def same_content(table: Table, event: Add | Relabel | Replace, at: list[int], rows: Rows, same: list[int]) -> bool:
-    """Whether the samples ``at`` of an event are what the rows ``same`` hold, as they are written."""
+def same_content(
+    table: SampleTable, event: Add | Relabel | Replace, at: list[int], rows: StoredRows, same: list[int]
+) -> bool:
+    """True if the samples ``at`` of an event are what the rows ``same`` hold, in the form they are stored in."""
     codec = table.codec
     if isinstance(event, Add) and [event.subjects[k] for k in at] != [rows.subjects[i] for i in same]:
         return False
@@ -79,7 +83,7 @@ def same_content(table: Table, event: Add | Relabel | Replace, at: list[int], ro
     return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
 
 
-def used(event: Event, past: Past, why: str) -> ValueError:
+def id_is_taken(event: Event, past: PastEvent, why: str) -> ValueError:
     """The error for an event id that is taken."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "

@@ -1,0 +1,117 @@
+"""Certificates of erased samples, and the checkpoints that may still hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torchlssvm._version import __version__
+from torchlssvm.audit.certificate import Certificate
+from torchlssvm.errors import StoreError
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.store.database import Database
+from torchlssvm.store.journal import Entry, Journal, now
+from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.snapshots import Snapshots
+
+URL_MARK = "://"
+"""Part of the name of a file that is elsewhere (``s3://...``)."""
+
+
+def lasting_name(path: Any) -> str:
+    """Absolute path; URLs are left as they are."""
+    return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
+
+
+class CertificateIssuer:
+    """Issues certificates for the state that a store is in, and knows the checkpoints of its head."""
+
+    def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
+        self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
+
+    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate:
+        """An unsigned certificate of events, for the head as it is in the open view.
+
+        ``choices``: made from data by the caller, beside those the store can tell.
+        """
+        entries = [self._entry(event_id) for event_id in event_ids]
+        if not entries:
+            raise ValueError("event_id is empty: name at least one event")
+        state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
+        last = max(entry.position for entry in entries)
+        codec = self.table.codec
+        return Certificate(
+            events=[
+                {
+                    "event_id": e.event_id,
+                    "kind": e.kind,
+                    "position": e.position,
+                    "time": e.time,
+                    "samples": e.samples,
+                    "commitments": e.commitment_list,
+                }
+                for e in entries
+            ],
+            digest=state["digest"],
+            position=state["position"],
+            chain=state["chain"],
+            grid=None
+            if codec.grid is None
+            else {"limit": codec.grid.limit.hex(), "bits": codec.grid.bits, "headroom": codec.grid.headroom},
+            fingerprint=fingerprint,
+            shape={"features": codec.J, "classes": codec.K},
+            samples=state["samples"],
+            compacted=compacted >= last,
+            scope={
+                "choices": head_choices(options, head) | choices,
+                "snapshots": self.snapshots.names_before(last),
+                "checkpoints": self.checkpoints_before(last),
+            },
+            library=f"torchlssvm {__version__}",
+            time=now(),
+        )
+
+    def _entry(self, event_id: str) -> Entry:
+        entry = self.journal.of(event_id)
+        if entry is None:
+            raise StoreError(f"the journal of {self.db.path.parent} has no event {event_id!r}")
+        return entry
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def register(self, path: Any, position: int) -> None:
+        """Remember, inside a transaction, that a file holds the head as it was at a position."""
+        self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
+
+    def forget(self, path: Any) -> None:
+        """Remove a file from the list of checkpoints, inside a transaction."""
+        gone = lasting_name(path)
+        self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
+
+    def checkpoints(self) -> dict[str, int]:
+        """The files that hold a state of the head, and its position."""
+        return self.db.get("checkpoints", {})  # type: ignore[no-any-return]
+
+    def checkpoints_before(self, position: int) -> list[str]:
+        """Known checkpoints from before the last erasure up to a position, that are still there."""
+        known = self.checkpoints()
+        if not known:
+            return []
+        row = self.db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
+        erasure = (row or (None,))[0] or 0
+        return [
+            path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())
+        ]
+
+
+def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
+    """Options of a head that may have been chosen from data, as far as the store can tell."""
+    out = {}
+    if "rho" in options:
+        out["rho"] = f"{head.rho!r}, declared unchanged by the erasure"
+    if options.get("grid") == "auto":
+        out["grid"] = "automatic, from the first samples; unchanged by the erasure"
+    elif options.get("grid") is not None:
+        out["grid"] = "given before any data"
+    return out | (head.choices if isinstance(head, LSSVMHead) else {})

@@ -1,0 +1,251 @@
+"""The head of a store, kept in step with its rows.
+
+Another process may write to the store, a call may be interrupted, and the head's options may be set from outside. Before the
+head is used it is therefore compared with the database: what is missing is restored from a snapshot, or from the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
+from torchlssvm.functional.modes import exactly
+from torchlssvm.store.database import Database
+from torchlssvm.store.head_adapter import HeadAdapter, LinearAdapter
+from torchlssvm.store.journal import Journal
+from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.snapshots import Snapshots
+
+log = logging.getLogger("torchlssvm.store")
+
+Options: TypeAlias = tuple[dict[str, Any], dict[str, Any] | None]
+"""The options of a head, and the choices made from data, as the store keeps them."""
+
+
+class LiveHead:
+    """The head that a store drives through an adapter, and the position of the journal it stands at.
+
+    Attributes:
+        adapter: None for the store of a kernel machine that was opened without one.
+        position: of the journal, which the head was last known to be at.
+        stale: True while the head must be brought in step before it is used.
+        options: those the store had when this handle last looked.
+        recovery: how the head was last restored, in words.
+    """
+
+    def __init__(self, path: Path, db: Database, table: SampleTable, journal: Journal, snapshot_rows: int):
+        """``snapshot_rows``: changed rows after which the statistics are saved."""
+        self.path, self.db, self.table, self.journal = path, db, table, journal
+        self.snapshots = Snapshots(path)
+        self.adapter: HeadAdapter | None = None
+        self.position, self.stale, self.recovery = 0, True, "nothing to do"
+        self.options: Options | None = None
+        self._torn = False  # True while it may be in the middle of a change, so that not even its digest is believed
+        self._seen = -1  # the number of the database's changes when this handle last looked
+        self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
+
+    # -- changes by the store ------------------------------------------------------------------------------------------
+
+    def prepare(self) -> HeadAdapter:
+        """Bring the head in step under the write lock, for a change; StoreError if it was changed from outside."""
+        adapter = self.required()
+        if not self.stale and adapter.touched:
+            raise StoreError(
+                "the head was changed behind the store's back: samples are added and removed through store.apply only. "
+                "store.restore() brings the head back to what the store says. Nothing was changed."
+            )
+        self.table.load_codec()
+        self.follow()
+        return adapter
+
+    def required(self) -> HeadAdapter:
+        """The adapter; StoreError if there is no head."""
+        if self.adapter is None:
+            raise StoreError(
+                f"the store at {self.path} was made with a {self.db.get('head')['type']}: open it with one as head"
+            )
+        return self.adapter
+
+    def distrust(self) -> None:
+        """Mark the head as being in the middle of a change, until :meth:`settle`."""
+        self.stale = self._torn = True
+
+    def settle(self, position: int, options: Options | None, digest: str | None) -> None:
+        """Take the head for what was committed at a position, where it has this digest."""
+        self.position, self.options = position, options
+        self.required().note(digest)
+        self.stale = self._torn = False
+
+    def in_step(self, state: dict[str, Any]) -> bool:
+        """True if the head itself says that it is what the state says."""
+        try:
+            return self.required().holds(state["digest"], state["samples"])
+        except TorchLSSVMError as error:  # it was interrupted in the middle of a change
+            log.info("%s: the head cannot be used as it is: %s", self.path, error)
+            return False
+
+    # -- changes by others ---------------------------------------------------------------------------------------------
+
+    def follow(self) -> HeadAdapter:
+        """Bring the head in step with what the open view or transaction shows."""
+        adapter, changes = self.required(), self.db.changes()
+        if not self.stale and changes == self._seen:
+            return adapter
+        if self.stale or self.db.get("state")["position"] != self.position:
+            self.reload()
+        else:
+            self._take_options(adapter)
+        self._seen = changes
+        return adapter
+
+    def reload(self) -> None:
+        """Restore the head from the open view or transaction; while that lasts, and if it fails, the head is not believed."""
+        adapter = self.required()
+        with adapter.lock:
+            trusted = not self._torn
+            self.stale = self._torn = True
+            self.table.load_codec()
+            self.recovery = self._recover(adapter, trusted)
+            self._take_options(adapter, again=True)
+            self.stale = self._torn = False
+
+    def _take_options(self, adapter: HeadAdapter, again: bool = False) -> None:
+        """Take over what other handles have set or chosen since this one last looked; ``again``: also what they had before.
+
+        Where this handle has changed an option too and not written it, the store's is the newer one.
+        """
+        config, chosen = self.db.get("head"), self.db.get("chosen", None)
+        known, mine = self.options, adapter.config()
+        if known is not None and config != known[0] and config != mine:
+            if mine != known[0]:
+                log.warning("%s: options set here were set by another process, too; the store's are taken", self.path)
+            adapter.set_options(config)
+        if again or known is None or chosen != known[1]:
+            adapter.restore_chosen(chosen)
+        self.options = (config, chosen)
+
+    @exactly
+    def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
+        state = self.db.get("state")
+        position, digest = state["position"], state["digest"]
+        was = self.position
+        self.position = position
+        if len(self.table) != state["samples"]:
+            raise StoreError(f"{self.db.path} is damaged: it holds {len(self.table)} rows, not {state['samples']}")
+        if isinstance(adapter, LinearAdapter) and adapter.exact:
+            if trusted and not adapter.empty and self.in_step(state):
+                adapter.note(digest)
+                return "the head was in step"
+            for path in reversed(self.snapshots.paths()):
+                done = self._load_snapshot(adapter, path, position, digest)
+                if done:
+                    adapter.note(digest)
+                    self._report(done, trusted and was != position and "loaded" not in done)
+                    return done
+        adapter.clear()
+        for rows in self.table.batches():
+            adapter.add_rows(rows, self.table.codec)
+        if adapter.digest() != digest:
+            raise StoreError(f"{self.db.path} is damaged: its rows do not give the digest that was recorded")
+        adapter.note(digest)
+        done = (
+            f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"
+        )
+        self._report(done, trusted and adapter.exact and position > 0)
+        return done
+
+    def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:
+        """Restore from a snapshot and the rows added since; None if it cannot be used, else what was done."""
+        found = self.snapshots.read(path)
+        if found is None:
+            return None
+        at = found["position"]
+        if not 0 <= at <= position or self.journal.chain_at(at).hex() != found["chain"]:
+            return None
+        others = self.db.one("SELECT count(*) FROM journal WHERE position > ? AND kind <> 'add'", (at,))
+        if others is None or others[0]:  # what was removed or changed since is no longer there to be subtracted
+            return None
+        try:
+            adapter.load(found["statistics"])
+        except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
+            return None
+        if adapter.digest() != found["digest"]:
+            return None
+        self._snapshot_position = at
+        added = 0
+        if at < position:
+            for rows in self.table.batches(after=at):
+                adapter.add_rows(rows, self.table.codec)
+                added += len(rows)
+        if adapter.digest() != digest:
+            return None
+        if at == position:
+            return f"loaded the snapshot at position {at}"
+        return f"rolled the snapshot at position {at} forward to {position} by {added} rows"
+
+    def _report(self, done: str, unclean: bool) -> None:
+        if unclean:
+            log.warning("%s was not closed or was changed by another process: %s", self.path, done)
+        else:
+            log.info("%s: %s", self.path, done)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save_options(self) -> Options:
+        """Write what this handle has changed; returns what the store has then, for when it is committed."""
+        adapter = self.required()
+        now, known = (adapter.config(), adapter.chosen()), self.options or (None, None)
+        for name, value, old in zip(("head", "chosen"), now, known, strict=True):
+            if value != old:
+                self.db.put(name, value)
+        return now
+
+    def count_rows(self, changed: int) -> None:
+        """Count rows that were changed; write a snapshot when there are enough of them."""
+        self._rows_since_snapshot += changed
+        if self._rows_since_snapshot >= self._snapshot_rows:
+            with self.db.transaction():
+                self.write_snapshot()
+
+    def write_snapshot(self) -> None:
+        """Save the statistics beside the store, unless they are saved or not in step. Called under the write lock."""
+        adapter = self.adapter
+        if not isinstance(adapter, LinearAdapter) or not adapter.exact or self.stale:
+            return
+        state = self.db.get("state")
+        if self._snapshot_position == self.position or state["position"] != self.position or adapter.touched:
+            return
+        self.snapshots.write(self.position, bytes.fromhex(state["chain"]), state["digest"], adapter.state())
+        self._snapshot_position, self._rows_since_snapshot = self.position, 0
+
+    def keep(self) -> None:
+        """Write options that were set and a snapshot, before the store closes.
+
+        First what would be lost, then what only saves time: StoreError if the options could not be written.
+        """
+        if self.adapter is None or self.stale:
+            return
+        trouble: StoreError | None = None
+        if (self.adapter.config(), self.adapter.chosen()) != self.options:
+            try:
+                with self.db.transaction():
+                    stored = (self.db.get("head"), self.db.get("chosen", None))
+                    if self.db.get("state")["position"] == self.position and stored == self.options:
+                        self.save_options()
+                    else:
+                        log.warning("%s: others have written since; options set here are not kept", self.path)
+            except StoreError as error:
+                trouble = error
+        try:
+            with self.db.transaction():
+                self.write_snapshot()
+        except StoreBusyError:
+            log.info("%s: another writer is at work, closed without a snapshot", self.path)
+        except (OSError, StoreError) as error:
+            log.warning("%s: closed without a snapshot, opening it will take longer: %s", self.path, error)
+        if trouble is not None:
+            raise type(trouble)(
+                f"{self.path} is closed and every event is kept, but not the options that were set on its head: {trouble}"
+            ) from trouble
