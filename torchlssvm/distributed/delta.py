@@ -18,8 +18,8 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.linear import AttachedClassifier, LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import RowChange, Table
-from torchlssvm.linear.merge_history import Ledger, add_to, as_loaded, pending
+from torchlssvm.linear.membership import FingerprintTable, RowChange
+from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded, pending
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.marking import Base
 
@@ -34,7 +34,7 @@ def head_of(target: Any) -> tuple[LSSVMHead, Statistics]:
     head = target.head if isinstance(target, AttachedClassifier) else target
     if not isinstance(head, LSSVMHead):
         raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-    stats = head._need_statistics("exchanging changes")
+    stats = head.need_statistics("exchanging changes")
     if not stats.exact:
         raise ValueError(
             "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
@@ -82,8 +82,10 @@ class Delta:
         self.id = os.urandom(16).hex() if id is None else id
         self.uncertifiable: str | None = None
         self.origins: set[str] = set()
-        self._ledger = Ledger()
-        self._rows: Table | RowChange = Table(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        self._ledger = MergeHistory()
+        self._rows: FingerprintTable | RowChange = (
+            FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        )
         self._loan: Loan | None = None
 
     @property
@@ -113,11 +115,11 @@ class Delta:
         """
         head, stats = head_of(target)
         refuse_severed(stats)
-        head._current()  # removals that cannot be are found here
-        ledger = head._ledger
+        head.solve()  # removals that cannot be are found here
+        ledger = head.history
         delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))
-        own = delta._ledger = Ledger(keys=dict(ledger.keys), ids=dict(ledger.ids))
-        rows = head._pending_rows()
+        own = delta._ledger = MergeHistory(keys=dict(ledger.keys), ids=dict(ledger.ids))
+        rows = head.rows.pending()
         origins = set(ledger.origins)
         for other in ledger.outstanding():
             if other.statistics.num_classes != stats.num_classes:  # classes were added since: it cannot be handed over
@@ -157,14 +159,14 @@ class Delta:
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
         self._ledger.note(batch, sign, self.statistics.grid)
-        if isinstance(self._rows, Table) and len(batch) and not checks.is_fake(batch.x):
+        if isinstance(self._rows, FingerprintTable) and len(batch) and not checks.is_fake(batch.x):
             self._rows = self._rows.noted(batch, sign)
         return self
 
     @property
     def rows(self) -> RowChange:
         """The rows in this delta, where they are known: they are never written to a file."""
-        if isinstance(self._rows, Table):
+        if isinstance(self._rows, FingerprintTable):
             self._rows = self._rows.hashed()
             return RowChange({self._rows.key: self._rows.whole()})
         return self._rows
@@ -254,7 +256,7 @@ class Loan(NamedTuple):
     """Whose pending changes a delta holds, as of which turn of the ledger, and which of the ledger's origins are in them."""
 
     head: LSSVMHead
-    ledger: Ledger
+    ledger: MergeHistory
     turn: int
     origins: set[str]
 
@@ -270,7 +272,7 @@ def claim(*deltas: Delta) -> list[tuple[Statistics, Base]]:
         if loan is None:
             continue
         stats, ledger = loan.head.statistics, loan.ledger
-        known = loan.head._ledger is ledger and stats is not None and not stats.severed
+        known = loan.head.history is ledger and stats is not None and not stats.severed
         if known and delta not in ledger.outstanding() and ledger.turn == loan.turn:
             ledger.lend(delta)  # given back, and nobody has taken it since
         if not known or stats is None or delta not in ledger.outstanding():
@@ -300,11 +302,9 @@ def hand_over(claims: list[tuple[Statistics, Base]], *deltas: Delta) -> None:
         add_to(ledger.keys, delta.keys, -1)
         add_to(ledger.ids, delta._ledger.ids, -1)
         if not pending(head.statistics):
-            head._agree_rows()
-        elif head._agreed_rows is not None and delta.rows.known:
-            head._agreed_rows = head._agreed_rows.advanced(delta.rows)
+            head.rows.agree()
         else:
-            head._agreed_rows = None
+            head.rows.agree_on(delta.rows)
 
 
 def refuse_severed(stats: Statistics) -> None:
@@ -339,7 +339,7 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     names = [name for delta in deltas for name in {delta.id} | delta.origins]
     for delta in deltas:
         refuse_own(head, delta)
-    head._ledger.refuse_twice(set(names))
+    head.history.refuse_twice(set(names))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
@@ -353,28 +353,28 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
         stats.compatible(part)
         total.merge(part)
     total.canonicalize()
-    head._current()  # what is pending and doubtful is not this call's fault
+    head.solve()  # what is pending and doubtful is not this call's fault
     claims = claim(*deltas)
     if total._sums is not None:
-        with head._lock, head._changing():
+        with head.locked(), head.changing():
             stats.merge(total)
             try:
                 check_held(stats, total._sums.sums, shrunk=True)
             except RemovalError:
                 stats.merge(total, -1)  # integers: exactly as before
                 stats.canonicalize()
-                head._engine.reset()
+                head.solver.reset()
                 raise
             if stats.marked and stats._base is not None:
                 stats._base.shrunk = True
-            head._rows = head._rows.dropped("a delta was merged, and deltas carry no fingerprints of rows")
-            head._engine.reset()
-    ledger = head._ledger
+            head.rows.drop("a delta was merged, and deltas carry no fingerprints of rows")
+            head.solver.reset()
+    ledger = head.history
     hand_over(claims, *deltas)
     for delta in deltas:
         add_to(ledger.keys, delta.keys)
         add_to(ledger.ids, delta._ledger.ids)
-        head._uncertifiable = head._uncertifiable or delta.uncertifiable
+        head.mark_uncertifiable(delta.uncertifiable)
     ledger.merged |= set(names)
     ledger.origins |= set(names)
     return head
@@ -393,11 +393,11 @@ def agree(target: Any) -> LSSVMHead:
     For a head that every rank loaded from one file, or got as a copy; the next :func:`sync` checks that they are the same.
     """
     head, stats = head_of(target)
-    head._current()
+    head.solve()
     stats.mark()
-    ledger = head._ledger
+    ledger = head.history
     ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
-    head._agree_rows()
+    head.rows.agree()
     return head
 
 
@@ -419,7 +419,7 @@ def status(target: Any) -> Status:
     (Status(epoch=0, agreed='', pending=True), False)
     """
     head, stats = head_of(target)
-    return Status(head._ledger.epoch, head._ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
+    return Status(head.history.epoch, head.history.agreed_digest(stats), stats.severed or not stats.pending().empty)
 
 
 @exactly
@@ -428,8 +428,8 @@ def discard(target: Any) -> LSSVMHead:
     head, stats = head_of(target)
     refuse_severed(stats)
     stats.adopt(stats.agreed())
-    ledger = head._ledger
+    ledger = head.history
     ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
-    head._agree_rows(head._agreed_or_unknown())
-    head._restart()
+    head.rows.agree(head.rows.agreed_or_unknown())
+    head.invalidate()
     return head

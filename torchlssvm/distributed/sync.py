@@ -106,7 +106,7 @@ class Turn:
     ) -> dict[str, Any]:
         """What the others need to know. Any error here is told, too."""
         self.head, self.stats = head_of(target)
-        stats, ledger = self.stats, self.head._ledger
+        stats, ledger = self.stats, self.head.history
         refuse_severed(stats)
         if self.to is not None and (
             isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
@@ -119,7 +119,7 @@ class Turn:
         if self.to is not None and ledger.sink not in (None, self.to):
             raise ValueError(f"changes were sent to rank {ledger.sink} before, not to rank {self.to}.")
         self.pending = stats.pending()
-        self.rows = self.head._pending_rows()
+        self.rows = self.head.rows.pending()
         self.keys, self.ids = dict(ledger.keys), dict(ledger.ids)
         new: set[str] = set()
         if delta is not None:
@@ -163,7 +163,7 @@ class Turn:
 
     def _row_count(self) -> int | None:
         """The number of rows that changed here; None when they, or those agreed on, are not known by fingerprints."""
-        known = self.rows.known and self.head._agreed_rows is not None and self.head.checked and self.delta is None
+        known = self.rows.known and self.head.rows.agreed is not None and self.head.checked and self.delta is None
         return len(self.rows.to_rows()) if known else None
 
     def exchange_rows(self, plan: Plan) -> RowChange:
@@ -246,10 +246,10 @@ class Turn:
         if self.stats._sums is not None:
             self.stats._hashes = hashes
             self.stats._sums.touched.clear()
-        ledger = self.head._ledger
+        ledger = self.head.history
         ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
-        self.head._agree_rows(self.head._no_rows() if total.empty else rows)
-        self.head._restart()
+        self.head.rows.agree(self.head.rows.none() if total.empty else rows)
+        self.head.invalidate()
         self.settle(plan)
 
     def settle(self, plan: Plan) -> None:
@@ -257,7 +257,7 @@ class Turn:
         if self.delta is not None:
             hand_over(self.claims, self.delta)
         if self.to is None or self.to == self.peers.rank:
-            self.head._uncertifiable = None if self.stats.empty else self.head._uncertifiable or plan.uncertifiable
+            self.head.mark_uncertifiable(plan.uncertifiable)
 
 
 @exactly
@@ -279,12 +279,12 @@ def _run(
         message = problem(error)
     plan = decide(peers.exchange(message))
     if plan.empty:
-        ledger = turn.head._ledger
+        ledger = turn.head.history
         if turn.cancelled:
             turn.stats.adopt(turn.agreed)
             ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
-            turn.head._agree_rows(turn.head._agreed_or_unknown())
-            turn.head._restart()
+            turn.head.rows.agree(turn.head.rows.agreed_or_unknown())
+            turn.head.invalidate()
         ledger.merged |= plan.merged
         turn.settle(plan)
         return target
@@ -292,7 +292,7 @@ def _run(
     total, digest, verdict = turn.stats.zero(), "", {}
     receives = to is None or to == peers.rank
     summed, changed = turn.summed(plan), turn.exchange_rows(plan)
-    rows = turn.head._agreed_or_unknown()
+    rows = turn.head.rows.agreed_or_unknown()
     try:
         if receives:
             total, rows = summed, rows.advanced(changed)

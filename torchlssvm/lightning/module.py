@@ -225,9 +225,9 @@ class LSSVMModule(LightningModule):
         """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
         self._level()
         method, head = self.hparams["select_rho"], self.head
-        if method is not None and not self.learner.empty and self._settled != head._version:
+        if method is not None and not self.learner.empty and self._settled != head.version:
             head.select_rho(method=method)
-            self._settled = head._version
+            self._settled = head.version
 
     def on_train_epoch_end(self) -> None:
         """The epoch is learned."""

@@ -85,7 +85,7 @@ def copy_from_first(head: LSSVMHead) -> None:
     state = share({k: v.cpu() for k, v in head.statistics.state().items()} if is_first() else None)
     options = share((head.rho, head.class_weight))
     if not is_first() and state is not None:
-        head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+        head.adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
         head.rho = options[0]
 
 

@@ -54,12 +54,12 @@ class Solution:
 
     @property
     def empty(self) -> bool:
-        """Whether no sample has been taken in."""
+        """True while no sample has been taken in."""
         return self.n == 0
 
     @property
     def updatable(self) -> bool:
-        """Whether P is known in some form, so that changes can be taken in."""
+        """True when P is known in some form, so that changes can be taken in."""
         return self.empty or self._factor is not None or self._P is not None or self._Z is not None
 
     @property
@@ -69,13 +69,18 @@ class Solution:
 
     @property
     def holds_inverse(self) -> bool:
-        """Whether the base is P itself."""
+        """True when the base is P itself."""
         return self._P is not None
 
     @property
     def uses_factor(self) -> bool:
-        """Whether the base is a Cholesky factor."""
+        """True when the base is a Cholesky factor."""
         return self._factor is not None
+
+    @property
+    def factored(self) -> tuple[Factor, Tensor | float] | None:
+        """Factor of the whole system and its scale, as in :meth:`set_base`; None once changes were taken in, or without one."""
+        return None if self._factor is None or self.deferred or self.pending else (self._factor, self._scale)
 
     def forget_inverse(self) -> None:
         """Keep the weights only: the next change needs a solve."""

@@ -18,7 +18,8 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import arguments
-from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
+from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.sample_table import Rows
 
@@ -53,7 +54,7 @@ class Linear:
 
     def __init__(self, head: LSSVMHead):
         self.head = head.drop_membership("it belongs to a store, which has the rows")
-        self.seen: tuple[int, object] = (head._version, self.signature())
+        self.seen: tuple[int, object] = (head.version, self.signature())
 
     @property
     def exact(self) -> bool:
@@ -68,7 +69,7 @@ class Linear:
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """Held by the store while the head is between two states: whoever reads it meanwhile waits."""
-        return getattr(self.head, "_lock", nullcontext())
+        return self.head.locked()
 
     def holds(self, digest: str | None, samples: int) -> bool:
         """Whether the state is the one that was recorded, as far as it can tell."""
@@ -88,11 +89,11 @@ class Linear:
     def chosen(self) -> dict[str, Any] | None:
         """What was chosen from data, with the calibration, as primitives; None if nothing was."""
         head = self.head
-        if not head._made:
+        if not head.data_choices.made:
             return None
         calibration = head.calibration
         return {
-            "made": choices_to_save(head._made, head._version),
+            "made": head.data_choices.to_json(head.version),
             "calibration": calibration and calibration.describe(),
             "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
         }
@@ -102,22 +103,19 @@ class Linear:
         chosen = chosen or {"made": {}, "calibration": None}
         head, calibration = self.head, None
         try:
-            made = {
-                str(name): (head._version if now else -1, str(text)) for name, (text, now) in chosen["made"].items()
-            }
             if chosen["calibration"] is not None:
                 numbers = [float.fromhex(v) for v in chosen["values"]]
                 values = torch.tensor(numbers, dtype=torch.float64, device=head.device)
                 calibration = Calibration.restore(chosen["calibration"], values)
+            choices = DataChoices.from_json(chosen["made"], head.version, calibration)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
-        head._made, head._calibration = made, calibration
+        head.data_choices = choices
 
     def codec(self) -> Codec:
         """How its features are written at the moment."""
         head = self.head
-        target = head.statistics.target_grid if head.statistics is not None else head._target_grid
-        return Codec(head.in_features, head.num_classes, head.grid, target if head.grid is not None else None)
+        return Codec(head.in_features, head.num_classes, head.grid, head.target_grid if head.grid is not None else None)
 
     def digest(self) -> str | None:
         """The digest, if there is one."""
@@ -129,12 +127,12 @@ class Linear:
 
     def note(self) -> None:
         """Take the present state for the right one."""
-        self.seen = (self.head._version, self.signature())
+        self.seen = (self.head.version, self.signature())
 
     @property
     def touched(self) -> bool:
         """Whether somebody else changed it since :meth:`note`."""
-        return self.head._version != self.seen[0] and self.signature() != self.seen[1]
+        return self.head.version != self.seen[0] and self.signature() != self.seen[1]
 
     def _ids(self, ids: Sequence[str]) -> Sequence[str] | None:
         folds = self.head.statistics is not None and self.head.statistics.folds
@@ -176,7 +174,7 @@ class Linear:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.head._adopt(None)
+        self.head.adopt(None)
 
     def state(self) -> dict[str, Tensor]:
         """The statistics, for a snapshot."""
@@ -185,7 +183,7 @@ class Linear:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Undo :meth:`state`; ValueError when it does not fit."""
-        self.head._adopt({k: v if k == "meta" else self._here(v) for k, v in state.items()})
+        self.head.adopt({k: v if k == "meta" else self._here(v) for k, v in state.items()})
 
     def copy(self) -> Linear:
         """An independent one in the same state."""
