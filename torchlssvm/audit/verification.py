@@ -279,7 +279,7 @@ def _solved_anew(head: Any) -> LSSVMHead:
     """Another head with the same options and statistics; VerificationError when they contradict each other."""
     fresh = LSSVMHead.from_config(head.config(), device=head.device)
     try:
-        fresh._adopt(head.statistics.state())
+        fresh.adopt(head.statistics.state())
     except ValueError as error:
         raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
     return fresh
@@ -287,9 +287,11 @@ def _solved_anew(head: Any) -> LSSVMHead:
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
     """Probabilities are state too: samples that are gone must have had no say in them."""
-    calibration = head.calibration if isinstance(head, LSSVMHead) else None
+    if not isinstance(head, LSSVMHead):
+        return {}
+    calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if getattr(head, "_made", {}).get("calibration") else {}
+        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):

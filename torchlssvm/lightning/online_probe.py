@@ -133,7 +133,7 @@ class OnlineProbe(Callback):
         for state in states:
             if state is not None:
                 part = LSSVMHead.from_config(state[0])
-                part._adopt(state[1])
+                part.adopt(state[1])
                 total = part if total is None else total.merge(part)
         return total if mine is None or total is None else total.to(mine.device)
 

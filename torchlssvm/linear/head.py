@@ -688,7 +688,8 @@ class LSSVMHead(nn.Module):
 
     def check_whole(self) -> None:
         """InterruptedUpdateError if a change was interrupted."""
-        self._integrity.check()
+        if self._integrity.torn:
+            self._integrity.check()
         if self.statistics is not None:
             self.statistics.check_whole()
 
@@ -724,11 +725,10 @@ class LSSVMHead(nn.Module):
             self._published = None if self._source.empty else (w, b)
             return w, b, w if P is None else P
 
-    @exclusive
     def view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
         self._fitted()
-        w, b, _ = self.solve()
+        w, b = self._published or self.solve()[:2]
         if self._view is None or self._view[0] != self.version:
             target = self.target_grid if self._kind == "values" else None
             exact = self.requested.grid is not None if self.statistics is None else self.statistics.exact
@@ -775,17 +775,18 @@ class LSSVMHead(nn.Module):
                 x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
                 exact=self.requested.grid is not None, choices=choices, wanted=self.requested,
             )  # fmt: skip
-        if len(batch) and batch.labels is None and (self._options.class_weight is not None or self.multiclass == "ovo"):
+        if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
 
     def apply_changes(self, changes: list[tuple[Batch, int]], rough: bool = False) -> LSSVMHead:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
-        changes = [(b, s) for b, s in changes if len(b)]
+        changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return self
-        self.check_whole()
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
+        if removes:
+            self.check_whole()  # before rows are missed that an interrupted update may have lost
         if stats is None:
             with self.changing():
                 self.solver.changed(changes, None)

@@ -225,7 +225,7 @@ def batch_products(batch: Batch, key: bytes) -> Tensor:
     assert grid is not None
     K = 0 if batch.targets is None else batch.targets.shape[1]
     vectors = _vectors(key, J + K, batch.x.device)
-    n = len(batch)
+    n = batch.x.shape[0]
     out = torch.empty(n, VECTORS, dtype=torch.int64, device=batch.x.device)
     rows = torch.empty(min(n, PRODUCT_ROWS), J, dtype=torch.float64, device=batch.x.device)
     scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)

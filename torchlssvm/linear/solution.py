@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, theorem1
+from torchlssvm.functional import checks, cost, theorem1
 from torchlssvm.functional.system import Factor
 
 
@@ -61,6 +61,12 @@ class Solution:
     def updatable(self) -> bool:
         """True when P is known in some form, so that changes can be taken in."""
         return self.empty or self._factor is not None or self._P is not None or self._Z is not None
+
+    def update_pays(self, features: int, rows: int) -> bool:
+        """Tell whether to take in so many more rows by Theorem 1 rather than to solve from statistics."""
+        new = self.pending + rows
+        dear = cost.solve_is_cheaper(features, self.deferred + new, self.columns + new, self.holds_inverse)
+        return self.updatable and not dear
 
     @property
     def deferred(self) -> int:

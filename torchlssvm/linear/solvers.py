@@ -147,34 +147,32 @@ class SharedSolver:
         self.stale = not self.stats.empty
 
     @property
-    def scale(self) -> normal.Units:
+    def units(self) -> normal.Units:
         """Units of features and targets, and rho."""
         grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
         return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
 
     def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
-        s, new = self.solution, sum(len(b) for b, _ in changes)
-        dear = cost.solve_is_cheaper(
-            self.stats.in_features, s.deferred + s.pending + new, s.columns + s.pending + new, s.holds_inverse
-        )
-        if self.stale or dear or self.options.follows_counts or not s.updatable:
+        s = self.solution
+        new = sum(batch.x.shape[0] for batch, _ in changes)
+        if self.stale or self.options.follows_counts or not s.update_pays(self.stats.in_features, new):
             s.drop_pending()
             self.stale = True
             return
+        plain = not isinstance(self.options.class_weight, Tensor)
         for i, (batch, sign) in enumerate(changes):
-            q = rows[i] if rows is not None else self._quantized(batch)
-            rows_ = scaled_rows(q, self.scale.feature, self.options)
-            plain = not isinstance(self.options.class_weight, Tensor)
-            s.append(
-                *weighted(batch, sign, rows_, real_targets(batch, self.stats.num_classes), self.options),
-                sign,
-                sign * batch.size if plain else None,
-            )
+            scaled = self._scaled(batch, None if rows is None else rows[i])
+            y = real_targets(batch, self.stats.num_classes)
+            total = sign * batch.size if plain else None
+            s.append(*weighted(batch, sign, scaled, y, self.options), sign, total)
 
-    def _quantized(self, batch: Batch) -> Tensor:
-        grid = self.stats.grid
-        return batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
+    def _scaled(self, batch: Batch, rows: Tensor | None) -> Tensor:
+        """Rows (B, D) of a batch in the solution's coordinates. rows: the same on the grid (B, J), where they are at hand."""
+        grid = batch.choices.grid
+        if grid is None:
+            return scaled_rows(batch.x.to(torch.float64) if rows is None else rows, 1.0, self.options)
+        return scaled_rows(grid.quantize(batch.x) if rows is None else rows, grid.resolution, self.options)
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization: the next read solves from statistics."""
@@ -183,7 +181,7 @@ class SharedSolver:
 
     def relabelled(self, old: Batch, new: Batch, rows: Tensor | None) -> None:
         """Take in other labels: M stays, only the right-hand side changes."""
-        if rows is None or self.stale or self.solution.empty or not self.solution.updatable:
+        if self.stale or self.solution.empty or not self.solution.updatable:
             self.solution.drop_pending()
             self.stale = True
             return
@@ -191,7 +189,7 @@ class SharedSolver:
         dy = real_targets(new, K) - real_targets(old, K)
         if old.mult is not None:
             dy = dy * old.mult[:, None]
-        self.solution.shift_targets(scaled_rows(rows, self.scale.feature, self.options), dy)
+        self.solution.shift_targets(self._scaled(old, rows), dy)
 
     def _workspace(self) -> Tensor:
         """Memory for the system, used again by every solve: the factor of the solve before is no longer needed."""
@@ -204,7 +202,7 @@ class SharedSolver:
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
         base = normal.solve(
-            self.stats, self.scale, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
+            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
         )
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
@@ -212,8 +210,6 @@ class SharedSolver:
 
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
-        if self.stats.empty and not self.solution.empty:
-            self.reset()
         if self.stale:
             self.solve(doubtful)
         try:

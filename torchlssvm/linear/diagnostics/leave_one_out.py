@@ -34,9 +34,9 @@ def leave_one_out(
     view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None, pairs: str = "votes"
 ) -> Tensor:
     """Leave-one-out scores (B, K); see :meth:`torchlssvm.LSSVMHead.leave_one_out`."""
+    samples = check_samples(view, x, y, weight)
     checks.one_of(pairs, "pairs", tuple(PAIR_RULES))
     parts = problems(view)
-    samples = check_samples(view, x, y, weight)
     members = None if groups is None else check_groups(groups, len(samples))
     something_left(samples, members, float(view.n))
     if parts[0].pair is None:

@@ -185,8 +185,8 @@ class Problem:
     def class_weights(self, counts: Tensor | None = None) -> Tensor | None:
         """Weights by class, of this problem's classes, for given counts (K,) or those held."""
         option = self.view.options.class_weight
-        if isinstance(option, Tensor):
-            return option if self.pair is None else option[list(self.pair)]
+        if option is None or isinstance(option, Tensor):
+            return option if option is None or self.pair is None else option[list(self.pair)]
         return class_weights(option, self.counts if counts is None else counts)
 
     def whitened(self, weights: Tensor | None) -> Whitened:
