@@ -20,7 +20,7 @@ INEXACT_REMOVAL = "remove_approximate took out samples that may not be, bit for 
 
 
 def remove_approximate(head: LSSVMHead, x: Any, y: Any, weight: Any, ids: Any) -> Approximation:
-    """See :meth:`torchlssvm.LSSVMHead.remove_approximate`."""
+    """Unlearn samples that are only roughly known; see :meth:`torchlssvm.LSSVMHead.remove_approximate`."""
     if head.multiclass == "ovo":
         raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
     batch = head.check(x, y, weight, ids)

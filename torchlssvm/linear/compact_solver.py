@@ -32,7 +32,7 @@ class CompactSolver:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all samples."""
+        """Forget all samples, their counts and the grids."""
         self.solution = Solution(
             self.J + (self.options.intercept == "penalized"), self.K, self.options.intercept == "free", self.device
         )

@@ -463,6 +463,10 @@ class LSSVMHead(nn.Module):
         Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
         held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
 
+        Scores, as ``forward`` returns them, and as ``KernelLSSVM.leave_one_out`` does for the samples it keeps: margins, error
+        rates and calibrations follow from them. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, since its
+        path yields margins of two classes, some of them only as a bound, with the ids they belong to.
+
         Args:
             x: (B, J), as added.
             y: (B,) labels or (B, K) targets, as added.

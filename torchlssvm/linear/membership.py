@@ -430,7 +430,7 @@ class HeldRows:
     agreed: Membership | None = field(default_factory=lambda: Membership(()))
 
     def __post_init__(self) -> None:
-        """Start without rows."""
+        """Start with the rows of an empty head."""
         self.held = self.none()
 
     def none(self) -> Membership:

@@ -53,7 +53,7 @@ class Solver(Protocol):
         """Forget the caches: the next read solves from statistics (the compact form forgets its samples)."""
 
     def set_rho(self, rho: float) -> None:
-        """Change the regularization."""
+        """Change the regularization; the samples stay."""
 
     def changed(self, changes: list[tuple[Batch, int]], rows: list[Tensor] | None) -> None:
         """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
