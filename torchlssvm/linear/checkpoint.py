@@ -33,8 +33,11 @@ from torchlssvm.statistics.batch import Choices
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
 
-FORMAT = "torchlssvm-head-1"
-BUFFERS = ("w", "b", "C")
+HEAD_FORMAT = "torchlssvm-head-1"
+"""Format of a saved head; it changes when files can no longer be read as before."""
+
+BUFFER_NAMES = ("w", "b", "C")
+"""Buffers of a head, as its state dict names them."""
 
 
 class LiveBuffers(dict[str, Any]):
@@ -55,7 +58,7 @@ class LiveBuffers(dict[str, Any]):
         head = self.head
         with head.locked(), torch.inference_mode(False), torch.no_grad():
             head.check_whole()
-            for name in [n for n in names if n in BUFFERS]:
+            for name in [n for n in names if n in BUFFER_NAMES]:
                 old = super().get(name)
                 # In a process group the version says nothing: DistributedDataParallel writes to buffers past it.
                 seen = None if old is None or shared else (head.version, head.solver.stamp, old._version)
@@ -94,12 +97,12 @@ def published(head: LSSVMHead, name: str) -> Tensor:
     if name == "C":
         P = head.solve(inverse=True)[2]
         return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
-    return head.solve()[BUFFERS.index(name)]
+    return head.solve()[BUFFER_NAMES.index(name)]
 
 
 def make_live(head: LSSVMHead, kept: dict[str, Any] | None = None) -> None:
     """Give the head its buffers."""
-    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFERS)))
+    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFER_NAMES)))
 
 
 def pack(meta: dict[str, Any]) -> Tensor:
@@ -119,7 +122,7 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
         weight = head.class_weight
         numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
         meta: dict[str, Any] = {
-            "format": FORMAT,
+            "format": HEAD_FORMAT,
             "rho": head.rho,
             "intercept": head.intercept,
             "multiclass": head.multiclass,
@@ -212,7 +215,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
     """
     with torch.inference_mode(False), torch.no_grad():
-        needed = [*BUFFERS, "P", "options", "solution.w"]
+        needed = [*BUFFER_NAMES, "P", "options", "solution.w"]
         needed += (
             ["statistics.meta", "statistics.counts"]
             if head.statistics is not None
@@ -228,9 +231,9 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
             return problems
         try:
             meta = json.loads(bytes(state["options"].tolist()).decode())
-            if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            if not isinstance(meta, dict) or meta.get("format") != HEAD_FORMAT:
                 found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-                raise ValueError(f"not the options of a head: the format is {found!r}, not {FORMAT!r}")
+                raise ValueError(f"not the options of a head: the format is {found!r}, not {HEAD_FORMAT!r}")
             for name in ("intercept", "multiclass"):
                 if meta[name] != getattr(head, name):
                     raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
@@ -242,7 +245,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
                 raise ValueError(
                     f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}"
                 )
-            kept = {k: v for k, v in state.items() if k in needed + optional and k not in (*BUFFERS, "options")}
+            kept = {k: v for k, v in state.items() if k in needed + optional and k not in (*BUFFER_NAMES, "options")}
             if checksum(kept) != meta["checksum"]:
                 raise VerificationError(
                     "the saved tensors do not have the checksum saved with them: the state is damaged"
@@ -253,7 +256,6 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
             calibration = None
             if "calibration" in meta:
                 calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
-            choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
             weight = meta["class_weight"]
             if isinstance(weight, list):
                 weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
@@ -279,8 +281,10 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
                 solver = compact = CompactSolver(head.in_features, head.num_classes, options, head.device)
                 _load_compact(compact, head.grid, meta, solution, P, state["counts"])
             record = head.rows.replaced(rows, _agreed_after_loading(statistics, rows))
-            head.replace_parts(statistics, solver, record, history, meta.get("uncertifiable"))
-            head.data_choices = choices
+            with head.locked():
+                choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
+                head.replace_parts(statistics, solver, record, history, meta.get("uncertifiable"))
+                head.data_choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"LSSVMHead: {error}")
         return problems

@@ -889,7 +889,7 @@ class LSSVMHead(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
-            destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFERS})
+            destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFER_NAMES})
         destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
 
     def _load_from_state_dict(

@@ -32,7 +32,7 @@ PRODUCT_ROWS = 1024
 MERGE_RATIO = 8
 """A run of fingerprints joins the one before it when it has an eighth of its size: few runs, and a row moves rarely."""
 
-COLUMNS = ("<u8", "<i4", "<i4", "<i8")
+COLUMN_TYPES = ("<u8", "<i4", "<i4", "<i8")
 """Types of the columns of a run in a file."""
 
 REMEDY = (
@@ -382,7 +382,7 @@ class Membership:
         for table in self.tables:
             run = table.whole()
             parts: tuple[NDArray[Any], ...] = run
-            columns = (part.astype(kind).tobytes() for part, kind in zip(parts, COLUMNS, strict=True))
+            columns = (part.astype(kind).tobytes() for part, kind in zip(parts, COLUMN_TYPES, strict=True))
             out += [table.key, len(run.counts).to_bytes(8, "little"), *columns]
         return b"".join(out)
 
@@ -400,7 +400,9 @@ class Membership:
 
         while at < len(saved):
             key, n = take(KEY_BYTES), int.from_bytes(take(8), "little")
-            columns = [np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMNS, strict=True)]
+            columns = [
+                np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMN_TYPES, strict=True)
+            ]
             run = Run(
                 columns[0].reshape(-1, 2).astype(np.uint64), columns[1].astype(np.int32), columns[2].astype(np.int32),
                 columns[3].astype(np.int64),

@@ -1,4 +1,4 @@
-"""The solution of one least-squares system, as a cache that changes are folded into.
+"""The solution of one least-squares system, as a cache that changes are taken into.
 
 Coordinates: a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
 weights are w sqrt(rho). A free intercept is a coordinate of its own, orthogonal to the others when rows are centred on the
@@ -6,7 +6,7 @@ mean of what is held; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functi
 
 P is kept as a *base* (a Cholesky factor from statistics, or P itself, or nothing: B = I) minus deferred terms Z^T S Z, one
 row of Z and one sign of S per changed sample. Bringing w up to date by Theorem 1 then costs 2 J^2 per sample and leaves the
-base alone; only reading P itself folds the terms in. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
+base alone; only reading P itself adds the terms to it. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Solution:
 
     @property
     def deferred(self) -> int:
-        """The number of changed samples whose terms are not folded into the base."""
+        """The number of changed samples whose terms are not added to the base."""
         return self._plus + self._minus
 
     @property
@@ -137,7 +137,7 @@ class Solution:
         self._minus += Zr.shape[0]
 
     def inverse(self) -> Tensor:
-        """P (D, D) of the samples taken in, with the deferred terms folded in; the working array, not a copy."""
+        """P (D, D) of the samples taken in, with the deferred terms added; the working array, not a copy."""
         if self._P is None and self._factor is not None:
             P, s = self._factor.inverse(), self._scale
             self._P = P.mul_(s * s) if isinstance(s, float) else P.mul_(s).mul_(s[:, None])
