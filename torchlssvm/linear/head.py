@@ -311,11 +311,10 @@ class LSSVMHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
-        self._fitted()
+        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        w, b = self._published or self.solve()[:2]  # one read: another thread may be changing the head
         scores = x.to(torch.float64) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -731,8 +730,7 @@ class LSSVMHead(nn.Module):
 
     def view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
-        self._fitted()
-        w, b = self._published or self.solve()[:2]
+        w, b = self._published or self._fitted_weights()
         if self._view is None or self._view[0] != self.version:
             target = self.target_grid if self._kind == "values" else None
             exact = self.requested.grid is not None if self.statistics is None else self.statistics.exact
@@ -743,9 +741,13 @@ class LSSVMHead(nn.Module):
             self._view = (self.version, view)
         return self._view[1]
 
-    def _fitted(self) -> None:
-        if self._source.empty:
-            raise NotFittedError("the head holds no samples: call add(x, y) first")
+    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
+        """w and b, up to date; NotFittedError without samples."""
+        with self._lock:
+            self.solve()
+            if self._published is None:
+                raise NotFittedError("the head holds no samples: call add(x, y) first")
+            return self._published
 
     @property
     def _source(self) -> Statistics | CompactSolver:
@@ -831,10 +833,11 @@ class LSSVMHead(nn.Module):
 
     def _note(self, changes: list[tuple[Batch, int]]) -> None:
         """Remember which samples changed, if their ids are given, where ranks may exchange changes."""
+        stats, named = self.statistics, [(batch, sign) for batch, sign in changes if batch.ids is not None]
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self.statistics is not None and self.statistics.exact and (shared or self.statistics.marked):
-            for batch, sign in changes:
-                self.history.note(batch, sign, self.statistics.grid)
+        if named and stats is not None and stats.exact and (shared or stats.marked):
+            for batch, sign in named:
+                self.history.note(batch, sign, stats.grid)
 
     def _emptied(self, stats: Statistics) -> None:
         """Make the head as new after its last sample left, also if the sums are only roughly zero."""
