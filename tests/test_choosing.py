@@ -312,7 +312,7 @@ def test_many_values_of_many_features_in_parts(targets) -> None:
     x, y = GRID.snap(x), torch.randn(300, 3).double() if targets else torch.arange(300) % 3
     head = LSSVMHead(160, 3, grid=GRID, target_grid=FixedPoint(8.0)).add(x, y)
     rhos = torch.logspace(-6, 3, 40).double()
-    found = project(problems(head)[0].spectrum(None), rhos)
+    found = project(problems(head.view())[0].spectrum(None), rhos)
     assert len(found.parts) == 4
     assert found.null >= 20
     assert sum(part.left.shape[1] for part in found.parts) < 4 * 40

@@ -224,11 +224,11 @@ def test_discard_goes_back_to_what_was_agreed():
     before, w = h.digest(), h.w.clone()
     h.add(X[100:140], Y[100:140]).remove(X[:3], Y[:3])
     merge(h, Delta.like(h).add(X[150:160], Y[150:160]))
-    ids = set(h._ledger.merged)
+    ids = set(h.history.merged)
     assert discard(h).digest() == before
     assert torch.equal(h.w, w)
     assert ids
-    assert not h._ledger.merged  # what was dropped may come again
+    assert not h.history.merged  # what was dropped may come again
 
 
 def test_emptied_by_a_delta():
@@ -336,7 +336,7 @@ def test_a_delta_whose_changes_went_another_way_is_refused(tmp_path, how):
     elif how == "more classes":
         node.add_classes(1)
     elif how == "adopted":
-        node._adopt(node.statistics.state())
+        node.adopt(node.statistics.state())
     else:
         with pytest.raises(ValueError, match="min_samples"):
             delta.save(tmp_path / "d.pt", min_samples=99)

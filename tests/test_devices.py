@@ -242,7 +242,7 @@ def test_moving(form: str, inside: bool, empty: bool) -> None:
 def test_the_search_for_strays_finds_them() -> None:
     with FakeTensorMode():
         head, _ = filled("free", 8, "cuda")
-        head._engine.solution.beta = torch.zeros(K)
+        head.solver.solution.beta = torch.zeros(K)
         assert stray(head) == [f"torch.float32 ({K},) on cpu"]
         assert not stray(filled("free", 8, "cuda")[0])
         with pytest.raises(Exception, match="device"):

@@ -62,7 +62,7 @@ def groups():
 
 
 def state(h):
-    return h.digest(), h.statistics.pending().digest(), h.statistics.agreed().digest(), h._ledger.epoch
+    return h.digest(), h.statistics.pending().digest(), h.statistics.agreed().digest(), h.history.epoch
 
 
 # -- scenarios: run on every rank ---------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def copies_are_not_counted_again(rank, world):
     resumed.load_state_dict(loaded.state_dict())
     sync(resumed)
     resumed_right = resumed.digest() == batch([*range(40), *range(50, 50 + world), *range(60, 60 + world)]).digest()
-    return (*first, right, resumed_right, resumed._ledger.epoch)
+    return (*first, right, resumed_right, resumed.history.epoch)
 
 
 def star(rank, world):

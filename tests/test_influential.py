@@ -91,7 +91,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("on", ["loss", "accuracy"])
 def test_no_matrix_of_samples_by_points(on, monkeypatch) -> None:
-    monkeypatch.setattr("torchlssvm.linear.diagnostics.influence.ELEMENTS", 2**15)
+    monkeypatch.setattr("torchlssvm.linear.diagnostics.influence.SCORES_AT_A_TIME", 2**15)
     x, y = torch.randn(3000, J), torch.arange(3000) % K
     head = LSSVMHead(J, K, grid=GRID).add(x, y)
     with Largest() as largest:

@@ -212,6 +212,29 @@ def test_any_small_problem(draw) -> None:
             assert torch.allclose(head.leave_one_out(x, y, groups=groups)[i], other(x[i : i + 1])[0], rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
+@pytest.mark.parametrize("read_before", [False, True])
+def test_the_system_is_factored_once(data, intercept, read_before, monkeypatch) -> None:
+    """The weights and the leave-one-out scores come from one factorization."""
+    x, y, *_ = data
+    factored, cholesky = [], torch.linalg.cholesky_ex
+
+    def count(*args, **kwargs):
+        factored.append(1)
+        return cholesky(*args, **kwargs)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", count)
+    head = LSSVMHead(J, K, grid=GRID, intercept=intercept).add(x, y)
+    if read_before:
+        head(x)
+    scores = head.leave_one_out(x, y)
+    again = head.leave_one_out(x, y)
+    assert len(factored) == 1
+    torch.testing.assert_close(scores, again, rtol=0, atol=0)
+    rest = LSSVMHead(J, K, grid=GRID, intercept=intercept).add(x[1:], y[1:])
+    torch.testing.assert_close(scores[:1], rest(GRID.snap(x[:1])), rtol=1e-8, atol=1e-10)
+
+
 def test_after_corrections_it_is_about_what_is_held_now(data) -> None:
     x, y, _, _ = data
     head = LSSVMHead(J, K, grid=GRID).add(x, y)

@@ -93,7 +93,7 @@ class Marks(RuleBasedStateMachine):
             stats = self.head.statistics
             stats.adopt(stats.agreed())
             self.head._unverified = False
-            self.head._restart()
+            self.head.invalidate()
             self.held = set(self.agreed)
 
     @rule(how=st.sampled_from(["pickle", "deepcopy", "state_dict"]))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.functional.row_fingerprints import products, secret_vectors
-from torchlssvm.linear.membership import Table
+from torchlssvm.linear.membership import FingerprintTable
 
 J, K, N = 40, 3, 120
 GRID = FixedPoint(8.0)
@@ -195,7 +195,9 @@ def test_a_forgotten_class_is_not_held() -> None:
 def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
     """The attack succeeds on rows that are present, which the documentation says, and on no removed one."""
     h = head().add(X, Y)
-    guess = Table(h._rows.tables[0].key).fingerprints(row_products(h), Y[:1], None, None).hashes.tobytes()
+    guess = (
+        FingerprintTable(h.rows.held.tables[0].key).fingerprints(row_products(h), Y[:1], None, None).hashes.tobytes()
+    )
     assert guess in h.state_dict()["membership"].numpy().tobytes()
     h.remove(X[:1], Y[:1])
     for left in (h.state_dict()["membership"].numpy().tobytes(), pickle.dumps(h)):
@@ -205,7 +207,7 @@ def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
 
 def row_products(h: LSSVMHead) -> Tensor:
     """What whoever has the key computes from a guess of the first row."""
-    return products(GRID.quantize(X[:1]), secret_vectors(h._rows.tables[0].key, J))
+    return products(GRID.quantize(X[:1]), secret_vectors(h.rows.held.tables[0].key, J))
 
 
 def test_memory_of_a_row_is_at_most_64_bytes() -> None:
@@ -217,9 +219,9 @@ def test_memory_of_a_row_is_at_most_64_bytes() -> None:
         waiting = sum(t.numel() * t.element_size() for part in table.waiting for t in part if t is not None)
         return waiting + sum(column.nbytes for run in table.runs for column in run)
 
-    assert held(h._rows.tables[0]) <= 64 * n
+    assert held(h.rows.held.tables[0]) <= 64 * n
     h.remove(x[:1], y[:1])
-    assert held(h._rows.tables[0]) <= 64 * n
+    assert held(h.rows.held.tables[0]) <= 64 * n
 
 
 def test_products_are_exact() -> None:
@@ -280,7 +282,7 @@ def play(history: list[tuple[str, int, int]], options: dict[str, Any]) -> None:
         if times:
             fresh.add(x[[i] * times], torch.full((times,), label))
     assert h.digest() == fresh.digest()
-    assert h._rows.rows == sum(n > 0 for n in held.values())
+    assert h.rows.held.rows == sum(n > 0 for n in held.values())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -352,7 +352,7 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             assert "made anew from the surviving rows" in verify(void, store=store, **ask).checks["calibration"]
             assert verify(certificate, **ask).checks["calibration"] == "as the certificate says"
             assert "not checked" in verify(void, **ask).checks["calibration"]
-            store.head._remember_calibration(old)  # still that of the erased samples
+            store.head.data_choices.record_calibration(old, store.head.version)  # still that of the erased samples
             with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
                 verify(certificate, **ask)
             for c in (void, certificate):

@@ -19,7 +19,7 @@ from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError
 from torchlssvm.errors import InterruptedUpdateError
 from torchlssvm.functional import gram
 from torchlssvm.linear import normal_equations as normal
-from torchlssvm.linear import solvers as engines
+from torchlssvm.linear import solvers
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics.accumulator import Accumulator
 
@@ -146,7 +146,7 @@ CALLS: list[tuple[Any, str]] = [
     *((Accumulator, name) for name in ("stage", "commit", "push", "flush", "carry", "move_side", "protect", "_accumulate", "_open")),
     *((Solution, name) for name in ("append", "take_in", "set_base", "inverse", "_defer", "shift_targets")),
     (normal, "fill_system"), (normal, "factor_"),
-    (engines.SharedSystem, "changed"), (engines.SharedSystem, "solve"),
+    (solvers.SharedSolver, "changed"), (solvers.SharedSolver, "solve"),
 ]  # fmt: skip
 
 OPERATIONS: dict[str, Callable[[LSSVMHead], Any]] = {

@@ -82,7 +82,11 @@ def main() -> None:
 
 def against_one_value(head: LSSVMHead, x: torch.Tensor, y: torch.Tensor, repeats: int, fit: float) -> None:
     """100 values of rho and one, once the eigenvectors are there."""
-    part, samples, main = problems(head)[0], check_all(head, x, y, None), problems(head)[0].spectrum(None)
+    part, samples, main = (
+        problems(head.view())[0],
+        check_all(head.view(), x, y, None),
+        problems(head.view())[0].spectrum(None),
+    )
     start = time.perf_counter()
     part.spectrum(None)
     row("the eigendecomposition and its sums, against a fit", f"{(time.perf_counter() - start) / fit:.2f}", "")

@@ -201,7 +201,7 @@ def _solved_anew(head: Any) -> LSSVMHead:
     """Another head with the same options and statistics; VerificationError when they contradict each other."""
     fresh = LSSVMHead.from_config(head.config(), device=head.device)
     try:
-        fresh._adopt(head.statistics.state())
+        fresh.adopt(head.statistics.state())
     except ValueError as error:
         raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
     return fresh

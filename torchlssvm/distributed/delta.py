@@ -19,8 +19,8 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import RowChange, Table
-from torchlssvm.linear.merge_history import Ledger, add_to, as_loaded
+from torchlssvm.linear.membership import RowChange, FingerprintTable
+from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.baseline import Baseline
 
@@ -63,9 +63,9 @@ class Delta:
         self.id = os.urandom(16).hex() if id is None else id
         self.uncertifiable: str | None = None
         self.origins: set[str] = set()
-        self.ledger = Ledger()  # of the samples whose ids were given; never written to a file
+        self.ledger = MergeHistory()  # of the samples whose ids were given; never written to a file
         self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
-        self._rows: Table | RowChange = Table(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        self._rows: FingerprintTable | RowChange = FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
 
     @property
     def keys(self) -> dict[bytes, int]:
@@ -99,7 +99,7 @@ class Delta:
         source.solve()  # removals that cannot be are found here
         stats, ledger = source.statistics, source.ledger
         delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))
-        own = delta.ledger = Ledger(keys=dict(ledger.keys), ids=dict(ledger.ids))
+        own = delta.ledger = MergeHistory(keys=dict(ledger.keys), ids=dict(ledger.ids))
         rows = source.pending_rows()
         origins = set(ledger.origins)
         for other in ledger.outstanding():
@@ -140,14 +140,14 @@ class Delta:
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
         self.ledger.note(batch, sign, self.statistics.grid)
-        if isinstance(self._rows, Table) and len(batch) and not checks.is_fake(batch.x):
+        if isinstance(self._rows, FingerprintTable) and len(batch) and not checks.is_fake(batch.x):
             self._rows = self._rows.noted(batch, sign)
         return self
 
     @property
     def rows(self) -> RowChange:
         """The rows in this delta, where they are known: they are never written to a file."""
-        if isinstance(self._rows, Table):
+        if isinstance(self._rows, FingerprintTable):
             self._rows = self._rows.hashed()
             return RowChange({self._rows.key: self._rows.whole()})
         return self._rows
@@ -241,7 +241,7 @@ class Loan(NamedTuple):
     """The head whose pending changes a delta holds, as of which turn of its ledger, and the ledger's origins in them."""
 
     source: Participant
-    ledger: Ledger
+    ledger: MergeHistory
     turn: int
     origins: set[str]
 

@@ -9,7 +9,7 @@ from torchlssvm.distributed.sum_checks import check_held
 from torchlssvm.errors import RemovalError
 from torchlssvm.linear import AttachedClassifier, LSSVMHead
 from torchlssvm.linear.membership import Membership, RowChange
-from torchlssvm.linear.merge_history import Ledger
+from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.statistics import Statistics
 
 
@@ -21,7 +21,7 @@ class Participant:
         head = target.head if isinstance(target, AttachedClassifier) else target
         if not isinstance(head, LSSVMHead):
             raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-        if not head._need_statistics("exchanging changes").exact:
+        if not head.need_statistics("exchanging changes").exact:
             raise ValueError(
                 "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
             )
@@ -34,13 +34,13 @@ class Participant:
         return self.head.statistics
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> MergeHistory:
         """The head's merge history."""
-        return self.head._ledger
+        return self.head.history
 
     def solve(self) -> None:
         """Solve the head: a removal of samples that were never held is found here."""
-        self.head._current()
+        self.head.solve()
 
     def refuse_severed(self) -> None:
         """ValueError for sums that were saved with removals pending: what was agreed on is not known."""
@@ -56,61 +56,61 @@ class Participant:
 
     def pending_rows(self) -> RowChange:
         """Return the rows that changed since the last agreement."""
-        return self.head._pending_rows()
+        return self.head.rows.pending()
 
     def agreed_rows(self) -> Membership:
         """Return the rows at the last agreement, ready to be changed; unchecked ones if they are not known."""
-        return self.head._agreed_or_unknown()
+        return self.head.rows.agreed_or_unknown()
 
     def no_rows(self) -> Membership:
         """Return the rows of an empty head."""
-        return self.head._no_rows()
+        return self.head.rows.none()
 
     @property
     def knows_rows(self) -> bool:
         """True when the rows held and those agreed on are known."""
-        return self.head._agreed_rows is not None and self.head.checked
+        return self.head.rows.agreed is not None and self.head.checked
 
     def advance_rows(self, part: RowChange) -> None:
         """Count the rows of a delta that was handed over as agreed on."""
-        agreed = self.head._agreed_rows
+        agreed = self.head.rows.agreed
         if not self.statistics.has_pending:
-            self.head._agree_rows()
+            self.head.rows.agree()
         else:
-            self.head._agreed_rows = None if agreed is None or not part.known else agreed.advanced(part)
+            self.head.rows.agreed = None if agreed is None or not part.known else agreed.advanced(part)
 
     # -- changes of the head -------------------------------------------------------------------------------------------
 
     def agree(self) -> None:
         """Take what is held for what was agreed on."""
         self.statistics.mark()
-        self.head._agree_rows()
+        self.head.rows.agree()
 
     def adopt(self, agreed: Statistics, rows: Membership) -> None:
         """Replace what is held by an agreed state (its parts, not copies) and its rows."""
         self.statistics.adopt(agreed)
-        self.head._agree_rows(rows)
-        self.head._restart()
+        self.head.rows.agree(rows)
+        self.head.invalidate()
 
     def add_sums(self, total: Statistics) -> None:
         """Add sums; RemovalError, with nothing changed, if the result could not be that of samples."""
         stats, groups = self.statistics, set(total.group_sums())
-        with self.head._lock, self.head._changing():
+        with self.head.locked(), self.head.changing():
             stats.merge(total)
             try:
                 check_held(stats, groups, shrunk=True)
             except RemovalError:
                 stats.merge(total, -1)  # integers: exactly as before
                 stats.canonicalize()
-                self.head._engine.reset()
+                self.head.solver.reset()
                 raise
             stats.note_removal()
-            self.head._rows = self.head._rows.dropped("a delta was merged, and deltas carry no fingerprints of rows")
-            self.head._engine.reset()
+            self.head.rows.drop("a delta was merged, and deltas carry no fingerprints of rows")
+            self.head.solver.reset()
 
     def note_uncertifiable(self, reason: str | None) -> None:
         """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
-        self.head._uncertifiable = None if self.statistics.empty else self.head._uncertifiable or reason
+        self.head.mark_uncertifiable(reason)
 
 
 def fingerprint_of(target: Any, given: str | None) -> str | None:

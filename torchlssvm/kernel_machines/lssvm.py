@@ -114,7 +114,10 @@ class KernelLSSVM(KernelMachine):
 
     @exactly
     def leave_one_out(self) -> Tensor:
-        """The score (n, K) of each sample by the machine without it, in the order of ids. Exact, and needs no refit."""
+        """Score (n, K) of each sample held by the machine without it, in the order of ids. Exact, and needs no refit.
+
+        Scores as :meth:`torchlssvm.LSSVMHead.leave_one_out` returns them; no samples are given, as the machine keeps them.
+        """
         alpha, H = self._left_out()
         return kernel_lssvm.leave_one_out(self._slots.y[self._slots.order_index()], alpha, H)
 

@@ -226,9 +226,9 @@ class LSSVMModule(LightningModule):
         """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
         self._level()
         method, head = self.hparams["select_rho"], self.head
-        if method is not None and not self.learner.empty and self._settled != head._version:
+        if method is not None and not self.learner.empty and self._settled != head.version:
             head.select_rho(method=method)
-            self._settled = head._version
+            self._settled = head.version
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""

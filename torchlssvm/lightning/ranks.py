@@ -91,7 +91,7 @@ def copy_from_first(head: LSSVMHead) -> None:
 
 def set_statistics(head: LSSVMHead, state: dict[str, Tensor]) -> None:
     """Replace a head's statistics by those of another rank."""
-    head._adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
+    head.adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
 
 
 def agree_on_grid(head: Any, x: Tensor) -> None:

@@ -137,7 +137,7 @@ class AttachedClassifier(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """What the backbone makes of ``images`` (B, ...): features (B, J), without a graph."""
+        """Features (B, J) that the backbone makes of ``images`` (B, ...), without a graph."""
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(images)
@@ -259,7 +259,7 @@ def _check_deterministic(value: Any) -> None:
 
 
 class Last(NamedTuple):
-    """Where the last layer is, how wide its input is, and what becomes nn.Identity."""
+    """Location of the last layer, the width of its input, and the layer that becomes nn.Identity."""
 
     path: str
     in_features: int
@@ -306,7 +306,7 @@ def _pools(module: nn.Module) -> bool:
 
 
 def _timm_width(model: Any) -> int:
-    """What the classifier takes, which ``num_features`` need not be; all there is if made with ``num_classes=0``."""
+    """Width of the classifier's input, which ``num_features`` need not be; of the output if made with ``num_classes=0``."""
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     layer = classifier[0] if isinstance(classifier, (tuple, list)) else classifier  # distilled models have two
     widths = [(layer, "in_features"), (layer, "in_channels"), (model, "head_hidden_size"), (model, "num_features")]

@@ -9,29 +9,30 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
+from torchlssvm.functional.whitened import Whitened, from_inverse
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution
-from torchlssvm.linear.solvers import Options, code_labels, real_weights, scaled_rows, weighted
-from torchlssvm.statistics.batch import GridChoices, SampleBatch
+from torchlssvm.linear.solvers import SolverOptions, real_targets, real_weights, scaled_rows, weighted
+from torchlssvm.statistics.batch import SampleBatch, GridChoices
 
-DEFER = 64
-"""Terms of P that wait to be folded in together: single samples then cost one pass over P, not three."""
+DEFERRED_COLUMNS = 64
+"""Changed samples whose terms wait to be added to P together: single samples then cost one pass over P, not three."""
 
 Part = tuple[Tensor, Tensor, Tensor, int]
 """Rows (B, D), targets (B, K), signed weights (B,) and their sign."""
 
 
-class Compact:
+class CompactSolver:
     """w and P carried from call to call. Features are used as given, or snapped to an explicit grid."""
 
     stamp = 0  # weights are always computed the same way
 
-    def __init__(self, J: int, K: int, options: Options, device: torch.device):
+    def __init__(self, J: int, K: int, options: SolverOptions, device: torch.device):
         """The state without any sample."""
         self.J, self.K, self.options, self.device = J, K, options, device
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all samples, their counts and the grids."""
         self.solution = Solution(
             self.J + (self.options.intercept == "penalized"), self.K, self.options.intercept == "free", self.device
         )
@@ -41,18 +42,14 @@ class Compact:
 
     @property
     def empty(self) -> bool:
-        """Whether no sample is held."""
+        """True while no sample is held."""
         return self.choices.kind is None
 
     def _rows(self, batch: SampleBatch, sign: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, targets and signed weights in the solution's coordinates."""
-        grid, target = batch.choices.grid, batch.choices.target_grid
+        grid = batch.choices.grid
         phi = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)
-        if batch.labels is not None:
-            y = code_labels(batch.labels, self.K)
-        else:
-            assert batch.targets is not None
-            y = batch.targets * (target.resolution if target else 1.0)
+        y = real_targets(batch, self.K)
         return weighted(batch, sign, scaled_rows(phi, 1.0, self.options), y, self.options)
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
@@ -65,8 +62,9 @@ class Compact:
                 counts = counts + sign * one.sum()
         return counts
 
-    def apply(self, changes: list[tuple[SampleBatch, int]]) -> None:
-        """Theorem 1 on checked batches, all or none; RemovalError if the result cannot be."""
+    def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None = None) -> None:
+        """Apply Theorem 1 to checked batches, all or none; RemovalError if the result cannot be."""
+        del rows  # the features are used as given
         changes = [(b, s) for b, s in changes if len(b)]
         if not changes:
             return
@@ -88,7 +86,7 @@ class Compact:
         self.counts, self.choices, self.n = counts, changes[0][0].choices, n
 
     def _check_last(self, parts: list[Part]) -> None:
-        """Removing the last samples: each must have a leverage below one."""
+        """Refuse last samples that cannot be those held: each must have a leverage below one."""
         s = self.solution
         for rows, _, d, sign in parts:
             V = (rows - s.mu if s.centred else rows) * d.abs().sqrt()[:, None]
@@ -119,7 +117,7 @@ class Compact:
 
     def _take_in(self) -> None:
         self.solution.take_in()
-        if self.solution.deferred > DEFER:
+        if self.solution.deferred > DEFERRED_COLUMNS:
             self.solution.inverse()
 
     def _train(self, rows: Tensor, y: Tensor, d: Tensor) -> None:
@@ -141,13 +139,13 @@ class Compact:
         """The weights in the solution's own coordinates."""
         return {"w": self.solution.w, "beta": self.solution.beta, "mu": self.solution.mu}
 
-    def take_over(self, other: Compact, solution: dict[str, Tensor], P: Tensor) -> None:
-        """The state of another one whose tensors were copied here."""
+    def take_over(self, other: CompactSolver, solution: dict[str, Tensor], P: Tensor) -> None:
+        """Take over the state of another solver, whose tensors were copied to this device."""
         self.counts, self.choices, self.n = other.counts.to(self.device), other.choices, other.n
         self.solution.set_base(solution["w"], solution["beta"], solution["mu"], other.solution.n, P=P)
 
-    def relabel(self, old: SampleBatch, new: SampleBatch) -> None:
-        """Targets change, P does not."""
+    def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None = None) -> None:
+        """Take in other targets of the same samples: P stays."""
         if self.empty:
             raise checks.removal_error("the machine is empty")
         host = checks.to_host(self._counts_after([(old, -1)]))
@@ -174,11 +172,16 @@ class Compact:
         del doubtful  # each change was tested when it was made
         return real_weights(self.solution, self.options, self.J)
 
+    def whitened(self) -> Whitened:
+        """The system, whitened by a factor of P."""
+        s = self.solution
+        return Whitened(from_inverse(s.inverse()), s.mu, s.w, s.beta, s.n if s.centred else 0.0)
+
     def settle(self) -> None:
-        """Fold everything into P."""
+        """Add all changes to P, so that no raw sample is kept."""
         self.solution.inverse()
 
     def inverse(self, doubtful: bool = False) -> Tensor:
-        """P (D, D)."""
+        """P (D, D), with all changes added."""
         del doubtful
         return self.solution.inverse()

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchlssvm.errors import NumericalWarning
+from torchlssvm.errors import NotFittedError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
+from torchlssvm.functional.calibration import least_squares
+from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.votes import votes
-from torchlssvm.linear.approximate_removal import REASON, remove_approximate
-from torchlssvm.linear.judging import Judging
-from torchlssvm.linear.locking import exclusive
+from torchlssvm.linear import checkpoint
+from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
+from torchlssvm.linear.compact_solver import CompactSolver
+from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics import uncertainty
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.influence import Measure, influence
+from torchlssvm.linear.diagnostics.influence_ranking import Influential, most_influential
+from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
+from torchlssvm.linear.diagnostics.whitened_problems import HeadView
+from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.membership import HeldRows
+from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.linear.solution import NotPositiveDefinite
-from torchlssvm.statistics import FixedPoint, Statistics
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
+from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import SampleBatch, GridChoices, check_batch
+from torchlssvm.statistics.integrity import Integrity
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["FixedPoint", "LSSVMHead"]
 
 
-class LSSVMHead(Judging):
+class LSSVMHead(nn.Module):
     r"""Least-squares SVM head: one pass to learn, one exact call to add, remove, relabel or merge.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
     -1 otherwise (or float targets), and keeps :math:`P = I - C = \rho A^{-1}`, :math:`A = \rho I + \sum \phi \phi^T`.
 
     Statistics are the truth, weights are a cache: ``add`` and ``remove`` change integer sums at once; ``w``, ``b``, ``C``
-    and ``P`` are brought up to date when somebody looks, by Theorem 1 or by a solve, whichever is cheaper.
+    and ``P`` are brought up to date when they are read, by Theorem 1 or by a solve, whichever is cheaper.
 
     Args:
         in_features: J, the number of features.
@@ -47,7 +67,17 @@ class LSSVMHead(Judging):
             a :class:`FixedPoint`.
         per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
         folds: keep sums for so many folds, chosen by a hash of the sample's id.
+        membership: keep fingerprints of the rows held, by which a removal is checked at once.
         device: where the state lives.
+
+    Attributes:
+        statistics: the sums of the samples held; None in the compact form.
+        solver: makes weights of the statistics (in the compact form: keeps them).
+        rows: fingerprints of the rows held, and of those that ranks agreed on.
+        data_choices: the choices made from data, rho and a calibration.
+        history: the merge history, used to refuse counting a delta twice.
+        requested: the grids asked for; those in use are ``grid`` and ``target_grid``.
+        version: counts changes of the state.
 
     Example:
         >>> import torch
@@ -61,14 +91,230 @@ class LSSVMHead(Judging):
         True
     """
 
+    _lock: Any  # a threading.RLock, which has no type of its own
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        rho: float = 1.0,
+        intercept: str = "free",
+        class_weight: str | Tensor | None = None,
+        multiclass: str = "ovr",
+        grid: FixedPoint | str | None = "auto",
+        target_grid: FixedPoint | str | None = "auto",
+        statistics: bool = True,
+        per_class: bool | None = None,
+        folds: int = 0,
+        membership: bool = True,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        give_lock(self)
+        checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
+        checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
+        device = torch.empty(0, device=device).device
+        weight = check_class_weight(class_weight, num_classes, device)
+        needs_classes = weight is not None or multiclass == "ovo"
+        if per_class is False and needs_classes and statistics:
+            raise ValueError(
+                "per_class=False does not go with class_weight or multiclass='ovo', which need sums per class"
+            )
+        self._options = SolverOptions(checks.positive(rho, "rho"), intercept, weight)
+        self._multiclass = multiclass
+        # The arguments are checked by Statistics, in either form.
+        sums = Statistics(
+            in_features, num_classes, grid=grid, target_grid=target_grid, folds=folds, device=device,
+            per_class=needs_classes if per_class is None else per_class,
+        )  # fmt: skip
+        if not statistics:
+            for name, on in (
+                ("class_weight='balanced' or 'complement'", self._options.follows_counts),
+                ("multiclass='ovo'", multiclass == "ovo"),
+                ("per_class", bool(per_class)),
+                ("folds", folds > 0),
+            ):
+                if on:
+                    raise ValueError(f"{name} needs statistics=True: the compact form keeps only w and P")
+        self.statistics: Statistics | None = sums if statistics else None
+        self.requested = GridChoices(
+            None,
+            grid if isinstance(grid, FixedPoint) else None,
+            target_grid if isinstance(target_grid, FixedPoint) else None,
+        )
+        self.solver: Solver
+        if statistics:
+            self.solver, impossible = make_solver(sums, self._options, multiclass), None
+            if not sums.exact:
+                impossible = "without a grid (grid=None) a row has no exact form to be recognised by"
+        else:
+            self.solver = CompactSolver(in_features, num_classes, self._options, device)
+            impossible = "the compact form (statistics=False) keeps only w and P"
+        self._in_features, self._num_classes = in_features, num_classes
+        self.rows = HeldRows(impossible, bool(membership))
+        self.data_choices, self.history = DataChoices(), MergeHistory()
+        self.version = 0
+        self._vouched = False
+        self._uncertifiable: str | None = None
+        self._integrity = Integrity()
+        self._solving = False  # set while caches are computed: what was interrupted is computed again
+        self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
+        self._view: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
+        checkpoint.make_live(self)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_features(self) -> int:
+        """J, the number of features."""
+        return self._in_features
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes or targets."""
+        return self._num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+        return self._source.device
+
+    @property
+    def intercept(self) -> str:
+        """Treatment of the constant: "free", "penalized" or "none"."""
+        return self._options.intercept
+
+    @property
+    def multiclass(self) -> str:
+        """One class against the rest, "ovr", or against each other one, "ovo"."""
+        return self._multiclass
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """The grid in use; None while ``"auto"`` has seen no data, or without a grid."""
+        return self.requested.grid if self.statistics is None else self.statistics.grid
+
+    @property
+    def target_grid(self) -> FixedPoint | None:
+        """The grid of float targets; None while ``"auto"`` has seen no data, or without one."""
+        return self.requested.target_grid if self.statistics is None else self.statistics.target_grid
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per class (K,)."""
+        return self._source.counts.clone()
+
+    @property
+    def n(self) -> int | float:
+        """The number of samples held (their total weight)."""
+        return self._source.n
+
+    @property
+    def rho(self) -> float:
+        """The regularization; setting it costs one solve at the next read."""
+        return self._options.rho
+
+    @rho.setter
+    @exclusive
+    def rho(self, value: float) -> None:
+        value = checks.positive(value, "rho")
+        with self.changing():
+            self.solver.set_rho(value)
+            self.data_choices.made.pop("rho", None)
+
+    @property
+    def class_weight(self) -> str | Tensor | None:
+        """Weights by class; settable at any time when sums are kept per class."""
+        return self._options.class_weight
+
+    @class_weight.setter
+    def class_weight(self, value: str | Tensor | None) -> None:
+        stats = self.need_statistics("changing class_weight")
+        weight = check_class_weight(value, self.num_classes, self.device)
+        if weight is not None and not stats.per_class:
+            raise ValueError("class_weight needs sums per class: build the head with per_class=True")
+        with self._lock, self.changing():
+            self._options.class_weight = weight
+            self.solver.reset()
+
+    @property
+    def P(self) -> Tensor:
+        """P = I - C = rho A^-1: (J, J), (J+1, J+1) when penalized, (pairs, ...) for ovo. Do not write to it."""
+        return self.solve(inverse=True)[2]
+
+    @property
+    def weight(self) -> Tensor:
+        """w as nn.Linear has it, (K, J)."""
+        return self.solve()[0].mT
+
+    @property
+    def bias(self) -> Tensor:
+        """b (K,), as nn.Linear has it."""
+        return self.solve()[1]
+
+    @property
+    def checked(self) -> bool:
+        """True when a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
+        return self.unchecked is None
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why removals are not checked against the rows held; None while they are.
+
+        They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
+        """
+        return self.rows.held.unchecked
+
+    def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
+        """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves."""
+        with self._lock:
+            self.rows.recorded = False
+            self.rows.drop(reason)
+        return self
+
+    @contextmanager
+    def vouched(self) -> Iterator[None]:
+        """A context in which the caller has the rows and answers for it that what is removed is held: a store does.
+
+        Without fingerprints every removal would be tested by a solve.
+        """
+        with self._lock:
+            before, self._vouched = self._vouched, True
+            try:
+                yield
+            finally:
+                self._vouched = before
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """A context in which no other thread reads or changes the head: several calls as one."""
+        lock: AbstractContextManager[Any] = self._lock
+        return lock
+
+    @property
+    def uncertifiable(self) -> str | None:
+        """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
+        return self._uncertifiable
+
+    def mark_uncertifiable(self, reason: str | None) -> None:
+        """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
+        self._uncertifiable = None if self._source.empty else self._uncertifiable or reason
+
+    def config(self) -> dict[str, Any]:
+        """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
+        return checkpoint.config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
+        """An empty head with the options of another one."""
+        return cls(**checkpoint.arguments(config), device=device)
+
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
-        self._fitted()
+        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        weights = self._published or self._current()[:2]  # one read: another thread may be changing the head
-        w, b = weights
         scores = x.to(torch.float64) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -80,28 +326,26 @@ class LSSVMHead(Judging):
     @exclusive
     def digest(self) -> str:
         """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
-        return self._need_statistics("a digest").digest()
+        return self.need_statistics("a digest").digest()
 
     @exclusive
     def drift(self) -> float:
         """The largest relative deviation of the weights in use from those solved from statistics. Costs a solve."""
-        self._need_statistics("drift")
-        w = self._current()[0]
+        stats = self.need_statistics("drift")
+        w = self.solve()[0]
         if self.n == 0:
             return 0.0
-        exact = self._engine.exact_weights()
+        exact = make_solver(stats, self._options, self.multiclass).weights()[0]
         return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
 
     @exclusive
     def refresh(self) -> LSSVMHead:
         """Solve from statistics now: weights are then bit for bit those of a fresh head with the same data."""
-        self._need_statistics("refresh")
-        now = {name: version == self._version for name, (version, _) in self._made.items()}
-        with self._changing():
-            self._engine.reset()
-        for name, (version, text) in self._made.items():  # no sample has changed
-            self._made[name] = (self._version if now[name] else version, text)
-        self._current()
+        self.need_statistics("refresh")
+        version = self.version
+        self.invalidate()
+        self.data_choices.carry_over(version, self.version)  # no sample has changed
+        self.solve()
         return self
 
     # -- changing ------------------------------------------------------------------------------------------------------
@@ -109,12 +353,12 @@ class LSSVMHead(Judging):
     @exclusive
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds."""
-        return self._apply_changes([(self._check(x, y, weight, ids), 1)])
+        return self.apply_changes([(self.check(x, y, weight, ids), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self._apply_changes([(self._check(x, y, weight, ids), -1)])
+        return self.apply_changes([(self.check(x, y, weight, ids), -1)])
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
@@ -136,30 +380,30 @@ class LSSVMHead(Judging):
                 raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
             weight, ids = (*samples[2:], None, None)[:2]
             like = changes[0][0] if changes else None
-            changes.append((self._check(samples[0], samples[1], weight, ids, like), sign))
-        return self._apply_changes(changes)
+            changes.append((self.check(samples[0], samples[1], weight, ids, like), sign))
+        return self.apply_changes(changes)
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
-        old = self._check(x, y_old, weight, ids)
-        new = self._check(x, y_new, weight, ids)
+        old = self.check(x, y_old, weight, ids)
+        new = self.check(x, y_new, weight, ids)
         stats = self.statistics
         plain = stats is not None and not stats.per_class and not stats.folds and old.labels is not None
         if not len(old):
             return self
         if stats is not None and plain:
-            rows = self._rows.changed([(old, -1), (new, 1)])
-            with self._changing():
+            rows = self.rows.held.changed([(old, -1), (new, 1)])
+            with self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
-                self._rows = rows
-                self._engine.relabelled(old, new, q)
+                self.rows.held = rows
+                self.solver.relabelled(old, new, q)
                 self._note([(old, -1), (new, 1)])
         elif stats is None and self._options.class_weight is None:
-            with self._changing():
-                self._engine.relabel(old, new)
+            with self.changing():
+                self.solver.relabelled(old, new, None)
         else:
-            self._apply_changes([(old, -1), (new, 1)])
+            self.apply_changes([(old, -1), (new, 1)])
         return self
 
     @exclusive
@@ -174,8 +418,8 @@ class LSSVMHead(Judging):
         return self._merge(other, 1)
 
     def __iadd__(self, other: LSSVMHead) -> LSSVMHead:
-        """Merge."""
-        return self.merge(other)
+        """Take over everything the other head has learned, as :meth:`merge`."""
+        return self._merge(other, 1)
 
     def __isub__(self, other: LSSVMHead) -> LSSVMHead:
         """Remove everything the other head has learned."""
@@ -184,69 +428,389 @@ class LSSVMHead(Judging):
     @exclusive
     def add_classes(self, k: int) -> LSSVMHead:
         """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
-        stats = self._need_statistics("add_classes")
+        stats = self.need_statistics("add_classes")
         if isinstance(self._options.class_weight, Tensor):
             raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
         checks.natural(k, "k")
-        with self._changing():
+        with self.changing():
             stats.add_classes(k)
             self._num_classes = stats.num_classes
-            self._engine.reset()
+            self.solver.reset()
         return self
 
     @exclusive
     def forget_class(self, c: int) -> LSSVMHead:
         """Unlearn all samples of one class, without them. The class keeps its number."""
-        stats = self._need_statistics("forget_class")
+        stats = self.need_statistics("forget_class")
         if not stats.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
-        rows = self._rows.without_class(c)
-        with self._changing():
+        rows = self.rows.held.without_class(c)
+        with self.changing():
             stats.forget_class(c)
             stats.canonicalize()
-            self._rows = self._no_rows() if stats.empty else rows
-            self._engine.reset()
+            self.rows.held = self.rows.none() if stats.empty else rows
+            self.solver.reset()
         return self
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- diagnostics -----------------------------------------------------------------------------------------------------
 
-    def _check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
-    ) -> SampleBatch:
+    @exclusive
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
+        """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
+
+        Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
+        held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
+
+        Scores, as ``forward`` returns them, and as ``KernelLSSVM.leave_one_out`` does for the samples it keeps: margins, error
+        rates and calibrations follow from them. ``IncrementalSVM.leave_one_out`` returns a ``LeaveOneOut`` instead, since its
+        path yields margins of two classes, some of them only as a bound, with the ids they belong to.
+
+        Args:
+            x: (B, J), as added.
+            y: (B,) labels or (B, K) targets, as added.
+            weight: (B,), as added.
+            groups: (B,) numbers or names.
+            pairs: with ``multiclass="ovo"``, ``"votes"`` as in ``forward``, or ``"least"``: the score of a class is the least
+                it gets against any other, which has finer margins.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> from torchlssvm.analysis.cross_validation import error_rate
+        >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
+        >>> head = LSSVMHead(3, 2).add(x, y)
+        >>> scores = head.leave_one_out(x, y)
+        >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
+        True
+        >>> 0 <= error_rate(scores, y) <= 1
+        True
+        """
+        return leave_one_out(self.view(), x, y, weight, groups, pairs)
+
+    @exclusive
+    def rho_path(
+        self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
+        score: str = "squared",
+    ) -> RhoPath:  # fmt: skip
+        """Errors for many values of rho from one eigendecomposition, without choosing; arguments as for ``select_rho``."""
+        return rho_path(self.view(), rhos, method, x, y, weight, ids, score)
+
+    @exclusive
+    def select_rho(
+        self, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
+        score: str = "squared",
+    ) -> RhoPath:  # fmt: skip
+        """Choose rho and apply it: one eigendecomposition serves all values.
+
+        Args:
+            rhos: values > 0; None: 100 around the scale of the data.
+            method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
+                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``).
+            x: (n, J), as added.
+            y: (n,) or (n, K), as added.
+            weight: (n,), as added.
+            ids: (n,), as added; only for k-fold by accuracy.
+            score: ``"squared"`` or ``"accuracy"`` ("loo" and "kfold", with x and y).
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y)
+        >>> path = head.select_rho([0.1, 1.0, 10.0], "loo", x, y)
+        >>> head.rho == path.rho, path.errors.shape
+        (True, torch.Size([3]))
+        """
+        path = rho_path(self.view(), rhos, method, x, y, weight, ids, score)
+        self.rho = path.rho
+        self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
+        return path
+
+    @exclusive
+    def influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
+        y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
+
+        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts, it is a helpful one. In tiles; a
+        matrix of samples by points is made for ``on="scores"`` only.
+
+        Args:
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
+            y: (B,) or (B, K), their labels or targets.
+            x_val: (V, J), where to look.
+            y_val: (V,) labels or (V, K) targets, for "loss" and "accuracy".
+            what: ``"remove"``, ``"add"`` or ``"relabel"``.
+            on: ``"loss"`` (mean squared error) or ``"accuracy"``, returns (B,); ``"scores"``, returns (B, V, K); or a function
+                from scores (b, V, K) to one number for each change (b,).
+            y_new: (B,), for ``"relabel"``.
+            weight: (B,), as added.
+            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
+                which they first appear.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y)
+        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
+        (torch.Size([50]), torch.Size([50, 10, 2]))
+        """
+        return influence(self.view(), x, y, x_val, y_val, what, on, y_new, weight, groups)
+
+    @exclusive
+    def most_influential(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
+        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Influential:  # fmt: skip
+        """The ``count`` most helpful and the ``count`` most harmful samples (or groups) by their exact influence at x_val.
+
+        Never a matrix of samples by points; other arguments as for ``influence``. ``ids`` (B,) come back with the samples.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(200, 4), torch.arange(200) % 2
+        >>> x[:, 0] += 6 * y
+        >>> given = y.clone()
+        >>> given[7] = 1 - given[7]  # a wrong label
+        >>> head = LSSVMHead(4, 2).add(x[:100], given[:100])
+        >>> found = head.most_influential(x[:100], given[:100], x[100:], y[100:], 3, ids=[f"s{i}" for i in range(100)])
+        >>> "s7" in found.harmful_ids, bool((found.harm > 0).all()), len(found.helpful)
+        (True, True, 3)
+        """
+        return most_influential(self.view(), x, y, x_val, y_val, count, what, on, ids, y_new, weight, groups)
+
+    # -- probabilities -------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
+        """Fit probabilities on the leave-one-out scores of samples held: no held-out data is needed. Returns self.
+
+        Args:
+            x: (n, J), as added.
+            y: (n,), as added.
+            weight: (n,), as added.
+            method: ``"temperature"`` (the default for many classes), ``"platt"`` (for two) or ``"isotonic"``. A temperature
+                keeps the order of the scores; the others may find another class more probable than the one that ``predict``,
+                which always goes by scores, returns.
+            groups: (n,), e.g. users: then on leave-group-out scores.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = LSSVMHead(4, 2).add(x, y).calibrate(x, y)
+        >>> bool(torch.allclose(head.predict_proba(x).sum(1), torch.ones(50, dtype=torch.float64)))
+        True
+        """
+        calibration = uncertainty.calibrate(self.view(), x, y, method, weight, groups)
+        self.data_choices.record_calibration(calibration, self.version)
+        return self
+
+    @exclusive
+    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
+        """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
+        calibration = uncertainty.calibrate_on(self.view(), scores, y, method)
+        self.data_choices.record_calibration(calibration, self.version)
+        return self
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The map from scores to probabilities, if it was made for the samples held now."""
+        return self.data_choices.current_calibration(self.version)
+
+    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
+        """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
+
+        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
+        ``calibrate`` is called again.
+        """
+        scores: Tensor = self(x)
+        if self.num_classes < 2 or self._kind == "values":
+            raise ValueError("probabilities need labels: this head holds float targets")
+        if not calibrated or "calibration" not in self.data_choices.made:
+            return least_squares(scores)
+        calibration = self.calibration
+        if calibration is None:
+            raise NotFittedError(
+                "the calibration was made for other samples than the head holds now, and they shaped it: call "
+                "calibrate(x, y) again, or predict_proba(x, calibrated=False)"
+            )
+        return calibration(scores)
+
+    @exclusive
+    def leverage(self, x: Any, relative: bool = False) -> Tensor:
+        """Leverage of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu) (B,), from P. x: (B, J).
+
+        ``relative``: divided by its mean over the samples held; an input of 10 is ten times as far as those are.
+        """
+        return uncertainty.leverage(self.view(), x, relative)
+
+    @exclusive
+    def uncertainty(self, x: Any) -> Tensor:
+        """The standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
+        return uncertainty.uncertainty(self.view(), x)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """GridChoices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
+        return self.data_choices.describe(self.rho, self.version)
+
+    # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
+
+    @exclusive
+    def adopt(self, state: dict[str, Tensor] | None) -> None:
+        """Put saved statistics in the place of those held; None empties the head."""
+        fresh = None if self.statistics is None else self.statistics.zero()
+        if fresh is not None and state is not None:
+            fresh.load(state)
+        self._integrity = Integrity()  # anything interrupted before is replaced
+        with self._integrity:
+            self._published, self._solving = None, True
+            if self.statistics is not None and fresh is not None:
+                self.statistics.__dict__.update(fresh.__dict__)
+            if state is None:
+                self.rows.held = self.rows.none()
+            else:
+                self.rows.drop("its statistics were replaced by saved ones")
+            self.rows.agreed = None
+            self._uncertifiable = None
+            self.history.forget()
+            self.solver.reset()
+            self.version += 1
+            self._solving = False
+
+    def replace_parts(
+        self, statistics: Statistics | None, solver: Solver, rows: HeldRows, history: MergeHistory,
+        uncertifiable: str | None,
+    ) -> None:  # fmt: skip
+        """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
+        with self._lock:
+            self._integrity = Integrity()
+            with self._integrity:
+                self.statistics, self.solver, self._options = statistics, solver, solver.options
+                self.rows, self.history, self._uncertifiable = rows, history, uncertifiable
+                self._published, self._view, self._solving = None, None, False
+                self.version += 1
+
+    def check_whole(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        if self._integrity.torn:
+            self._integrity.check()
+        if self.statistics is not None:
+            self.statistics.check_whole()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
+        self.check_whole()
+        with self._integrity:
+            self._published, self._solving = None, True
+            yield
+            self.version += 1
+            self._solving = False
+
+    def invalidate(self) -> Self:
+        """Forget everything computed from the statistics, after they were changed from outside."""
+        with self._lock, self.changing():
+            self.solver.reset()
+        return self
+
+    def solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Bring w, b and, if asked for, P up to date, and return them."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self.check_whole()
+            if self._solving and self.statistics is not None:
+                self.solver.reset()
+            self._published = None
+            compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
+            with self._integrity if compact else nullcontext():
+                self._solving = True
+                P = self.solver.inverse() if inverse else None
+                w, b = self.solver.weights()
+                self._solving = False
+            self._published = None if self._source.empty else (w, b)
+            return w, b, w if P is None else P
+
+    def view(self) -> HeadView:
+        """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
+        w, b = self._published or self._fitted_weights()
+        if self._view is None or self._view[0] != self.version:
+            target = self.target_grid if self._kind == "values" else None
+            exact = self.requested.grid is not None if self.statistics is None else self.statistics.exact
+            view = HeadView(
+                self.in_features, self.num_classes, self.multiclass, self.device, self._options, self.statistics,
+                self.solver, w, b, self.n, self.counts.to(torch.float64), exact, GridChoices(self._kind, self.grid, target),
+            )  # fmt: skip
+            self._view = (self.version, view)
+        return self._view[1]
+
+    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
+        """w and b, up to date; NotFittedError without samples."""
+        with self._lock:
+            self.solve()
+            if self._published is None:
+                raise NotFittedError("the head holds no samples: call add(x, y) first")
+            return self._published
+
+    @property
+    def _source(self) -> Statistics | CompactSolver:
+        """The part that counts the samples held: the statistics, or the solver of the compact form."""
+        if self.statistics is not None:
+            return self.statistics
+        assert isinstance(self.solver, CompactSolver)
+        return self.solver
+
+    @property
+    def _kind(self) -> str | None:
+        """Kind of what is held, "labels" or "values"; None while empty."""
+        source = self._source
+        return source.choices.kind if isinstance(source, CompactSolver) else source.kind
+
+    def need_statistics(self, what: str) -> Statistics:
+        """Statistics, for what is named; ValueError in the compact form, InterruptedUpdateError after an interruption."""
+        if self.statistics is None:
+            raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
+        with self._lock:  # a change that another thread is making is none that was interrupted
+            self.check_whole()
+        return self.statistics
+
+    def check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None) -> SampleBatch:
+        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first."""
         if self.statistics is not None:
             batch = self.statistics.check(x, y, weight, ids, like)
         else:
-            choices = self._engine.choices if like is None or not self._engine.empty else like.choices
+            assert isinstance(self.solver, CompactSolver)
+            choices = self.solver.choices if like is None or not self.solver.empty else like.choices
             batch = check_batch(
                 x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
-                exact=self._grid is not None, choices=choices, wanted=GridChoices(None, self._grid, self._target_grid),
+                exact=self.requested.grid is not None, choices=choices, wanted=self.requested,
             )  # fmt: skip
-        if len(batch) and batch.labels is None and (self._options.class_weight is not None or self.multiclass == "ovo"):
+        if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
 
-    def _apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> LSSVMHead:
+    def apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> LSSVMHead:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
-        changes = [(b, s) for b, s in changes if len(b)]
+        changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return self
-        self._check_whole()
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
+        if removes:
+            self.check_whole()  # before rows are missed that an interrupted update may have lost
         if stats is None:
-            with self._changing():
-                self._engine.apply(changes)
+            with self.changing():
+                self.solver.changed(changes, None)
             return self
-        rows = self._rows.dropped(REASON) if rough else self._rows.changed(changes)
+        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
-        with self._changing():
+        with self.changing():
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
-            self._engine.changed(changes, views)
+            self.solver.changed(changes, views)
             if undo is not None:
                 self._test_sums(undo, rough)
-            self._rows = rows
+            self.rows.held = rows
             self._note(changes)
             if removes and stats.drained:
                 self._emptied(stats)
@@ -263,34 +827,35 @@ class LSSVMHead(Judging):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # the next read says it
                 try:
-                    self._engine.weights(doubtful=True)
+                    self.solver.weights(doubtful=True)
                 except NotPositiveDefinite:
                     reason = "without the samples removed the system would not be positive definite"
         if reason is not None:
             undo.run()
-            self._engine.reset()
+            self.solver.reset()
             raise checks.removal_error(reason)
 
     def _note(self, changes: list[tuple[SampleBatch, int]]) -> None:
-        """Where ranks may exchange changes, remember which samples changed, if their ids are given."""
+        """Remember which samples changed, if their ids are given, where ranks may exchange changes."""
+        stats, named = self.statistics, [(batch, sign) for batch, sign in changes if batch.ids is not None]
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self.statistics is not None and self.statistics.exact and (shared or self.statistics.marked):
-            for batch, sign in changes:
-                self._ledger.note(batch, sign, self.statistics.grid)
+        if named and stats is not None and stats.exact and (shared or stats.marked):
+            for batch, sign in named:
+                self.history.note(batch, sign, stats.grid)
 
     def _emptied(self, stats: Statistics) -> None:
-        """No sample is left: the head is as new, also if the sums are only roughly zero."""
+        """Make the head as new after its last sample left, also if the sums are only roughly zero."""
         stats.canonicalize()
         if not stats.empty and not checks.is_fake(stats.counts):
             stats.__dict__.update(stats.zero().__dict__)
-        self._uncertifiable, self._rows = None, self._no_rows()
-        self._engine.reset()
+        self._uncertifiable, self.rows.held = None, self.rows.none()
+        self.solver.reset()
 
     @exactly
     def _merge(self, other: LSSVMHead, sign: int) -> LSSVMHead:
         if not isinstance(other, LSSVMHead):
             raise ValueError(f"can only merge with another LSSVMHead, got {type(other).__name__}")
-        mine, theirs = self._need_statistics("merging"), other._need_statistics("merging")
+        mine, theirs = self.need_statistics("merging"), other.need_statistics("merging")
         if self.intercept != other.intercept or self.multiclass != other.multiclass:
             raise ValueError(
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
@@ -299,30 +864,69 @@ class LSSVMHead(Judging):
         first, second = sorted(
             (self, other), key=id
         )  # one order for all threads, so that none waits for another for ever
-        with first._lock, second._lock:
-            other._check_whole()
+        with first.locked(), second.locked():
+            other.check_whole()
             theirs = theirs.copy() if mine is theirs else theirs
             mine.compatible(theirs)
             if sign > 0:
-                self._ledger.refuse_twice(other._ledger.merged)
-            rows = self._rows.merged(other._rows, sign)
+                self.history.refuse_twice(other.history.merged)
+            rows = self.rows.held.merged(other.rows.held, sign)
             doubtful = sign < 0 and rows.unchecked is not None
             undo = _Undo(mine, theirs) if doubtful else None
-            with self._changing():
+            with self.changing():
                 mine.merge(theirs, sign, held=True)
-                self._engine.reset()
+                self.solver.reset()
                 if undo is not None:
                     self._test_sums(undo, self._uncertifiable is not None)
-                self._rows = rows
-                self._ledger.combine(other._ledger, sign)
-                self._uncertifiable = self._uncertifiable or other._uncertifiable
+                self.rows.held = rows
+                self.history.combine(other.history, sign)
+                self.mark_uncertifiable(other.uncertifiable)
                 if sign < 0 and mine.drained:
                     self._emptied(mine)
         return self
 
+    # -- nn.Module -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
+        del recurse
+        checkpoint.move(self, fn(torch.empty(0, device=self.device)).device)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
+            destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFER_NAMES})
+        destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        problems = checkpoint.load(self, mine)
+        missing_keys += [prefix + k for k in problems.missing]
+        unexpected_keys += [prefix + k for k in problems.unexpected if strict]
+        error_msgs += problems.errors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: no raw sample is ever in there."""
+        return checkpoint.freeze(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`__getstate__` returned."""
+        checkpoint.thaw(self, state)
+
+    def extra_repr(self) -> str:
+        """Shape, options and count."""
+        form = "" if self.statistics is not None else ", statistics=False"
+        pairs = ", multiclass='ovo'" if self.multiclass == "ovo" else ""
+        shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        return f"{shape}, n={self.n:g}, rho={self.rho:g}, intercept={self.intercept!r}{pairs}{form}"
+
 
 class _Undo:
-    """Takes a removal back that turned out to be impossible: exactly, by the opposite change or from a copy."""
+    """Take a removal back that turned out to be impossible: exactly, by the opposite change or from a copy."""
 
     def __init__(self, stats: Statistics, change: list[tuple[SampleBatch, int]] | Statistics):
         self.stats, self.change = stats, change
@@ -336,3 +940,20 @@ class _Undo:
             self.stats.merge(self.change)
         else:
             self.stats.change([(b, -s) for b, s in self.change])
+
+
+def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor | None:
+    """None, "balanced", "complement" or positive weights (K,)."""
+    if value is None or isinstance(value, str):
+        checks.one_of(value, "class_weight (or a tensor)", (None, "balanced", "complement"))
+        return value
+    try:
+        weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        allowed = f"None, 'balanced', 'complement' or {K} numbers in the order of the classes"
+        raise ValueError(f"class_weight must be {allowed}; got {type(value).__name__}") from error
+    if weight.shape != (K,):
+        raise ValueError(f"class_weight must have shape ({K},), got {tuple(weight.shape)}")
+    if not checks.is_fake(weight) and not bool((torch.isfinite(weight) & (weight > 0)).all()):
+        raise ValueError(f"class_weight must be finite and > 0, got {weight.tolist()}")
+    return weight

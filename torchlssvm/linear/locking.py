@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from torchlssvm.functional.modes import exactly
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,11 +36,10 @@ if hasattr(os, "register_at_fork"):
 
 def exclusive(method: Callable[Concatenate[Self_, P], R]) -> Callable[Concatenate[Self_, P], R]:
     """Run a method alone on its object's lock, without autograd and outside inference mode."""
-    exact = exactly(method)
 
     @functools.wraps(method)
     def wrapped(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:  # type: ignore[attr-defined]
-            return exact(self, *args, **kwargs)
+        with self._lock, torch.inference_mode(False), torch.no_grad():  # type: ignore[attr-defined]
+            return method(self, *args, **kwargs)
 
     return wrapped

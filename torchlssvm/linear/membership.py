@@ -1,10 +1,11 @@
 """The rows a head holds, as keyed fingerprints: a removal is checked when it is made.
 
 Of each row held there are 16 bytes (:mod:`torchlssvm.functional.row_fingerprints`) and, in clear, its label, fold and number.
-A fingerprint leaves with its row, so nothing that stays confirms a guess about a row removed. Whoever has a head or a
-checkpoint of it has the key too, and can test guesses about rows that are *present*.
+A fingerprint leaves with its row, so nothing that stays confirms a guess about a row removed. A head and its checkpoints hold
+the key too: with one of them, guesses about rows that are *present* can be tested.
 
-Everything here is immutable: a change makes a new :class:`Membership`, and the head takes it over with one assignment.
+A :class:`Membership` is immutable: a change makes a new one, and the head's :class:`HeldRows` takes it over with one
+assignment.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ PRODUCT_ROWS = 1024
 MERGE_RATIO = 8
 """A run of fingerprints joins the one before it when it has an eighth of its size: few runs, and a row moves rarely."""
 
-COLUMNS = ("<u8", "<i4", "<i4", "<i8")
-"""How the columns of a run are written."""
+COLUMN_TYPES = ("<u8", "<i4", "<i4", "<i8")
+"""Types of the columns of a run in a file."""
 
 REMEDY = (
     "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with "
@@ -79,7 +80,7 @@ def first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where each fingerprint is in the run, -1 if it is not. hashes: (B, 2)."""
+    """Position of each fingerprint in the run, -1 if it is not there. hashes: (B, 2)."""
     size = len(run.counts)
     if not size:
         return np.full(len(hashes), -1)
@@ -94,14 +95,14 @@ def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Table:
+class FingerprintTable:
     """The rows summed under one key: sorted runs, and products of rows that are not hashed yet."""
 
     key: bytes
     runs: tuple[Run, ...] = ()
     waiting: tuple[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None], ...] = ()
 
-    def noted(self, batch: SampleBatch, sign: int) -> Table:
+    def noted(self, batch: SampleBatch, sign: int) -> FingerprintTable:
         """The table with the rows of a batch, or (sign -1) with so many fewer, whether they are held or not."""
         counts = torch.full((len(batch),), float(sign)) if batch.mult is None else batch.mult * sign
         part = (batch_products(batch, self.key), _copy(batch.labels), _copy(batch.folds), counts)
@@ -126,14 +127,14 @@ class Table:
         hashes = keyed_hashes(self.key, np.column_stack([host, *of]))
         return Run(hashes, of[0].astype(np.int32), of[1].astype(np.int32), counts)
 
-    def hashed(self) -> Table:
+    def hashed(self) -> FingerprintTable:
         """The same rows, all of them hashed."""
         if not self.waiting:
             return self
         runs = [*self.runs, combine([self.fingerprints(*part) for part in self.waiting])]
         while len(runs) > 1 and len(runs[-1].counts) * MERGE_RATIO >= len(runs[-2].counts):
             runs[-2:] = [combine(runs[-2:])]
-        return Table(self.key, tuple(r for r in runs if len(r.counts)))
+        return FingerprintTable(self.key, tuple(r for r in runs if len(r.counts)))
 
     def whole(self) -> Run:
         """All rows in one run."""
@@ -141,14 +142,14 @@ class Table:
         return combine(runs) if runs else combine([_EMPTY])
 
     def held(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """How many rows with each fingerprint are held (B,)."""
+        """Number of rows held with each fingerprint (B,)."""
         total = np.zeros(len(hashes), np.int64)
         for run in self.runs:
             at = find(run, hashes)
             total += np.where(at >= 0, run.counts[at], 0)
         return total
 
-    def without(self, wanted: Run) -> tuple[Table, Run]:
+    def without(self, wanted: Run) -> tuple[FingerprintTable, Run]:
         """Take rows out as far as they are held; returns the table and what is still wanted. wanted: each once."""
         runs, left = [], wanted.counts.copy()
         for run in reversed(self.runs):
@@ -160,7 +161,9 @@ class Table:
                 run = run.pick(counts != 0)._replace(counts=counts[counts != 0])
                 left -= taken
             runs.append(run)
-        return Table(self.key, tuple(r for r in reversed(runs) if len(r.counts))), wanted._replace(counts=left)
+        return FingerprintTable(self.key, tuple(r for r in reversed(runs) if len(r.counts))), wanted._replace(
+            counts=left
+        )
 
 
 class RowChange:
@@ -171,7 +174,7 @@ class RowChange:
 
     @property
     def known(self) -> bool:
-        """Whether the rows are known."""
+        """True when the rows are known."""
         return self.runs is not None
 
     def plus(self, other: RowChange, sign: int = 1) -> RowChange:
@@ -209,7 +212,7 @@ class RowChange:
 
     @classmethod
     def from_rows(cls, rows: NDArray[np.int64]) -> RowChange:
-        """Undo :meth:`to_rows`."""
+        """Rows from what :meth:`to_rows` returned."""
         words, out = KEY_BYTES // 8, {}
         for key in np.unique(rows[:, :words], axis=0):
             part = np.ascontiguousarray(rows[(rows[:, :words] == key).all(1)][:, words:])
@@ -233,7 +236,7 @@ def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
     assert grid is not None
     K = 0 if batch.targets is None else batch.targets.shape[1]
     vectors = _vectors(key, J + K, batch.x.device)
-    n = len(batch)
+    n = batch.x.shape[0]
     out = torch.empty(n, VECTORS, dtype=torch.int64, device=batch.x.device)
     rows = torch.empty(min(n, PRODUCT_ROWS), J, dtype=torch.float64, device=batch.x.device)
     scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)
@@ -250,12 +253,12 @@ class Membership:
     ``unchecked`` says why rows are not known; the tables are then empty, and stay so until no row is left.
     """
 
-    tables: tuple[Table, ...] = field(default_factory=lambda: (Table(os.urandom(KEY_BYTES)),))
+    tables: tuple[FingerprintTable, ...] = field(default_factory=lambda: (FingerprintTable(os.urandom(KEY_BYTES)),))
     unchecked: str | None = None
 
     def none_held(self) -> Membership:
         """No rows, under the same key."""
-        return Membership((Table(self.tables[0].key),))
+        return Membership((FingerprintTable(self.tables[0].key),))
 
     def dropped(self, reason: str) -> Membership:
         """Give up checking, and forget every fingerprint."""
@@ -328,7 +331,7 @@ class Membership:
             here = mine.get(theirs.key)
             if sign > 0:
                 runs = theirs.runs if here is None else (combine([*here.runs, *theirs.runs]),)
-                mine[theirs.key] = Table(theirs.key, runs)
+                mine[theirs.key] = FingerprintTable(theirs.key, runs)
                 continue
             if here is None:
                 return self.dropped(
@@ -340,7 +343,7 @@ class Membership:
         return replace(self, tables=tuple(mine.values()))
 
     def since(self, earlier: Membership | None) -> RowChange:
-        """How the rows differ from those of an earlier state; None stands for one that is not known."""
+        """Difference from the rows of an earlier state; None stands for one that is not known."""
         if earlier is None or self.unchecked is not None or earlier.unchecked is not None:
             return RowChange(None)
         now, then = (
@@ -359,7 +362,9 @@ class Membership:
         short = sum(int((run.counts < 0).sum()) for run in both.values())
         if short:
             raise checks.removal_error(f"{short} row(s) would be removed more often than they are held")
-        return Membership(tuple(Table(key, (both[key],)) for key in sorted(both))) if both else self.none_held()
+        return (
+            Membership(tuple(FingerprintTable(key, (both[key],)) for key in sorted(both))) if both else self.none_held()
+        )
 
     def without_class(self, label: int) -> Membership:
         """The rows of all other classes."""
@@ -368,7 +373,7 @@ class Membership:
         tables = []
         for table in self.hashed().tables:
             runs = (run.pick(run.labels != label) for run in table.runs)
-            tables.append(Table(table.key, tuple(r for r in runs if len(r.counts))))
+            tables.append(FingerprintTable(table.key, tuple(r for r in runs if len(r.counts))))
         return replace(self, tables=tuple(tables))
 
     @property
@@ -387,7 +392,7 @@ class Membership:
         for table in self.tables:
             run = table.whole()
             parts: tuple[NDArray[Any], ...] = run
-            columns = (part.astype(kind).tobytes() for part, kind in zip(parts, COLUMNS, strict=True))
+            columns = (part.astype(kind).tobytes() for part, kind in zip(parts, COLUMN_TYPES, strict=True))
             out += [table.key, len(run.counts).to_bytes(8, "little"), *columns]
         return b"".join(out)
 
@@ -405,20 +410,82 @@ class Membership:
 
         while at < len(saved):
             key, n = take(KEY_BYTES), int.from_bytes(take(8), "little")
-            columns = [np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMNS, strict=True)]
+            columns = [
+                np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMN_TYPES, strict=True)
+            ]
             run = Run(
                 columns[0].reshape(-1, 2).astype(np.uint64), columns[1].astype(np.int32), columns[2].astype(np.int32),
                 columns[3].astype(np.int64),
             )  # fmt: skip
             if (run.counts <= 0).any():
                 raise ValueError("the table of rows held is damaged: a row is held less than once")
-            tables.append(Table(key, (combine([run]),) if n else ()))
+            tables.append(FingerprintTable(key, (combine([run]),) if n else ()))
         if not tables:
             raise ValueError("the table of rows held is empty")
         return cls(tuple(tables))
 
 
-def _fingerprints(table: Table, batch: SampleBatch) -> Run:
+@dataclass
+class HeldRows:
+    """The rows that a head holds, and those that it held when ranks last agreed.
+
+    Attributes:
+        impossible: why rows of this head can never be known; None if they can.
+        recorded: False when the head is to keep no fingerprints.
+        held: the rows now.
+        agreed: the rows at the last agreement; None when they are not known.
+    """
+
+    impossible: str | None
+    recorded: bool
+    held: Membership = field(init=False)
+    agreed: Membership | None = field(default_factory=lambda: Membership(()))
+
+    def __post_init__(self) -> None:
+        """Start with the rows of an empty head."""
+        self.held = self.none()
+
+    def none(self) -> Membership:
+        """Rows of an empty head."""
+        if self.impossible is not None:
+            return Membership((), self.impossible)
+        return Membership() if self.recorded else Membership((), "the head was made with membership=False")
+
+    def drop(self, reason: str) -> None:
+        """Give up checking, and forget every fingerprint."""
+        self.held = self.held.dropped(reason)
+
+    def hash(self) -> None:
+        """Hash the rows that wait for it: no product of a row is left."""
+        self.held = self.held.hashed()
+
+    def replaced(self, held: Membership, agreed: Membership | None) -> HeldRows:
+        """Copy with other rows."""
+        out = replace(self)
+        out.held, out.agreed = held, agreed
+        return out
+
+    def agree(self, rows: Membership | None = None) -> None:
+        """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
+        self.held = self.agreed = (self.held if rows is None else rows).hashed()
+
+    def agree_on(self, change: RowChange) -> None:
+        """Count a part of what is pending as agreed on; if it is not known, neither is what was agreed on."""
+        known = self.agreed is not None and change.known
+        self.agreed = self.agreed.advanced(change) if known and self.agreed is not None else None
+
+    def agreed_or_unknown(self) -> Membership:
+        """Rows at the last agreement, ready to be changed."""
+        if self.agreed is None or self.held.unchecked is not None:
+            return self.held.dropped("which rows were agreed on is not known: the head was saved or copied since")
+        return self.agreed if self.agreed.tables else self.held.none_held()
+
+    def pending(self) -> RowChange:
+        """Rows that changed since the last agreement."""
+        return self.held.since(self.agreed)
+
+
+def _fingerprints(table: FingerprintTable, batch: SampleBatch) -> Run:
     return table.fingerprints(batch_products(batch, table.key), batch.labels, batch.folds, batch.mult)
 
 

@@ -1,4 +1,4 @@
-"""Where a head's samples came from, as far as that shows when something would be counted twice."""
+"""Merge history of a head, used to refuse counting a delta twice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Ledger:
-    """What a head knows of its exchange with others.
+class MergeHistory:
+    """Merge history, used to refuse counting a delta twice.
 
     ``epoch`` and ``agreed``: how often ranks agreed, and the digest they agreed on (None: follows from the statistics);
     ``sink``: the rank that all changes were sent to, if that is what was done. ``origins``: deltas, copies and files that
     pending changes came from or went to. ``merged``: the ids of all deltas merged or handed over, with their origins.
-    ``turn`` counts every change of what is pending to somebody: agreements and deltas taken.
+    ``turn`` counts every change of what is pending: agreements and deltas taken.
 
     Of samples changed since the last agreement, in the memory of this process only: ``keys``, those whose ids were given,
     with their net count; ``ids``, the net weight under each id. No hash in there is ever saved, pickled or sent
@@ -62,13 +63,13 @@ class Ledger:
         return self.agreed
 
     def commit(self, epoch: int, agreed: str | None, merged: set[str], sink: int | None = None) -> None:
-        """Nothing is pending any more."""
+        """Record an agreement: nothing is pending any more."""
         self.epoch, self.agreed, self.sink, self.merged = epoch, agreed, sink, merged
         self.origins, self.keys, self.ids, self.taken = set(), {}, {}, []
         self.turn += 1
 
     def forget(self) -> None:
-        """The statistics were replaced: nothing is known of what changed."""
+        """Forget what changed, after the statistics were replaced."""
         self.keys, self.ids, self.taken, self.agreed = {}, {}, [], None
         self.turn += 1
 
@@ -85,7 +86,7 @@ class Ledger:
             )
         raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
 
-    def combine(self, other: Ledger, sign: int) -> None:
+    def combine(self, other: MergeHistory, sign: int) -> None:
         """Take over, or give back, what another head merged."""
         if sign < 0:
             self.merged -= other.merged
@@ -101,33 +102,33 @@ class Ledger:
         return [ref() for ref in self.taken]
 
     def lend(self, delta: Any) -> None:
-        """A delta holds pending changes from now on."""
+        """Record that a delta holds pending changes."""
         self.taken.append(weakref.ref(delta))
 
     def give_back(self, delta: Any) -> None:
-        """It does not any more; its changes are still pending."""
+        """Record that a delta no longer holds them; its changes are still pending."""
         self.taken = [ref for ref in self.taken if ref() not in (None, delta)]
 
     def copied(self) -> None:
-        """A copy is about to be made of pending changes: if it is brought to a sync or a merge as well, it shows."""
+        """Give pending changes a mark before they are copied, so that a sync or merge of both copies is noticed."""
         if not any(o.startswith("copy:") for o in self.origins):
             self.origins.add("copy:" + os.urandom(16).hex())
 
     def _elsewhere(self) -> set[str]:
-        """To a copy, deltas that hold changes of the original are deltas merged: what they hold is here."""
+        """Ids of deltas that hold changes of the original: a copy has merged them, since what they hold is in it."""
         return {delta.id for delta in self.outstanding()}
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What is saved: no key of a sample, no digest of an earlier state, nothing by which a copy differs from its model."""
+        """Saved part: no key of a sample, no digest of an earlier state, nothing by which a copy differs from its original."""
         taken = self._elsewhere()
         sets = {"origins": sorted(self.deltas | taken), "merged": sorted(self.merged | taken)}
         return {"epoch": self.epoch, "sink": self.sink} | sets
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any] | None) -> Ledger:
-        """Undo :meth:`to_json`."""
+    def from_json(cls, saved: dict[str, Any] | None) -> MergeHistory:
+        """History from what :meth:`to_json` returned."""
         if saved is None:
             return cls(agreed=None)
         sink = saved["sink"]
@@ -140,8 +141,8 @@ class Ledger:
         """For pickling: neither hashes of samples nor the digest of an earlier state leave the process."""
         return vars(replace(copy.deepcopy(self), agreed=None, keys={}, ids={}))
 
-    def __deepcopy__(self, memo: Any) -> Ledger:
-        """In the same process everything is kept, but for deltas taken, which are of the original."""
+    def __deepcopy__(self, memo: Any) -> MergeHistory:
+        """Copy everything but deltas taken, which belong to the original."""
         taken = self._elsewhere()
         return replace(
             self, origins=self.origins | taken, merged=self.merged | taken, taken=[], keys=dict(self.keys),

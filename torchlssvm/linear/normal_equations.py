@@ -16,7 +16,7 @@ from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
 
 
-class Scale(NamedTuple):
+class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
 
     feature: float
@@ -38,7 +38,7 @@ class Moments(NamedTuple):
     weight: float
 
 
-class Base(NamedTuple):
+class SolvedSystem(NamedTuple):
     """A solved system, in the coordinates of :mod:`torchlssvm.linear.solution`."""
 
     w: Tensor
@@ -95,9 +95,9 @@ def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float) -> None
 
 
 def solve(
-    stats: Statistics, scale: Scale, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
+    stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     doubtful: bool = False, work: Tensor | None = None,
-) -> Base:  # fmt: skip
+) -> SolvedSystem:  # fmt: skip
     """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
 
     ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it. ``work`` is a
@@ -140,12 +140,12 @@ def solve(
         fill()
         factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
-    return Base(w * scale.target, beta * scale.target, mu, n, factor, units)
+    return SolvedSystem(w * scale.target, beta * scale.target, mu, n, factor, units)
 
 
 def moments(
     stats: Statistics,
-    scale: Scale,
+    scale: Units,
     intercept: str,
     weights: Tensor | None = None,
     labels: tuple[int, int] | None = None,
@@ -205,7 +205,7 @@ def _host(value: Tensor) -> float:
 
 
 def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
-    """Where rounding defeats Cholesky: eigenvalues raised to the ridge, and a warning. Else NotPositiveDefinite."""
+    """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite."""
     top = work.diagonal()[:D].amax()
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
     if doubtful and bool(lowest < -1e-11 * D * top):

@@ -1,4 +1,4 @@
-"""The solution of one least-squares system, as a cache that changes are folded into.
+"""The solution of one least-squares system, as a cache that changes are taken into.
 
 Coordinates: a sample is the row v = [phi (, 1)] / sqrt(rho), so that A / rho = I + sum d v v^T =: B, P = B^-1 and the
 weights are w sqrt(rho). A free intercept is a coordinate of its own, orthogonal to the others when rows are centred on the
@@ -6,7 +6,7 @@ mean of what is held; then f(x) = (v - mu) w + beta. See :mod:`torchlssvm.functi
 
 P is kept as a *base* (a Cholesky factor from statistics, or P itself, or nothing: B = I) minus deferred terms Z^T S Z, one
 row of Z and one sign of S per changed sample. Bringing w up to date by Theorem 1 then costs 2 J^2 per sample and leaves the
-base alone; only reading P itself folds the terms in. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
+base alone; only reading P itself adds the terms to it. On an empty base this is the dual form, w = V^T (V V^T + I)^-1 y.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, theorem1
+from torchlssvm.functional import checks, cost, theorem1
 from torchlssvm.functional.system import Factor
 
 
@@ -54,28 +54,39 @@ class Solution:
 
     @property
     def empty(self) -> bool:
-        """Whether no sample has been taken in."""
+        """True while no sample has been taken in."""
         return self.n == 0
 
     @property
     def updatable(self) -> bool:
-        """Whether P is known in some form, so that changes can be taken in."""
+        """True when P is known in some form, so that changes can be taken in."""
         return self.empty or self._factor is not None or self._P is not None or self._Z is not None
+
+    def update_pays(self, features: int, rows: int) -> bool:
+        """Tell whether to take in so many more rows by Theorem 1 rather than to solve from statistics."""
+        new = self.pending + rows
+        dear = cost.solve_is_cheaper(features, self.deferred + new, self.columns + new, self.holds_inverse)
+        return self.updatable and not dear
 
     @property
     def deferred(self) -> int:
-        """The number of changed samples whose terms are not folded into the base."""
+        """The number of changed samples whose terms are not added to the base."""
         return self._plus + self._minus
 
     @property
     def holds_inverse(self) -> bool:
-        """Whether the base is P itself."""
+        """True when the base is P itself."""
         return self._P is not None
 
     @property
     def uses_factor(self) -> bool:
-        """Whether the base is a Cholesky factor."""
+        """True when the base is a Cholesky factor."""
         return self._factor is not None
+
+    @property
+    def factored(self) -> tuple[Factor, Tensor | float] | None:
+        """Factor of the whole system and its scale, as in :meth:`set_base`; None once changes were taken in, or without one."""
+        return None if self._factor is None or self.deferred or self.pending else (self._factor, self._scale)
 
     def forget_inverse(self) -> None:
         """Keep the weights only: the next change needs a solve."""
@@ -126,7 +137,7 @@ class Solution:
         self._minus += Zr.shape[0]
 
     def inverse(self) -> Tensor:
-        """P (D, D) of the samples taken in, with the deferred terms folded in; the working array, not a copy."""
+        """P (D, D) of the samples taken in, with the deferred terms added; the working array, not a copy."""
         if self._P is None and self._factor is not None:
             P, s = self._factor.inverse(), self._scale
             self._P = P.mul_(s * s) if isinstance(s, float) else P.mul_(s).mul_(s[:, None])

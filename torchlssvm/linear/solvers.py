@@ -1,7 +1,7 @@
-"""What a head's weights come from: one shared system, or one system per pair of classes.
+"""Solvers that turn statistics into weights: one shared system, or one system per pair of classes.
 
-An engine turns statistics into weights, and decides when by Theorem 1 and when by a solve. It holds caches only: whatever
-it returns can be rebuilt from the statistics.
+A solver decides when to apply Theorem 1 and when to solve from statistics. It holds caches only: everything it returns can
+be rebuilt from the statistics. (The compact form has a solver without statistics, :mod:`torchlssvm.linear.compact_solver`.)
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import workspace
+from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.statistics import Statistics
@@ -23,8 +25,8 @@ from torchlssvm.statistics.batch import SampleBatch
 
 
 @dataclass
-class Options:
-    """The options of a head that its engine needs."""
+class SolverOptions:
+    """Options of a head that its solver needs."""
 
     rho: float
     intercept: str
@@ -32,8 +34,47 @@ class Options:
 
     @property
     def follows_counts(self) -> bool:
-        """Whether class weights change with every sample, so that all of the system does."""
+        """True when class weights change with every sample, so that all of the system does."""
         return isinstance(self.class_weight, str)
+
+
+class Solver(Protocol):
+    """Weights of a head, kept up to date with its samples.
+
+    Attributes:
+        options: rho, intercept and class weights.
+        stamp: counts the times that the weights of one state were computed another way.
+    """
+
+    options: SolverOptions
+    stamp: int
+
+    def reset(self) -> None:
+        """Forget the caches: the next read solves from statistics (the compact form forgets its samples)."""
+
+    def set_rho(self, rho: float) -> None:
+        """Change the regularization; the samples stay."""
+
+    def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
+        """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
+
+    def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
+        """Take in other labels or targets of the same samples. rows: on the grid (B, J), where they are at hand."""
+
+    def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
+        """w (J, outputs) and b (outputs,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
+
+    def inverse(self, doubtful: bool = False) -> Tensor:
+        """P, up to date."""
+
+    def whitened(self) -> Whitened | None:
+        """The system as solved, whitened; None where that takes another solve."""
+
+    def settle(self) -> None:
+        """Drop raw samples from the caches, keep the weights."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights in the solver's own coordinates, for a file."""
 
 
 def code_labels(labels: Tensor, K: int) -> Tensor:
@@ -43,7 +84,17 @@ def code_labels(labels: Tensor, K: int) -> Tensor:
     )
 
 
-def weighted(batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def real_targets(batch: SampleBatch, K: int) -> Tensor:
+    """Targets (B, K) of a checked batch in real units: -1 and +1 for labels, or its float targets."""
+    if batch.labels is not None:
+        return code_labels(batch.labels, K)
+    if batch.targets is None:  # no samples
+        return torch.zeros(0, K, dtype=torch.float64, device=batch.x.device)
+    grid = batch.choices.target_grid
+    return batch.targets if grid is None else batch.targets * grid.resolution
+
+
+def weighted(batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: SolverOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
     d = torch.full((rows.shape[0],), float(sign), dtype=torch.float64, device=rows.device)
     if isinstance(options.class_weight, Tensor) and batch.labels is not None:
@@ -56,14 +107,14 @@ def weighted(batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: Op
     return rows, y, d
 
 
-def scaled_rows(phi: Tensor, factor: float, options: Options) -> Tensor:
+def scaled_rows(phi: Tensor, factor: float, options: SolverOptions) -> Tensor:
     """[phi (, 1)] / sqrt(rho) for features in steps of ``factor``. phi: (B, J)."""
     root = math.sqrt(options.rho)
     rows = phi * (factor / root)
     return torch.nn.functional.pad(rows, (0, 1), value=1.0 / root) if options.intercept == "penalized" else rows
 
 
-def real_weights(solution: Solution, options: Options, J: int) -> tuple[Tensor, Tensor]:
+def real_weights(solution: Solution, options: SolverOptions, J: int) -> tuple[Tensor, Tensor]:
     """w (J, K) and b (K,) with scores x @ w + b."""
     w, beta, mu = solution.w, solution.beta, solution.mu
     root = math.sqrt(options.rho)
@@ -72,11 +123,11 @@ def real_weights(solution: Solution, options: Options, J: int) -> tuple[Tensor, 
     return w / root, beta - mu @ w if options.intercept == "free" else beta
 
 
-class SharedSystem:
+class SharedSolver:
     """All outputs share one matrix A (one-vs-rest, float targets)."""
 
-    def __init__(self, stats: Statistics, options: Options):
-        """An engine on statistics that may be empty."""
+    def __init__(self, stats: Statistics, options: SolverOptions):
+        """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
         self._work: Tensor | None = None
         self.stamp = 0  # counts the times the weights were computed another way
@@ -96,51 +147,49 @@ class SharedSystem:
         self.stale = not self.stats.empty
 
     @property
-    def scale(self) -> normal.Scale:
+    def units(self) -> normal.Units:
         """Units of features and targets, and rho."""
         grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
-        return normal.Scale(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
-        s, new = self.solution, sum(len(b) for b, _ in changes)
-        dear = cost.solve_is_cheaper(
-            self.stats.in_features, s.deferred + s.pending + new, s.columns + s.pending + new, s.holds_inverse
-        )
-        if self.stale or dear or self.options.follows_counts or not s.updatable:
+        s = self.solution
+        new = sum(batch.x.shape[0] for batch, _ in changes)
+        if self.stale or self.options.follows_counts or not s.update_pays(self.stats.in_features, new):
             s.drop_pending()
             self.stale = True
             return
+        plain = not isinstance(self.options.class_weight, Tensor)
         for i, (batch, sign) in enumerate(changes):
-            q = rows[i] if rows is not None else self._quantized(batch)
-            rows_ = scaled_rows(q, self.scale.feature, self.options)
-            plain = not isinstance(self.options.class_weight, Tensor)
-            s.append(
-                *weighted(batch, sign, rows_, self._targets(batch), self.options),
-                sign,
-                sign * batch.size if plain else None,
-            )
+            scaled = self._scaled(batch, None if rows is None else rows[i])
+            y = real_targets(batch, self.stats.num_classes)
+            total = sign * batch.size if plain else None
+            s.append(*weighted(batch, sign, scaled, y, self.options), sign, total)
 
-    def _quantized(self, batch: SampleBatch) -> Tensor:
-        grid = self.stats.grid
-        return batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
+    def _scaled(self, batch: SampleBatch, rows: Tensor | None) -> Tensor:
+        """Rows (B, D) of a batch in the solution's coordinates. rows: the same on the grid (B, J), where they are at hand."""
+        grid = batch.choices.grid
+        if grid is None:
+            return scaled_rows(batch.x.to(torch.float64) if rows is None else rows, 1.0, self.options)
+        return scaled_rows(grid.quantize(batch.x) if rows is None else rows, grid.resolution, self.options)
 
-    def _targets(self, batch: SampleBatch) -> Tensor:
-        if batch.labels is not None:
-            return code_labels(batch.labels, self.stats.num_classes)
-        assert batch.targets is not None
-        return batch.targets * self.scale.target
+    def set_rho(self, rho: float) -> None:
+        """Change the regularization: the next read solves from statistics."""
+        self.options.rho = rho
+        self.reset()
 
-    def relabelled(self, old: SampleBatch, new: SampleBatch, q: Tensor) -> None:
-        """Labels moved, M did not: only the right-hand side changes."""
+    def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
+        """Take in other labels: M stays, only the right-hand side changes."""
         if self.stale or self.solution.empty or not self.solution.updatable:
             self.solution.drop_pending()
             self.stale = True
             return
-        dy = self._targets(new) - self._targets(old)
+        K = self.stats.num_classes
+        dy = real_targets(new, K) - real_targets(old, K)
         if old.mult is not None:
             dy = dy * old.mult[:, None]
-        self.solution.shift_targets(scaled_rows(q, self.scale.feature, self.options), dy)
+        self.solution.shift_targets(self._scaled(old, rows), dy)
 
     def _workspace(self) -> Tensor:
         """Memory for the system, used again by every solve: the factor of the solve before is no longer needed."""
@@ -149,11 +198,11 @@ class SharedSystem:
         return self._work
 
     def solve(self, doubtful: bool) -> None:
-        """Solve from statistics."""
+        """Solve from statistics, and forget what was pending."""
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
         base = normal.solve(
-            self.stats, self.scale, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
+            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
         )
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
@@ -161,8 +210,6 @@ class SharedSystem:
 
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
-        if self.stats.empty and not self.solution.empty:
-            self.reset()
         if self.stale:
             self.solve(doubtful)
         try:
@@ -182,10 +229,14 @@ class SharedSystem:
             self.solve(doubtful)
         return self.solution.inverse()
 
-    def exact_weights(self) -> Tensor:
-        """w (J, K) solved from statistics, leaving the cache alone: what drift is measured against."""
-        other = SharedSystem(self.stats, self.options)
-        return other.weights()[0]
+    def whitened(self) -> Whitened | None:
+        """The system as solved, whitened by the factor of the solve; None where that takes another solve."""
+        factored = self.solution.factored
+        if self.stale or factored is None:
+            return None
+        (factor, scale), s = factored, self.solution
+        F = inverse_lower(factor.L[: s.D, : s.D]).mul_(scale)
+        return Whitened(F, s.mu, s.w, s.beta, s.n if s.centred else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: without the workspace, and so without the factor in it."""
@@ -215,43 +266,49 @@ class SharedSystem:
         return {"w": s.w, "beta": s.beta, "mu": s.mu, "n": torch.tensor(s.n, dtype=torch.float64, device=s.device)}
 
 
-class Pairwise:
+class PairwiseSolver:
     """One system per pair of classes (one-vs-one): class i is +1, class j > i is -1."""
 
     stamp = 0  # weights are always computed the same way
 
-    def __init__(self, stats: Statistics, options: Options):
-        """An engine on per-class statistics."""
+    def __init__(self, stats: Statistics, options: SolverOptions):
+        """Solve for statistics that are kept per class."""
         self.stats, self.options = stats, options
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all pairs: the next read solves from statistics."""
         self.pairs = list(itertools.combinations(range(self.stats.num_classes), 2))
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
-        """Every pair with a touched class is solved anew at the next read."""
+        """Solve every pair with a touched class anew at the next read."""
         del rows
         touched: set[int] = set()
         for batch, _ in changes:
             assert batch.labels is not None
             known = not checks.is_fake(batch.labels)
             touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
-        self.touch(touched)
-
-    def touch(self, labels: set[int]) -> None:
-        """Forget the pairs of these classes."""
-        for pair in [p for p in self._w if p[0] in labels or p[1] in labels]:
+        for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
             del self._w[pair]
             self._P.pop(pair, None)
+
+    def relabelled(self, old: SampleBatch, new: SampleBatch, rows: Tensor | None) -> None:
+        """Solve every pair with a touched class anew at the next read."""
+        del rows
+        self.changed([(old, -1), (new, 1)], None)
+
+    def set_rho(self, rho: float) -> None:
+        """Change the regularization: all pairs are solved anew at the next read."""
+        self.options.rho = rho
+        self.reset()
 
     def _solve(self, pair: tuple[int, int], doubtful: bool) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
         grid = self.stats.grid
-        scale = normal.Scale(grid.resolution if grid else 1.0, 1.0, self.options.rho)
+        scale = normal.Units(grid.resolution if grid else 1.0, 1.0, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
         present = checks.to_host(counts)
         if self.stats.kind is not None and (present is None or any(present[0])):
@@ -278,12 +335,11 @@ class Pairwise:
         self.weights(doubtful)
         return torch.stack([self._P[p] for p in self.pairs])
 
-    def exact_weights(self) -> Tensor:
-        """w solved from statistics."""
-        return Pairwise(self.stats, self.options).weights()[0]
+    def whitened(self) -> None:
+        """None: each pair has a system of its own."""
 
     def settle(self) -> None:
-        """Nothing raw is kept."""
+        """Do nothing: no raw sample is kept."""
 
     def state(self) -> dict[str, Tensor]:
         """The weights per pair."""
@@ -298,6 +354,6 @@ class Pairwise:
             self._P = {p: P[i] for i, p in enumerate(self.pairs)}
 
 
-def engine_for(stats: Statistics, options: Options, multiclass: str) -> Any:
-    """The engine for a way of handling several classes."""
-    return Pairwise(stats, options) if multiclass == "ovo" else SharedSystem(stats, options)
+def make_solver(stats: Statistics, options: SolverOptions, multiclass: str) -> SharedSolver | PairwiseSolver:
+    """Solver for a way of handling several classes."""
+    return PairwiseSolver(stats, options) if multiclass == "ovo" else SharedSolver(stats, options)

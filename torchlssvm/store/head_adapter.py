@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError, StoreError
+from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import arguments
-from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
+from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.statistics import Statistics
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.sample_table import StoredRows
@@ -54,7 +55,7 @@ class LinearAdapter:
 
     def __init__(self, head: LSSVMHead):
         self.head = head.drop_membership("it belongs to a store, which has the rows")
-        self.seen: tuple[int, object] = (head._version, self.signature())
+        self.seen: tuple[int, object] = (head.version, self.signature())
 
     @property
     def exact(self) -> bool:
@@ -70,6 +71,17 @@ class LinearAdapter:
     def lock(self) -> AbstractContextManager[Any]:
         """A lock that the store holds while the head is between two states, so that readers of the head wait."""
         return self.head.locked()
+
+    @property
+    def torn(self) -> bool:
+        """True if a change of the sums was interrupted, also one by a reader that settled them."""
+        with self.lock:  # a change that another thread is making is none that was interrupted
+            try:
+                if self.head.statistics is not None:
+                    self.head.statistics.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
 
     def holds(self, digest: str | None, samples: int) -> bool:
         """Compare the state with the one that was recorded: by the digest, or else by the number of samples."""
@@ -89,11 +101,11 @@ class LinearAdapter:
     def chosen(self) -> dict[str, Any] | None:
         """Choices made from data, with the calibration, as primitives; None if none was made."""
         head = self.head
-        if not head._made:
+        if not head.data_choices.made:
             return None
         calibration = head.calibration
         return {
-            "made": choices_to_save(head._made, head._version),
+            "made": head.data_choices.to_json(head.version),
             "calibration": calibration and calibration.describe(),
             "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
         }
@@ -103,22 +115,19 @@ class LinearAdapter:
         chosen = chosen or {"made": {}, "calibration": None}
         head, calibration = self.head, None
         try:
-            made = {
-                str(name): (head._version if now else -1, str(text)) for name, (text, now) in chosen["made"].items()
-            }
             if chosen["calibration"] is not None:
                 numbers = [float.fromhex(v) for v in chosen["values"]]
                 values = torch.tensor(numbers, dtype=torch.float64, device=head.device)
                 calibration = Calibration.restore(chosen["calibration"], values)
+            choices = DataChoices.from_json(chosen["made"], head.version, calibration)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
-        head._made, head._calibration = made, calibration
+        head.data_choices = choices
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
         head = self.head
-        target = head.statistics.target_grid if head.statistics is not None else head._target_grid
-        return Codec(head.in_features, head.num_classes, head.grid, target if head.grid is not None else None)
+        return Codec(head.in_features, head.num_classes, head.grid, head.target_grid if head.grid is not None else None)
 
     def digest(self) -> str | None:
         """The digest, if there is one."""
@@ -130,12 +139,12 @@ class LinearAdapter:
 
     def note(self, digest: str | None = None) -> None:
         """Take the present state for the right one; ``digest``: its digest, if that is known already."""
-        self.seen = (self.head._version, digest or self.signature())
+        self.seen = (self.head.version, digest or self.signature())
 
     @property
     def touched(self) -> bool:
         """True if it was changed since :meth:`note`, other than through the store."""
-        return self.head._version != self.seen[0] and self.signature() != self.seen[1]
+        return self.head.version != self.seen[0] and self.signature() != self.seen[1]
 
     def _ids(self, ids: Sequence[str]) -> Sequence[str] | None:
         """Ids decide the cross-validation folds of samples; a head without folds takes none."""
@@ -193,7 +202,7 @@ class LinearAdapter:
 
     def clear(self) -> None:
         """Forget all samples."""
-        self.head._adopt(None)
+        self.head.adopt(None)
 
     def state(self) -> dict[str, Tensor]:
         """The statistics, for a snapshot."""
@@ -203,7 +212,7 @@ class LinearAdapter:
     def load(self, state: dict[str, Tensor]) -> None:
         """Undo :meth:`state`; ValueError when it does not fit."""
         device = self.head.device
-        self.head._adopt({k: v if k == "meta" else v.to(device) for k, v in state.items()})
+        self.head.adopt({k: v if k == "meta" else v.to(device) for k, v in state.items()})
 
     def copy(self) -> LinearAdapter:
         """An independent one in the same state."""
@@ -213,7 +222,7 @@ class LinearAdapter:
 class KernelAdapter:
     """Drives a kernel machine: its ``add(x, y)`` returns ids, its ``remove(ids)`` and ``relabel(ids, y)`` take them."""
 
-    exact = False
+    exact = torn = False
 
     def __init__(self, head: Any):
         self.head = head

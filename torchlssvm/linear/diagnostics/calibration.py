@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import fit_isotonic, fit_platt, fit_temperature, interpolate, normalized
 
-METHODS = ("temperature", "platt", "isotonic")
+CALIBRATION_METHODS = ("temperature", "platt", "isotonic")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Calibration:
     @classmethod
     def restore(cls, description: dict[str, Any], values: Tensor) -> Calibration:
         """Undo :meth:`describe`; ValueError when the numbers are others. values: (m,)."""
-        checks.one_of(description["method"], "calibration", METHODS)
+        checks.one_of(description["method"], "calibration", CALIBRATION_METHODS)
         sizes = tuple(int(s) for s in description["sizes"])
         if values.shape != (sum(sizes),):
             raise ValueError(f"the calibration has shape {tuple(values.shape)}, not ({sum(sizes)},)")
@@ -71,19 +71,11 @@ class Calibration:
         return cls(description["method"], values.to(torch.float64), sizes, int(description["samples"]), grouped)
 
 
-def choices_to_save(made: dict[str, tuple[int, str]], version: int) -> dict[str, list[Any]]:
-    """What was chosen from data as [how, whether for the samples held]. Of a void calibration no number is written out."""
-    return {
-        name: ["" if name == "calibration" and at != version else text, at == version]
-        for name, (at, text) in made.items()
-    }
-
-
 def fit(scores: Tensor, y: Tensor, weight: Tensor, method: str | None) -> Calibration:
     """Fit a map. scores: (n, K); y: (n,) labels; weight: (n,)."""
     K = scores.shape[1]
     method = method or ("platt" if K == 2 else "temperature")
-    checks.one_of(method, "method", METHODS)
+    checks.one_of(method, "method", CALIBRATION_METHODS)
     if checks.is_fake(scores, y, weight):  # no data to fit: numbers of the right kind
         sizes = (1,) if method == "temperature" else (2,) * (1 if K == 2 else K)
         return Calibration(method, scores.new_zeros(sum(sizes)), sizes, len(y))

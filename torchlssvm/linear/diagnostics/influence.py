@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import (
+    CheckedSamples,
+    HeadView,
     Problem,
-    Samples,
     check_labels,
     check_samples,
     held_rows,
@@ -25,89 +26,86 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.solvers import code_labels
 
-if TYPE_CHECKING:
-    from torchlssvm.linear.base import HeadBase
-
-ELEMENTS = 2**22
-"""Changed scores that are held at a time."""
+SCORES_AT_A_TIME = 2**22
+"""Changed scores that are held at a time: 32 MB."""
 
 Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """What happens to each sample: labels (B,) or values (B, K) before and after, None for not held."""
+class SampleChange:
+    """Change of each sample: labels (B,) or values (B, K) before and after, None for not held."""
 
-    samples: Samples
+    samples: CheckedSamples
     old: Tensor | None
     new: Tensor | None
 
 
 def influence(
-    head: HeadBase, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
+    view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
-    """See :meth:`torchlssvm.LSSVMHead.influence`."""
+    """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
     if not callable(on):
         checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
-    parts = problems(head)
-    change = _change(head, x, y, what, y_new, weight)
+    parts = problems(view)
+    change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change.samples))
     gone = change.samples.weight if members is None else _sizes(change.samples, members)
-    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= head.n * (1 - 1e-12):
-        raise ValueError(f"the head holds {head.n:g} samples: without the samples to remove nothing is left")
-    z = other_rows(head, x_val)  # (V, D)
-    before = head(checks.features(x_val, head.in_features, head.device))  # (V, K)
-    measure, start = _measure(head, on, y_val, before)
+    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= view.n * (1 - 1e-12):
+        raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
+    z = other_rows(view, x_val)  # (V, D)
+    before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)
+    measure, start = _measure(view, on, y_val, before)
     count = len(change.samples) if members is None else len(members)
     pairs = parts[0].pair is not None
     if pairs and on == "loss":
         raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
     if on == "loss" and members is None:
-        return _losses(parts[0], change, z, _targets_of(head, y_val, len(z))) - start
+        return _losses(parts[0], change, z, _targets_of(view, y_val, len(z))) - start
     out: Tensor | None = None
     for rows, after in _after(parts, change, z, members):
         if pairs:
-            after = votes(after.reshape(-1, len(parts)), head.num_classes).view(*after.shape[:2], -1)
+            after = votes(after.reshape(-1, len(parts)), view.num_classes).view(*after.shape[:2], -1)
         value = measure(after)
-        out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=head.device) if out is None else out
+        out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=view.device) if out is None else out
         out[rows] = value
     if out is None:
-        return torch.zeros(0, *((len(z), head.num_classes) if on == "scores" else ()), dtype=torch.float64)
+        return torch.zeros(0, *((len(z), view.num_classes) if on == "scores" else ()), dtype=torch.float64)
     return out - start
 
 
-def _change(head: HeadBase, x: Any, y: Any, what: str, y_new: Any, weight: Any) -> Change:
-    samples = check_samples(head, x, y, weight)
+def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any) -> SampleChange:
+    samples = check_samples(view, x, y, weight)
     mine = samples.labels if samples.labels is not None else samples.values
     if (what == "relabel") != (y_new is not None):
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if what == "relabel":
         if samples.labels is not None:
-            return Change(samples, mine, check_labels(head, y_new, len(samples), "y_new"))
-        return Change(samples, mine, check_samples(head, x, y_new).values)
-    return Change(samples, mine, None) if what == "remove" else Change(samples, None, mine)
+            return SampleChange(samples, mine, check_labels(view, y_new, len(samples), "y_new"))
+        return SampleChange(samples, mine, check_samples(view, x, y_new).values)
+    return SampleChange(samples, mine, None) if what == "remove" else SampleChange(samples, None, mine)
 
 
-def _sizes(samples: Samples, members: list[Tensor]) -> Tensor:
+def _sizes(samples: CheckedSamples, members: list[Tensor]) -> Tensor:
     return torch.stack([samples.weight[m].sum() for m in members]) if members else samples.weight[:0]
 
 
-def _targets_of(head: HeadBase, y_val: Any, count: int) -> Tensor:
+def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     """Targets (V, K) of the samples that the loss is about."""
     if y_val is None:
         raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
-    y = checks.as_tensor(y_val, "y_val", head.device)
-    if y.is_floating_point() or (y.ndim == 1 and head.num_classes == 1):
+    y = checks.as_tensor(y_val, "y_val", view.device)
+    if y.is_floating_point() or (y.ndim == 1 and view.num_classes == 1):
         y = y[:, None] if y.ndim == 1 else y
-        if y.shape != (count, head.num_classes):
-            raise ValueError(f"y_val must have shape ({count}, {head.num_classes}), got {tuple(y.shape)}")
+        if y.shape != (count, view.num_classes):
+            raise ValueError(f"y_val must have shape ({count}, {view.num_classes}), got {tuple(y.shape)}")
         return y.to(torch.float64)
-    return code_labels(check_labels(head, y, count, "y_val"), head.num_classes)
+    return code_labels(check_labels(view, y, count, "y_val"), view.num_classes)
 
 
-def _measure(head: HeadBase, on: str | Measure, y_val: Any, before: Tensor) -> tuple[Measure, Tensor]:
+def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> tuple[Measure, Tensor]:
     """A function of changed scores, and its value as things are."""
     if callable(on):
         given: Measure = on
@@ -115,11 +113,11 @@ def _measure(head: HeadBase, on: str | Measure, y_val: Any, before: Tensor) -> t
     if on == "scores":
         return lambda scores: scores, before
     if on == "loss":
-        targets = _targets_of(head, y_val, len(before))
+        targets = _targets_of(view, y_val, len(before))
         return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
     if y_val is None:
         raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
-    labels = check_labels(head, y_val, len(before), "y_val")
+    labels = check_labels(view, y_val, len(before), "y_val")
     return (
         lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
         (before.argmax(1) == labels).to(torch.float64).mean(),
@@ -130,7 +128,7 @@ def _local(problem: Problem, y: Tensor | None) -> Tensor | None:
     return None if y is None or y.ndim == 2 else problem.local(y)
 
 
-def _moves(problem: Problem, change: Change, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _moves(problem: Problem, change: SampleChange, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """delta (B,) and c (B, K): how weights and right-hand side change, for class weights of after."""
     times = change.samples.weight
     delta, c = torch.zeros_like(times), None
@@ -147,7 +145,7 @@ def _moves(problem: Problem, change: Change, weights: Tensor | None) -> tuple[Te
 
 
 def _after(
-    parts: list[Problem], change: Change, z: Tensor, members: list[Tensor] | None
+    parts: list[Problem], change: SampleChange, z: Tensor, members: list[Tensor] | None
 ) -> Iterator[tuple[Tensor | slice, Tensor]]:
     """Scores after each change: rows (of the samples, or of the groups) and scores (b, V, outputs)."""
     if members is not None:
@@ -167,11 +165,11 @@ def _after(
 
 
 def _step(points: int, outputs: int) -> int:
-    return max(1, min(ROWS, ELEMENTS // max(1, points * outputs)))
+    return max(1, min(ROWS, SCORES_AT_A_TIME // max(1, points * outputs)))
 
 
 def _tiles(
-    problem: Problem, change: Change, z: Tensor, rows: Tensor | None, system: Whitened, weights: Tensor | None
+    problem: Problem, change: SampleChange, z: Tensor, rows: Tensor | None, system: Whitened, weights: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores after the changes of some rows, tile by tile."""
     centred = system.centred(z.clone())
@@ -179,13 +177,13 @@ def _tiles(
     delta, c = _moves(problem, change, weights)
     chosen = torch.arange(len(change.samples), device=z.device) if rows is None else rows
     for part in chosen.split(_step(len(z), base.shape[1])):
-        v = system.centred(held_rows(problem.head, change.samples.x[part]))
+        v = system.centred(held_rows(problem.view, change.samples.x[part]))
         U = system.rows(v)
         T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
         yield part, base + (U @ Z.mT)[:, :, None] * T[:, None, :]
 
 
-def _plan(problem: Problem, change: Change, z: Tensor) -> Callable[[Tensor], Tensor]:
+def _plan(problem: Problem, change: SampleChange, z: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from rows to scores (b, V, 1) of one pair after the change of each row."""
     old, new, times = _local(problem, change.old), _local(problem, change.new), change.samples.weight
     lonely = torch.zeros_like(times, dtype=torch.bool)  # all that the pair has: without it its score is 0
@@ -194,7 +192,7 @@ def _plan(problem: Problem, change: Change, z: Tensor) -> Callable[[Tensor], Ten
         lonely = (old >= 0) & (times >= problem.total * (1 - 1e-12))
     elif old is not None and new is not None:
         lonely = (old >= 0) & (new < 0) & (times >= problem.total * (1 - 1e-12))
-    if new is not None and problem.head.intercept == "free":
+    if new is not None and problem.view.intercept == "free":
         stays = problem.total if old is None else problem.total - torch.where(old >= 0, times, torch.zeros_like(times))
         first = (new >= 0) & (torch.as_tensor(stays, device=z.device) <= 0)
     cases = list(problem.cases(old, new, times))
@@ -214,7 +212,7 @@ def _plan(problem: Problem, change: Change, z: Tensor) -> Callable[[Tensor], Ten
     return scores
 
 
-def _after_group(problem: Problem, change: Change, z: Tensor, rows: Tensor) -> Tensor:
+def _after_group(problem: Problem, change: SampleChange, z: Tensor, rows: Tensor) -> Tensor:
     """Scores (V, outputs) after all of a group's samples have changed."""
     counts, times = problem.counts.clone(), change.samples.weight[rows]
     for y, sign in ((change.old, -1.0), (change.new, 1.0)):
@@ -224,15 +222,15 @@ def _after_group(problem: Problem, change: Change, z: Tensor, rows: Tensor) -> T
     if problem.pair is not None and float(counts.sum()) <= 0:
         return torch.zeros(len(z), 1, dtype=torch.float64, device=z.device)
     weights = problem.class_weights(counts if problem.follows_counts else None)
-    system = problem.whitened(weights) if problem.follows_counts else problem.main(weights)
-    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.head, change.samples.x[rows]))
+    system = problem.whitened(weights) if problem.follows_counts else problem.main()
+    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.view, change.samples.x[rows]))
     delta, c = _moves(problem, change, weights)
     U = system.rows(v)
     T = joint_change(U, delta[rows], c[rows], system.scores(v))
     return system.scores(centred) + system.rows(centred) @ (U.mT @ T)
 
 
-def _losses(problem: Problem, change: Change, z: Tensor, targets: Tensor) -> Tensor:
+def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) -> Tensor:
     """Mean squared errors (B,) after each single change, without any matrix of samples by points.
 
     sum_z |r_z - g_zi T_i|^2 = sum |r|^2 - 2 T_i . (u_i Z^T r) + |T_i|^2 u_i (Z^T Z) u_i, with r the residuals at the points.
@@ -247,7 +245,7 @@ def _losses(problem: Problem, change: Change, z: Tensor, targets: Tensor) -> Ten
         first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()
         delta, c = _moves(problem, change, weights)
         for part in (torch.arange(len(samples), device=z.device) if rows is None else rows).split(ROWS):
-            v = system.centred(held_rows(problem.head, samples.x[part]))
+            v = system.centred(held_rows(problem.view, samples.x[part]))
             U = system.rows(v)
             T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
             linear = (T * (U @ first)).sum(1)

@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.linear.diagnostics.influence import influence
+from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 
-# Does a rise mean that the sample, as it is, does good? Removing or relabelling takes it away, adding brings it.
-GOOD = {
+GOOD_SIGN = {
     ("remove", "loss"): 1.0, ("remove", "accuracy"): -1.0, ("relabel", "loss"): 1.0, ("relabel", "accuracy"): -1.0,
     ("add", "loss"): -1.0, ("add", "accuracy"): 1.0,
 }  # fmt: skip
+"""Sign of a change that shows that the sample, as it is, helps: removing or relabelling takes it away, adding brings it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Influential:
 
 
 def check_ranking(what: str, on: Any, count: int) -> None:
-    """What can be refused before anything is computed."""
+    """Refuse bad arguments before anything is computed."""
     checks.one_of(what, "what", ("remove", "add", "relabel"))
     checks.one_of(on, "on", ("loss", "accuracy"))
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -46,7 +48,7 @@ def check_ranking(what: str, on: Any, count: int) -> None:
 
 
 def names_of(ids: Any, groups: Any, samples: int) -> list[Any] | None:
-    """What the entries of the ranking are called: the groups, or the ids of the samples."""
+    """Names of the entries of the ranking: the groups, or the ids of the samples."""
     if groups is not None:
         return list(dict.fromkeys(groups.tolist() if hasattr(groups, "tolist") else groups))
     if ids is None:
@@ -59,7 +61,7 @@ def names_of(ids: Any, groups: Any, samples: int) -> list[Any] | None:
 
 def rank(change: Tensor, what: str, on: str, count: int, names: list[Any] | None) -> Influential:
     """Both ends of the ranking. change: (n,); equal ones in the order of their rows."""
-    good = GOOD[what, on] * change
+    good = GOOD_SIGN[what, on] * change
     ends, amounts = [], []
     for value in (good, -good):
         order = value.argsort(descending=True, stable=True)[:count]
@@ -68,3 +70,13 @@ def rank(change: Tensor, what: str, on: str, count: int, names: list[Any] | None
         amounts.append(value[order])
     called = [None if names is None else tuple(names[i] for i in end.tolist()) for end in ends]
     return Influential(ends[0], ends[1], amounts[0], amounts[1], called[0], called[1], change)
+
+
+def most_influential(
+    view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, count: int, what: str, on: str, ids: Any, y_new: Any,
+    weight: Any, groups: Any,
+) -> Influential:  # fmt: skip
+    """Both ends of the ranking by exact influence; see :meth:`torchlssvm.LSSVMHead.most_influential`."""
+    check_ranking(what, on, count)
+    names = names_of(ids, groups, len(x))
+    return rank(influence(view, x, y, x_val, y_val, what, on, y_new, weight, groups), what, on, count, names)

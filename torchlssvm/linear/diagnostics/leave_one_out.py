@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
+    CheckedSamples,
+    HeadView,
     Problem,
-    Samples,
     check_samples,
     held_rows,
     problems,
@@ -22,42 +23,38 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     sample_weights,
 )
 
-if TYPE_CHECKING:
-    from torchlssvm.linear.base import HeadBase
+LEAST_REST = 1e-9
+"""Share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are lost."""
 
-CLOSE = 1e-9
-"""Below this 1 - h has lost most of its digits."""
-
-PAIRS = {"votes": votes, "least": least_of_pairs}
-"""How scores of pairs become scores of classes."""
+PAIR_RULES = {"votes": votes, "least": least_of_pairs}
+"""Functions from scores of pairs to scores of classes, by name."""
 
 
 def leave_one_out(
-    head: HeadBase, x: Any, y: Any, weight: Any = None, groups: Any = None, pairs: str = "votes"
+    view: HeadView, x: Any, y: Any, weight: Any = None, groups: Any = None, pairs: str = "votes"
 ) -> Tensor:
-    """See :meth:`torchlssvm.LSSVMHead.leave_one_out`."""
-    checks.one_of(pairs, "pairs", tuple(PAIRS))
-    parts = problems(head)
-    samples = check_samples(head, x, y, weight)
+    """Leave-one-out scores (B, K); see :meth:`torchlssvm.LSSVMHead.leave_one_out`."""
+    samples = check_samples(view, x, y, weight)
+    checks.one_of(pairs, "pairs", tuple(PAIR_RULES))
+    parts = problems(view)
     members = None if groups is None else check_groups(groups, len(samples))
-    something_left(samples, members, float(head.n))
+    something_left(samples, members, float(view.n))
     if parts[0].pair is None:
         return _scores(parts[0], samples, members)
     scores = _pair_scores(parts, samples, members)
-    return PAIRS[pairs](scores, head.num_classes)
+    return PAIR_RULES[pairs](scores, view.num_classes)
 
 
-def _pair_scores(parts: list[Problem], samples: Samples, members: list[Tensor] | None) -> Tensor:
+def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
     """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
     if members is not None or samples.labels is None or checks.is_fake(samples.x):
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
-    head = parts[0].head
-    w, b = head._current()[:2]
-    blocks = [real_rows(head, part)[:, : head.in_features] @ w + b for part in samples.x.split(ROWS)]
+    view = parts[0].view
+    blocks = [real_rows(view, part)[:, : view.in_features] @ view.w + view.b for part in samples.x.split(ROWS)]
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
-        mine = Samples(samples.x[rows], samples.labels[rows], None, samples.weight[rows])
+        mine = CheckedSamples(samples.x[rows], samples.labels[rows], None, samples.weight[rows])
         out[rows, i] = _scores(problem, mine, None)[:, 0]
     return out
 
@@ -73,8 +70,8 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
     return [torch.tensor(rows) for rows in where.values()]
 
 
-def something_left(samples: Samples, members: list[Tensor] | None, total: float) -> None:
-    """A model without any sample gives no scores."""
+def something_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
+    """ValueError if a sample or group is all there is: a model without any sample gives no scores."""
     if checks.is_fake(samples.weight) or not len(samples):
         return
     sizes = samples.weight if members is None else torch.stack([samples.weight[m].sum() for m in members])
@@ -83,9 +80,9 @@ def something_left(samples: Samples, members: list[Tensor] | None, total: float)
         raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
 
 
-def _scores(problem: Problem, samples: Samples, members: list[Tensor] | None) -> Tensor:
+def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
     """Scores (B, K) or (B, 1) of one problem, each row without its sample or group."""
-    head = problem.head
+    view = problem.view
     local = None if samples.labels is None else problem.local(samples.labels)
     y = samples.values if local is None else problem.targets(local)
     assert y is not None
@@ -97,7 +94,7 @@ def _scores(problem: Problem, samples: Samples, members: list[Tensor] | None) ->
         count = len(samples) if rows is None else len(rows)
         for start in range(0, count, ROWS):
             pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
-            v = system.centred(held_rows(head, samples.x[pick]))
+            v = system.centred(held_rows(view, samples.x[pick]))
             h = system.leverages(v).mul_(d[pick])
             if problem.pair is not None:
                 h[_alone(problem, d[pick], samples.weight[pick])] = 0.0
@@ -108,14 +105,14 @@ def _scores(problem: Problem, samples: Samples, members: list[Tensor] | None) ->
 
 
 def _alone(problem: Problem, d: Tensor, times: Tensor) -> Tensor:
-    """Which samples (b,) are all that a pair has: without them it has no opinion, its score is 0."""
+    """Mask (b,) of samples that are all that a pair has: without them its score is 0."""
     return (d > 0) & (times >= problem.total * (1 - 1e-12))
 
 
 def _checked(h: Tensor, where: int | Tensor) -> Tensor:
     """The leverages (b,); samples that cannot be held are refused, and lost digits reported. where: of the first, or of all."""
     host = checks.to_host(h.amax()) if len(h) else None
-    if host is None or host[0][0] < 1 - CLOSE:
+    if host is None or host[0][0] < 1 - LEAST_REST:
         return h
     left, row = 1 - host[0][0], int(h.argmax())
     if left < -1e-6:
@@ -133,10 +130,10 @@ def _checked(h: Tensor, where: int | Tensor) -> Tensor:
 
 
 def _group_scores(
-    problem: Problem, samples: Samples, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
+    problem: Problem, samples: CheckedSamples, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
 ) -> Tensor:
     weights = problem.class_weights()
-    system = None if problem.follows_counts else problem.main(weights)
+    system = None if problem.follows_counts else problem.main()
     by_size: dict[int, list[Tensor]] = {}
     for rows in members:
         rows = rows.to(samples.x.device)
@@ -164,11 +161,11 @@ def _group_scores(
 
 
 def _block(
-    problem: Problem, system: Whitened, samples: Samples, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
+    problem: Problem, system: Whitened, samples: CheckedSamples, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
 ) -> None:
     """Groups of one size, left out one at a time. rows: (groups, L)."""
     flat = rows.reshape(-1)
-    v = system.centred(held_rows(problem.head, samples.x[flat]))
+    v = system.centred(held_rows(problem.view, samples.x[flat]))
     U = system.rows(v).view(*rows.shape, -1)
     residual = (y[flat] - system.scores(v)).view(*rows.shape, -1)
     error = group_left_out(U, d[flat].view(rows.shape), residual)

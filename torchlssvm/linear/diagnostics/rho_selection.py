@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +15,21 @@ from torchlssvm.functional.whitened import ROWS
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.diagnostics.leave_one_out import something_left
 from torchlssvm.linear.diagnostics.whitened_problems import (
+    CheckedSamples,
+    HeadView,
     Problem,
-    Samples,
     check_samples,
     problems,
     real_rows,
     sample_weights,
-    scale_of,
 )
 from torchlssvm.statistics.batch import fold_of
 from torchlssvm.statistics.fold_statistics import of_folds
 
-if TYPE_CHECKING:
-    from torchlssvm.linear.base import HeadBase
-
 
 @dataclass(frozen=True)
 class RhoPath:
-    """How a value of rho was chosen.
+    """Result of a choice of rho.
 
     Attributes:
         rho: the value with the least error; of equal ones, as accuracies often are, the largest.
@@ -52,17 +49,17 @@ class RhoPath:
 
 
 def rho_path(
-    head: HeadBase, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, weight: Any = None,
+    view: HeadView, rhos: Any = None, method: str = "gcv", x: Any = None, y: Any = None, weight: Any = None,
     ids: Any = None, score: str = "squared",
 ) -> RhoPath:  # fmt: skip
     """Errors for every value; see :meth:`torchlssvm.LSSVMHead.select_rho`."""
     checks.one_of(method, "method", ("gcv", "loo", "kfold"))
     checks.one_of(score, "score", ("squared", "accuracy"))
-    parts = problems(head)
-    samples = None if x is None else check_all(head, x, y, weight)
-    check_question(head, method, samples, score)
+    parts = problems(view)
+    samples = None if x is None else check_all(view, x, y, weight)
+    check_question(view, method, samples, score)
     main = parts[0].spectrum(parts[0].class_weights()) if len(parts) == 1 else None
-    values = check_values(rhos, main, head)
+    values = check_values(rhos, main, view)
     dof = None
     if method == "gcv":
         errors, total = torch.zeros_like(values), 0.0
@@ -82,19 +79,19 @@ def rho_path(
     return RhoPath(best_of(values, errors), values, errors, dof, method)
 
 
-def check_question(head: HeadBase, method: str, samples: Samples | None, score: str) -> None:
-    """What needs no eigendecomposition to be refused."""
+def check_question(view: HeadView, method: str, samples: CheckedSamples | None, score: str) -> None:
+    """Refuse bad arguments before any eigendecomposition."""
     if score == "accuracy":
         if method == "gcv" or samples is None:
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
         if samples.labels is None:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
-    if method == "gcv" and head.statistics is None:
+    if method == "gcv" and view.statistics is None:
         raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
-        something_left(samples, None, float(head.n))
+        something_left(samples, None, float(view.n))
 
 
 def best_of(values: Tensor, errors: Tensor) -> float:
@@ -108,15 +105,15 @@ def best_of(values: Tensor, errors: Tensor) -> float:
     return float(values[finite][errors[finite] == least].amax())
 
 
-def check_values(rhos: Any, main: Spectrum | None, head: HeadBase) -> Tensor:
+def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
     """rhos (r,): finite and > 0. None: 100 values around the scale of the data."""
     if rhos is None:
         if main is not None:
             return default_values(main.s, len(main.s))
-        stats = head._need_statistics("a default list of rho values")
-        m = normal.moments(stats, scale_of(head, stats), head.intercept)
+        stats = view.need_statistics("a default list of rho values")
+        m = normal.moments(stats, view.units, view.intercept)
         return default_values(m.G.diagonal(), len(m.G))
-    values = checks.as_tensor(rhos, "rhos", head.device).to(torch.float64).reshape(-1)
+    values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
     if not len(values):
         raise ValueError("rhos is empty: give at least one value, or None for 100 around the scale of the data")
     if not checks.is_fake(values) and not bool((torch.isfinite(values) & (values > 0)).all()):
@@ -124,14 +121,14 @@ def check_values(rhos: Any, main: Spectrum | None, head: HeadBase) -> Tensor:
     return values
 
 
-def check_all(head: HeadBase, x: Any, y: Any, weight: Any) -> Samples:
+def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> CheckedSamples:
     """The samples, which must be as many of each class as the head holds."""
-    samples = check_samples(head, x, y, weight)
-    given = samples.weight.sum().expand(head.num_classes)
+    samples = check_samples(view, x, y, weight)
+    given = samples.weight.sum().expand(view.num_classes)
     if samples.labels is not None:
-        given = torch.zeros(head.num_classes, dtype=torch.float64, device=head.device)
+        given = torch.zeros(view.num_classes, dtype=torch.float64, device=view.device)
         given.index_add_(0, samples.labels, samples.weight)
-    held = head.counts.to(torch.float64)
+    held = view.counts
     if not checks.is_fake(held, given) and not torch.allclose(given, held, rtol=1e-9):
         raise ValueError(
             f"x and y must be all samples that the head holds: {held.tolist()} by class, got {given.tolist()}"
@@ -139,7 +136,7 @@ def check_all(head: HeadBase, x: Any, y: Any, weight: Any) -> Samples:
     return samples
 
 
-def _evaluation(problem: Problem, samples: Samples) -> tuple[Tensor | None, Tensor, Tensor]:
+def _evaluation(problem: Problem, samples: CheckedSamples) -> tuple[Tensor | None, Tensor, Tensor]:
     """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error: that of the head as it is."""
     local = None if samples.labels is None else problem.local(samples.labels)
     y = samples.values if local is None else problem.targets(local)
@@ -148,12 +145,12 @@ def _evaluation(problem: Problem, samples: Samples) -> tuple[Tensor | None, Tens
 
 
 def leave_one_out_errors(
-    parts: list[Problem], samples: Samples, rhos: Tensor, main: Spectrum | None, score: str
+    parts: list[Problem], samples: CheckedSamples, rhos: Tensor, main: Spectrum | None, score: str
 ) -> Tensor:
     """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
     if score == "accuracy" and parts[0].pair is not None:
         return _pair_errors(parts, samples, rhos)
-    head, total, weight = parts[0].head, torch.zeros_like(rhos), 0.0
+    view, total, weight = parts[0].view, torch.zeros_like(rhos), 0.0
     for problem in (p for p in parts if p.total > 0):
         local, y, judged = _evaluation(problem, samples)
         if problem.pair is not None:  # a pair of which one sample is left has no leave-one-out error
@@ -163,7 +160,7 @@ def leave_one_out_errors(
             projected, d = project(own, rhos), sample_weights(local, weights, samples.weight)
             for start in range(0, len(samples) if rows is None else len(rows), ROWS):
                 pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
-                blocks = path_residuals(own, projected, real_rows(head, samples.x[pick]), y[pick], d[pick])
+                blocks = path_residuals(own, projected, real_rows(view, samples.x[pick]), y[pick], d[pick])
                 for part, residual, left in blocks:
                     if score == "squared":
                         errors = residual.square_().mean(1).div_(left.square_())
@@ -176,9 +173,9 @@ def leave_one_out_errors(
     return total / weight
 
 
-def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor:
+def _pair_errors(parts: list[Problem], samples: CheckedSamples, rhos: Tensor) -> Tensor:
     """Shares of wrong leave-one-out votes (r,): all pairs are needed for each sample."""
-    head, labels = parts[0].head, samples.labels
+    view, labels = parts[0].view, samples.labels
     assert labels is not None
     plans = []
     for problem in parts:
@@ -200,23 +197,23 @@ def _pair_errors(parts: list[Problem], samples: Samples, rhos: Tensor) -> Tensor
                 here = (mine[pick] & ~alone[pick]).nonzero()[:, 0]
                 at = pick[here]
                 for part, residual, left in path_residuals(
-                    own, projected, real_rows(head, samples.x[at]), y[at], d[at]
+                    own, projected, real_rows(view, samples.x[at]), y[at], d[at]
                 ):
                     scores[here[part], p] = y[at][part] - residual[:, 0] / left
         flat = scores.permute(0, 2, 1).reshape(-1, len(parts))
-        wrong = votes(flat, head.num_classes).argmax(1).view(len(pick), -1) != labels[pick][:, None]
+        wrong = votes(flat, view.num_classes).argmax(1).view(len(pick), -1) != labels[pick][:, None]
         total += samples.weight[pick] @ wrong.to(torch.float64)
     return total / samples.weight.sum()
 
 
-def fold_errors(parts: list[Problem], rhos: Tensor, samples: Samples | None, ids: Any, score: str) -> Tensor:
+def fold_errors(parts: list[Problem], rhos: Tensor, samples: CheckedSamples | None, ids: Any, score: str) -> Tensor:
     """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
 
     With w and b learned without fold f, its squared error is, from its own moments about its own means m and t,
     T - 2 w . V + w . M w + n |t - m w - b|^2.
     """
-    head = parts[0].head
-    stats = head._need_statistics("k-fold")
+    view = parts[0].view
+    stats = view.need_statistics("k-fold")
     if stats.folds < 2:
         raise ValueError(f'method="kfold" needs sums per fold: build the head with folds=5, it has folds={stats.folds}')
     fold = None
@@ -224,7 +221,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: Samples | None, ids
         assert samples is not None
         if ids is None or len(ids) != len(samples):
             raise ValueError('score="accuracy" by k-fold needs ids, one for each sample, as given to add')
-        fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=head.device)
+        fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=view.device)
     total, weight = torch.zeros_like(rhos), 0.0
     for f in range(stats.folds):
         kept, out = of_folds(stats, [g for g in range(stats.folds) if g != f]), of_folds(stats, [f])
@@ -240,11 +237,11 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: Samples | None, ids
                 continue
             own = problem.spectrum(_weights_of(problem, kept), kept)
             eyes = problem.everywhere(problem.class_weights())
-            m = normal.moments(out, scale_of(head, out), "free", eyes, problem.pair)
+            m = normal.moments(out, view.units, "free", eyes, problem.pair)
             for i, rho in enumerate(rhos):
                 w, b = own.weights(rho)
-                J = head.in_features
-                b = b + w[J] if head.intercept == "penalized" else b
+                J = view.in_features
+                b = b + w[J] if view.intercept == "penalized" else b
                 miss = m.beta - (m.mu @ w[:J] + b)
                 total[i] += (squared_error(m.G, m.rhs, m.T, w[:J]) + m.weight * miss.square()).mean()
             weight += m.weight
@@ -262,15 +259,15 @@ def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
     return problem.class_weights(counts if problem.pair is None else counts[list(problem.pair)])
 
 
-def _wrong_in_fold(parts: list[Problem], kept: Any, samples: Samples, rows: Tensor, rhos: Tensor) -> Tensor:
+def _wrong_in_fold(parts: list[Problem], kept: Any, samples: CheckedSamples, rows: Tensor, rhos: Tensor) -> Tensor:
     """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
-    head, labels = parts[0].head, samples.labels
+    view, labels = parts[0].view, samples.labels
     assert labels is not None
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
-    v, total = real_rows(head, samples.x[rows]), torch.zeros_like(rhos)
+    v, total = real_rows(view, samples.x[rows]), torch.zeros_like(rhos)
     for i, rho in enumerate(rhos):
         columns = [v.new_zeros(len(v), 1) if s is None else v @ s.weights(rho)[0] + s.weights(rho)[1] for s in own]
         scores = torch.cat(columns, 1)
-        scores = votes(scores, head.num_classes) if parts[0].pair is not None else scores
+        scores = votes(scores, view.num_classes) if parts[0].pair is not None else scores
         total[i] = samples.weight[rows] @ (scores.argmax(1) != labels[rows]).to(torch.float64)
     return total

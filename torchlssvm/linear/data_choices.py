@@ -1,0 +1,70 @@
+"""Choices that a head made from data, and the state of the head that each was made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchlssvm.linear.diagnostics.calibration import Calibration
+
+OUTDATED = -1
+"""Version of a choice that was made before samples changed: versions of a head start at 0."""
+
+
+@dataclass
+class DataChoices:
+    """Choices made from data (rho, a calibration), each with the version of the head it was made for.
+
+    Attributes:
+        made: for each choice the version, and a description of the choice.
+        calibration: the map from scores to probabilities; void once samples have changed.
+    """
+
+    made: dict[str, tuple[int, str]] = field(default_factory=dict)
+    calibration: Calibration | None = None
+
+    def record(self, name: str, version: int, description: str) -> None:
+        """Remember a choice made for the samples held at this version."""
+        self.made[name] = (version, description)
+
+    def record_calibration(self, calibration: Calibration, version: int) -> None:
+        """Remember a calibration made for the samples held at this version."""
+        self.calibration = calibration
+        self.record("calibration", version, str(calibration))
+
+    def current_calibration(self, version: int) -> Calibration | None:
+        """Calibration, if made for this version; an older one is dropped, since samples that may be gone have shaped it."""
+        if self.calibration is not None and self.made["calibration"][0] != version:
+            self.calibration = None
+        return self.calibration
+
+    def carry_over(self, old: int, new: int) -> None:
+        """Count choices made for version ``old`` as made for ``new``: the same samples are held."""
+        self.made = {name: (new if at == old else at, text) for name, (at, text) in self.made.items()}
+
+    def describe(self, rho: float, version: int) -> dict[str, str]:
+        """Choices as text, each with a note that tells whether it was made for this version."""
+        out = {}
+        for name, (at, text) in self.made.items():
+            value = f"{rho!r}, {text}" if name == "rho" else text
+            out[name] = (
+                f"{value}, made for the samples held" if at == version else f"{value}, made before samples changed"
+            )
+            if name == "calibration" and at != version:
+                out[name] = "void: it was made before samples changed"
+        return out
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def to_json(self, version: int) -> dict[str, list[Any]]:
+        """Choices as [description, made for this version]. Of a void calibration no number is written out."""
+        return {
+            name: ["" if name == "calibration" and at != version else text, at == version]
+            for name, (at, text) in self.made.items()
+        }
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any], version: int, calibration: Calibration | None) -> DataChoices:
+        """Undo :meth:`to_json`, for a head that is at this version."""
+        made = {str(name): (version if bool(now) else OUTDATED, str(text)) for name, (text, now) in saved.items()}
+        return cls(made, calibration)
