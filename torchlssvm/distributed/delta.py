@@ -19,7 +19,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import RowChange, FingerprintTable
+from torchlssvm.linear.membership import FingerprintTable, RowChange
 from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.baseline import Baseline
@@ -65,7 +65,9 @@ class Delta:
         self.origins: set[str] = set()
         self.ledger = MergeHistory()  # of the samples whose ids were given; never written to a file
         self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
-        self._rows: FingerprintTable | RowChange = FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        self._rows: FingerprintTable | RowChange = (
+            FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        )
 
     @property
     def keys(self) -> dict[bytes, int]:

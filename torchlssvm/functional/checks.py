@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlssvm.errors import RemovalError
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def is_fake(*tensors: Tensor | None) -> bool:
@@ -84,9 +84,9 @@ def features(given: Any, J: int, device: torch.device) -> Tensor:
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""
         raise ValueError(f"x must have shape (B, {J}), got {tuple(x.shape)}{hint}")
-    if x.dtype in INTEGERS or x.dtype == torch.bool:
+    if x.dtype in INTEGER_DTYPES or x.dtype == torch.bool:
         x = x.to(torch.float64)
-    if x.dtype not in FLOATS:
+    if x.dtype not in FLOAT_DTYPES:
         raise ValueError(f"x must be a real floating point tensor, got dtype {x.dtype}")
     return x
 
@@ -98,13 +98,13 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
         raise ValueError(f"x and y differ in length: x has shape {tuple(x.shape)}, y has shape {tuple(y.shape)}")
     if y.numel() == 0 and y.ndim == 1 and K > 1:
         return y.to(torch.int64), "labels"
-    if y.ndim == 1 and (y.dtype in INTEGERS or (y.dtype == torch.bool and K == 2)) and K > 1:
+    if y.ndim == 1 and (y.dtype in INTEGER_DTYPES or (y.dtype == torch.bool and K == 2)) and K > 1:
         return y.to(torch.int64), "labels"
     if y.ndim == 1 and K == 1:
         y = y[:, None]
-    if y.ndim == 2 and y.shape[1] == K and (y.dtype in FLOATS or y.dtype in INTEGERS or y.dtype == torch.bool):
-        return (y if y.dtype in FLOATS else y.to(torch.float64)), "values"
-    if y.ndim == 1 and y.dtype in FLOATS and not is_fake(y):
+    if y.ndim == 2 and y.shape[1] == K and (y.dtype in FLOAT_DTYPES or y.dtype in INTEGER_DTYPES or y.dtype == torch.bool):
+        return (y if y.dtype in FLOAT_DTYPES else y.to(torch.float64)), "values"
+    if y.ndim == 1 and y.dtype in FLOAT_DTYPES and not is_fake(y):
         odd = next((v for v in y.tolist() if not v.is_integer()), y[0].item())
         raise ValueError(
             f"labels must be integers, got dtype {y.dtype} with the value {odd!r}; "

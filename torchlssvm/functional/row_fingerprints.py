@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-VECTORS = 4
+SECRET_VECTORS = 4
 """Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
 
 ENTRY_BITS = 16
@@ -33,9 +33,9 @@ HASH_BYTES = 16
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
     """The vectors (columns, 4) of a key, as float64; more columns leave the first ones as they are."""
-    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(4 * VECTORS * columns)
+    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(4 * SECRET_VECTORS * columns)
     entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2 ** (ENTRY_BITS + 1) - 2**ENTRY_BITS
-    return torch.from_numpy(entries.astype(np.float64).reshape(columns, VECTORS))
+    return torch.from_numpy(entries.astype(np.float64).reshape(columns, SECRET_VECTORS))
 
 
 def products(rows: Tensor, vectors: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ NOISE_SHARE = 1e-12
 SPECTRUM_PARTS = 4
 """So many parts of the spectrum are factored on their own where there are many values."""
 
-BLOCK = 256
+SCORED_ROWS = 256
 """Rows whose scores for all values are held at a time: small enough to stay in the cache."""
 
 
@@ -188,8 +188,8 @@ def path_residuals(
     """
     V = (v.sub_(spectrum.mu) if spectrum.weight else v) @ spectrum.Q[:, projected.null :]  # (B, d)
     extra = 1.0 / spectrum.weight if spectrum.weight else 0.0
-    for start in range(0, len(V), BLOCK):
-        rows = slice(start, start + BLOCK)
+    for start in range(0, len(V), SCORED_ROWS):
+        rows = slice(start, start + SCORED_ROWS)
         residual = projected.residuals(V[rows], y[rows])
         h = projected.leverages(V[rows]).add_(extra).mul_(d[rows][:, None])
         yield rows, residual, (1.0 - h).clamp_(min=torch.finfo(v.dtype).eps)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchlssvm.functional.gram import strips
 
-ROWS = 1024
+WHITENED_ROWS = 1024
 """Rows that are whitened at a time: few enough to stay in the cache from strip to strip."""
 
 

@@ -33,7 +33,7 @@ def queries(x: Any, kernel: Kernel, J: int | None, device: torch.device) -> Tens
         isinstance(x, Tensor)
         and x.ndim == 2
         and x.device == device
-        and x.dtype in checks.FLOATS
+        and x.dtype in checks.FLOAT_DTYPES
         and J in (None, x.shape[1])
     ):
         return x.to(torch.float64)

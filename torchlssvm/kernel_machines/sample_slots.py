@@ -109,7 +109,7 @@ class SampleSlots:
     def find(self, ids: Any) -> list[int]:
         """Python ids from a tensor, a list or a number: each one held, none twice; else RemovalError. Changes nothing."""
         if isinstance(ids, Tensor):
-            if ids.dtype not in checks.INTEGERS or ids.ndim > 1:
+            if ids.dtype not in checks.INTEGER_DTYPES or ids.ndim > 1:
                 raise ValueError(f"ids must be a 1-D integer tensor, got shape {tuple(ids.shape)}, dtype {ids.dtype}")
             if checks.is_fake(ids):  # no data to go by: the oldest
                 return list(self.slot_of)[: ids.numel()]

@@ -181,7 +181,9 @@ def config(head: LSSVMHead) -> dict[str, Any]:
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of :class:`~torchlssvm.LSSVMHead` from what :func:`config` returned."""
-    grids = {k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")}
+    grids = {
+        k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")
+    }
     weight = config["class_weight"]
     return config | grids | {"class_weight": torch.tensor(weight) if isinstance(weight, list) else weight}
 

@@ -12,7 +12,7 @@ from torchlssvm.functional.system import factor_
 from torchlssvm.functional.whitened import Whitened, from_inverse
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution
 from torchlssvm.linear.solvers import SolverOptions, real_targets, real_weights, scaled_rows, weighted
-from torchlssvm.statistics.batch import SampleBatch, GridChoices
+from torchlssvm.statistics.batch import GridChoices, SampleBatch
 
 DEFERRED_COLUMNS = 64
 """Changed samples whose terms wait to be added to P together: single samples then cost one pass over P, not three."""

@@ -34,7 +34,7 @@ from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import SampleBatch, GridChoices, check_batch
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 from torchlssvm.statistics.integrity import Integrity
 
 if TYPE_CHECKING:
@@ -774,7 +774,9 @@ class LSSVMHead(nn.Module):
             self.check_whole()
         return self.statistics
 
-    def check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None) -> SampleBatch:
+    def check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+    ) -> SampleBatch:
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first."""
         if self.statistics is not None:
             batch = self.statistics.check(x, y, weight, ids, like)

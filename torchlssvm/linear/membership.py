@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.row_fingerprints import KEY_BYTES, VECTORS, keyed_hashes, products, secret_vectors
+from torchlssvm.functional.row_fingerprints import KEY_BYTES, SECRET_VECTORS, keyed_hashes, products, secret_vectors
 from torchlssvm.statistics.batch import SampleBatch
 
 PRODUCT_ROWS = 1024
@@ -237,7 +237,7 @@ def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
     K = 0 if batch.targets is None else batch.targets.shape[1]
     vectors = _vectors(key, J + K, batch.x.device)
     n = batch.x.shape[0]
-    out = torch.empty(n, VECTORS, dtype=torch.int64, device=batch.x.device)
+    out = torch.empty(n, SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
     rows = torch.empty(min(n, PRODUCT_ROWS), J, dtype=torch.float64, device=batch.x.device)
     scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)
     for a in range(0, n, PRODUCT_ROWS):

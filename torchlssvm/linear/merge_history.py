@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint

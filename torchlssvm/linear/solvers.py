@@ -94,7 +94,9 @@ def real_targets(batch: SampleBatch, K: int) -> Tensor:
     return batch.targets if grid is None else batch.targets * grid.resolution
 
 
-def weighted(batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: SolverOptions) -> tuple[Tensor, Tensor, Tensor]:
+def weighted(
+    batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: SolverOptions
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
     d = torch.full((rows.shape[0],), float(sign), dtype=torch.float64, device=rows.device)
     if isinstance(options.class_weight, Tensor) and batch.labels is not None:

@@ -265,7 +265,7 @@ class SVMBase(nn.Module):
         y = checks.as_tensor(y, "y", self.device)
         if y.shape != (count,):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
-        if y.numel() and y.dtype not in checks.INTEGERS and y.dtype != torch.bool:
+        if y.numel() and y.dtype not in checks.INTEGER_DTYPES and y.dtype != torch.bool:
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
         if not checks.is_fake(y) and (wrong := set(y.tolist()) - {0, 1}):
             label = min(wrong) if min(wrong) < 0 else max(wrong)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.votes import votes
-from torchlssvm.functional.whitened import ROWS, Whitened, joint_change, single_changes
+from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, joint_change, single_changes
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import (
     CheckedSamples,
@@ -165,7 +165,7 @@ def _after(
 
 
 def _step(points: int, outputs: int) -> int:
-    return max(1, min(ROWS, SCORES_AT_A_TIME // max(1, points * outputs)))
+    return max(1, min(WHITENED_ROWS, SCORES_AT_A_TIME // max(1, points * outputs)))
 
 
 def _tiles(
@@ -244,7 +244,7 @@ def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) 
         Z, residual = system.rows(centred), targets - system.scores(centred)
         first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()
         delta, c = _moves(problem, change, weights)
-        for part in (torch.arange(len(samples), device=z.device) if rows is None else rows).split(ROWS):
+        for part in (torch.arange(len(samples), device=z.device) if rows is None else rows).split(WHITENED_ROWS):
             v = system.centred(held_rows(problem.view, samples.x[part]))
             U = system.rows(v)
             T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.votes import least_of_pairs, votes
-from torchlssvm.functional.whitened import ROWS, Whitened, group_left_out, left_out
+from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
     CheckedSamples,
     HeadView,
@@ -50,7 +50,7 @@ def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Te
     if members is not None or samples.labels is None or checks.is_fake(samples.x):
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
     view = parts[0].view
-    blocks = [real_rows(view, part)[:, : view.in_features] @ view.w + view.b for part in samples.x.split(ROWS)]
+    blocks = [real_rows(view, part)[:, : view.in_features] @ view.w + view.b for part in samples.x.split(WHITENED_ROWS)]
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
@@ -92,8 +92,8 @@ def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | N
     for rows, system, weights in problem.cases(local, None, samples.weight):
         d = sample_weights(local, weights, samples.weight)
         count = len(samples) if rows is None else len(rows)
-        for start in range(0, count, ROWS):
-            pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
+        for start in range(0, count, WHITENED_ROWS):
+            pick: Any = slice(start, start + WHITENED_ROWS) if rows is None else rows[start : start + WHITENED_ROWS]
             v = system.centred(held_rows(view, samples.x[pick]))
             h = system.leverages(v).mul_(d[pick])
             if problem.pair is not None:
@@ -154,7 +154,7 @@ def _group_scores(
     if system is not None:
         d = sample_weights(local, weights, samples.weight)
         for size, groups in by_size.items():
-            step = max(1, ROWS // size)
+            step = max(1, WHITENED_ROWS // size)
             for start in range(0, len(groups), step):
                 _block(problem, system, samples, d, y, torch.stack(groups[start : start + step]), out)
     return out

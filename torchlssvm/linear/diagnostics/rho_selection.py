@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.spectrum import BLOCK, Spectrum, default_values, path_residuals, project, squared_error
+from torchlssvm.functional.spectrum import SCORED_ROWS, Spectrum, default_values, path_residuals, project, squared_error
 from torchlssvm.functional.votes import votes
-from torchlssvm.functional.whitened import ROWS
+from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.diagnostics.leave_one_out import something_left
 from torchlssvm.linear.diagnostics.whitened_problems import (
@@ -158,8 +158,8 @@ def leave_one_out_errors(
         for rows, weights in problem.kinds(local, None, samples.weight):
             own = main if rows is None and main is not None else problem.spectrum(weights)
             projected, d = project(own, rhos), sample_weights(local, weights, samples.weight)
-            for start in range(0, len(samples) if rows is None else len(rows), ROWS):
-                pick: Any = slice(start, start + ROWS) if rows is None else rows[start : start + ROWS]
+            for start in range(0, len(samples) if rows is None else len(rows), WHITENED_ROWS):
+                pick: Any = slice(start, start + WHITENED_ROWS) if rows is None else rows[start : start + WHITENED_ROWS]
                 blocks = path_residuals(own, projected, real_rows(view, samples.x[pick]), y[pick], d[pick])
                 for part, residual, left in blocks:
                     if score == "squared":
@@ -190,7 +190,7 @@ def _pair_errors(parts: list[Problem], samples: CheckedSamples, rhos: Tensor) ->
         assert local is not None
         plans.append((y, (local >= 0) & (samples.weight >= problem.total), kinds))
     total = torch.zeros_like(rhos)
-    for pick in torch.arange(len(samples), device=labels.device).split(BLOCK):
+    for pick in torch.arange(len(samples), device=labels.device).split(SCORED_ROWS):
         scores = torch.zeros(len(pick), len(parts), len(rhos), dtype=torch.float64, device=labels.device)
         for p, (y, alone, kinds) in enumerate(plans):
             for mine, own, projected, d in kinds:

@@ -119,7 +119,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
 def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:
     """Labels (B,) in range."""
     labels = checks.as_tensor(y, name, view.device)
-    if labels.shape != (count,) or labels.dtype not in checks.INTEGERS:
+    if labels.shape != (count,) or labels.dtype not in checks.INTEGER_DTYPES:
         raise ValueError(
             f"{name} must be integer labels of shape ({count},), got {tuple(labels.shape)}, {labels.dtype}"
         )
