@@ -17,7 +17,7 @@ LAYERS = [
     ["errors", "_version"],
     ["functional/"],
     ["statistics/", "certificate", "fingerprint", "kernels/"],
-    ["heads/", "machines/", "features/"],
+    ["heads/", "machines/", "svm/", "features/"],
     ["distributed/", "export", "window", "selection", "backbones"],
     ["events", "audit", "labels"],
     ["store/"],

@@ -15,8 +15,9 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.heads import AttachedClassifier, LSSVMHead, attach
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
+from torchlssvm.machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
 from torchlssvm.statistics import FixedPoint, Statistics
+from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
     "AttachedClassifier",

@@ -34,8 +34,9 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.modes import exactly
 from torchlssvm.heads import AttachedClassifier, LSSVMHead
 from torchlssvm.kernels import Linear
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsOne
+from torchlssvm.machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.machines.multiclass import MultiClass
+from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
     "KernelScores",
@@ -164,8 +165,8 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
     else:
         if machine.kernel is None:
             raise ValueError("a machine with a precomputed kernel cannot be frozen: its rows are not here")
-        samples = machine._engine.samples
-        rows, f, b = samples.x[: machine.n], (samples.alpha * samples.y)[:, None], machine.b
+        rows, f, b = machine.expansion()
+        f = f[:, None]
     b = torch.as_tensor(b, dtype=f.dtype, device=f.device).reshape(1)
     return rows, torch.cat([-f, f], 1), torch.cat([-b, b])
 

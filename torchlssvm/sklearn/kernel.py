@@ -11,7 +11,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
-from torchlssvm.machines import IncrementalSVM, KernelLSSVM, OneVsOne
+from torchlssvm.machines import KernelLSSVM, OneVsOne
+from torchlssvm.svm import IncrementalSVM
 from torchlssvm.sklearn.common import FLOATS, Array, Classifier
 
 if TYPE_CHECKING:
