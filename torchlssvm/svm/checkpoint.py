@@ -94,7 +94,7 @@ def _check(machine: IncrementalSVM, x: Tensor, host: dict[str, Any]) -> None:
     if len(set(host["ids"].tolist())) < n or not np.isin(host["sign"], (-1.0, 0.0, 1.0)).all():
         raise ValueError("the saved ids or sets are not those of samples: the state is damaged")
     margin = host["margin"]
-    if len(margin) and not (0 <= margin.min() and margin.max() < n and (host["sign"][margin] == 0).all()):
+    if len(margin) and not (margin.min() >= 0 and margin.max() < n and (host["sign"][margin] == 0).all()):
         raise ValueError("the saved margin set is not one of samples held: the state is damaged")
 
 

@@ -63,7 +63,9 @@ class KernelRows:
             self._shifted, self._squares, self._wide = shifted, squares, wide
         self.forget()
 
-    def put(self, at: Array, x: Tensor) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
+    def put(
+        self, at: Array, x: Tensor
+    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
         """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
         index = torch.from_numpy(at).to(self.device)
         self.x[index] = x

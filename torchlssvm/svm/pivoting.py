@@ -56,7 +56,9 @@ class Pivoting:
             g = a[:k] @ m.QS[:k] + rest - np.abs(s.y)
             slots = margin.slots()
             inside, inner = m.at[slots], a[slots]
-            unit = EPS * (np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0)
+            unit = EPS * (
+                np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0
+            )
             wrong = (g * side < -UNITS * unit) & taking_part
             new = np.where(wrong, np.where(spanned, -side, 0.0), side)
             new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0

@@ -206,7 +206,9 @@ class Solver:
         if not len(gone):
             rest = s.rest * factor
             late = np.flatnonzero(fresh & (start < 0))
-            rest = rest + self.rows.product(np.where(start < 0, s.u, 0.0) * (fresh & (start < 0))) if len(late) else rest
+            rest = (
+                rest + self.rows.product(np.where(start < 0, s.u, 0.0) * (fresh & (start < 0))) if len(late) else rest
+            )
         s.u[gone] = 0.0
         start[gone] = 1.0
         if not Pivoting(s, self.rows, self.margin).run(start, bound, rest):

@@ -1,48 +1,20 @@
 """Interruptions, other devices' code with data, modes of the caller, and a numba that does not work."""
 
 import copy
-import hashlib
-import importlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from torchlssvm import IncrementalSVM
-from torchlssvm.functional import loops
-from torchlssvm.kernels import RBF, Linear
-from torchlssvm.machines import svm_samples, svm_slots, svm_walk
+from torchlssvm.kernels import RBF
+from torchlssvm.svm.margin_set import MarginSet
+from torchlssvm.svm.solver import Solver
 
 
 def points(n=120, d=3):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     return x, (x[:, 0] + 0.5 * torch.randn(n, generator=generator) > 0).long()
-
-
-@pytest.mark.parametrize("kernel", [RBF(sigma=1.0), Linear()], ids=["rbf", "linear"])
-def test_on_tensors_as_on_another_device(kernel, monkeypatch):
-    """A device has no memory for NumPy: every operation works on tensors, here with data to compare."""
-    x, y = points()
-    answers = []
-    for elsewhere in (False, True):
-        if elsewhere:
-            monkeypatch.setattr(svm_samples, "_numpy", lambda t: t)
-            monkeypatch.setattr(svm_slots.Slots, "near_ready", lambda self: False)
-        svm = IncrementalSVM(kernel, C=3.0).fit(x[:60], y[:60])
-        assert isinstance(svm._engine.samples.hy, torch.Tensor) is elsewhere
-        for method in ("auto", "path", "joint", "pivot"):
-            ids = svm.add(x[60:75], y[60:75], method=method)
-            svm.remove(ids[:12], method=method)
-            assert svm.kkt_violation() < 1e-12
-        svm.add(x[75:], y[75:]).tolist()
-        for i in range(0, 40, 8):
-            svm.remove([i])
-        svm.relabel([1, 2], 1 - y[1:3]).set_C(5.0).set_C(4.0, method="path")
-        assert svm.kkt_violation() < 1e-12
-        answers.append((svm(x), svm.leave_one_out().margin))
-    for one, other in zip(*answers, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
 
 
 OPERATIONS = {
@@ -57,14 +29,16 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("place", ["_step", "_finish", "newton"])
+@pytest.mark.parametrize("place", ["walk", "enter"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_interruption_changes_nothing(name, place, monkeypatch):
     x, y = points()
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(x[:100], y[:100])
     before = (svm.ids, svm.alpha, svm.b, svm.C, svm(x))
     with monkeypatch.context() as patch:
-        real, calls = getattr(svm_walk.Walker, place), []
+        owner, calls = (Solver, []) if place == "walk" else (MarginSet, [])
+        method = "_correct" if place == "walk" else "settle"
+        real = getattr(owner, method)
 
         def interrupted(self, *args):
             calls.append(1)
@@ -73,7 +47,7 @@ def test_an_interruption_changes_nothing(name, place, monkeypatch):
                 raise KeyboardInterrupt
             return out
 
-        patch.setattr(svm_walk.Walker, place, interrupted)
+        patch.setattr(owner, method, interrupted)
         try:
             OPERATIONS[name](svm, x, y)
         except KeyboardInterrupt:
@@ -134,40 +108,3 @@ def test_a_removal_with_bad_samples_beside_it_can_be_tried_again():
     with pytest.raises(ValueError, match="labels"):
         svm.update(add=(x[:1], torch.tensor([7])), remove=gone)
     svm.remove(gone)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ModuleNotFoundError("No module named 'numba'", name="numba"),
-        ModuleNotFoundError("No module named 'llvmlite'", name="llvmlite"),
-        ImportError("Numba needs NumPy 2.3 or less"),
-        OSError("could not load shared object"),
-        AttributeError("_ARRAY_API not found"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_numba_that_does_not_work_is_none(error, monkeypatch, caplog):
-    def fail(name):
-        raise error
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    assert loops.load.__wrapped__("svm_loops") is None
-    assert bool(caplog.records) == (getattr(error, "name", "") != "numba")
-
-
-def test_a_module_of_our_own_that_is_missing_is_an_error():
-    pytest.importorskip("numba")
-    with pytest.raises(ModuleNotFoundError, match="no_such_loops"):
-        loops.load.__wrapped__("no_such_loops")
-
-
-def test_compiled_code_is_of_these_sources():
-    pytest.importorskip("numba")
-    sources = [Path(loops.__file__), *sorted(Path(loops.__file__).parent.glob("svm_*.py"))]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    assert {source.stem for source in sources} >= {*loops.PATH, "svm_tableau_loops", "svm_path", "loops"}
-    for name in (*loops.PATH, "svm_tableau_loops"):
-        functions = [f for f in vars(loops.load(name)).values() if hasattr(f, "py_func")]
-        assert functions
-        assert {f.py_func.__closure__[0].cell_contents for f in functions} == {digest}

@@ -5,20 +5,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from tests.svm_truth import exact, rbf
-from tests.test_incremental_svm import blobs
+from tests.svm.test_machine import blobs
+from tests.svm.truth import exact, rbf
 from torchlssvm import IncrementalSVM
-from torchlssvm.functional import loops, svm_path
 from torchlssvm.kernels import RBF, Linear
-
-
-@pytest.fixture(params=["compiled", "tensors"])
-def way(request, monkeypatch):
-    """Both ways of walking many paths at once."""
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(loops, "load", lambda name: None)
 
 
 def brute_force(x, y, gamma, C):
@@ -33,7 +23,6 @@ def brute_force(x, y, gamma, C):
     return torch.tensor(out, dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("C", [0.5, 10.0])
 def test_leave_one_out_is_retraining_without_each(C):
     x, y = blobs(60, d=4)
@@ -54,7 +43,6 @@ def test_leave_one_out_is_retraining_without_each(C):
     assert svm.kkt_violation() < 1e-12
 
 
-@pytest.mark.usefixtures("way")
 def test_leave_one_out_on_digits():
     x, y = load_digits(return_X_y=True)
     x, y = torch.from_numpy(x[:400] / 16), torch.from_numpy(y[:400] % 2)
@@ -68,7 +56,6 @@ def test_leave_one_out_on_digits():
         assert float(found.margin[c]) == pytest.approx(g, abs=1e-9)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["duplicates", "linear", "tiny C", "grid"])
 def test_leave_one_out_where_paths_are_degenerate(kind):
     x, y = blobs(30)
@@ -103,7 +90,12 @@ def test_gamma_is_the_squared_distance_of_equation_21():
     sign = 2.0 * y.double() - 1
     for c in range(60):
         S = torch.tensor([i for i in svm.margin.tolist() if i != c])
-        want = svm_path.distance_to_span(K[c, c], K[c, S], K[S][:, S], sign[c], sign[S])
+        # min over w of |y_c phi_c + sum_S w y phi|^2 with y_c + sum_S w y = 0
+        A = torch.zeros(len(S) + 1, len(S) + 1, dtype=torch.float64)
+        A[0, 1:] = A[1:, 0] = sign[S]
+        A[1:, 1:] = K[S][:, S] * torch.outer(sign[S], sign[S])
+        h = torch.cat([sign[c : c + 1], K[c, S] * sign[c] * sign[S]])
+        want = K[c, c] - h @ torch.linalg.solve(A, h)
         assert float(gamma[c]) == pytest.approx(float(want), abs=1e-9)
     assert bool((gamma > 0).all())
 

@@ -8,13 +8,10 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from tests.svm_truth import exact, kkt, libsvm, rbf
-from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
+from tests.svm.truth import exact, kkt, libsvm, rbf
+from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
-from torchlssvm.machines import svm_engine
-from torchlssvm.machines.svm_engine import Engine
-from torchlssvm.machines.svm_walk import Walker
-from torchlssvm.machines.threads import single_thread
+from torchlssvm.svm.solver import Solver
 
 
 def blobs(n=80, d=2, seed=0, noise=0.7):
@@ -149,6 +146,18 @@ def test_regularization_path_is_linear_between_breakpoints():
     torch.testing.assert_close(back.alpha[-1], path.alpha[0], rtol=0, atol=1e-9)
 
 
+def test_changing_the_kernel():
+    x, y = blobs()
+    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
+    start = svm.alpha
+    for sigma in (0.7, 2.0, 0.3):
+        svm.set_kernel(RBF(sigma=sigma))
+        _, _, _, (alpha, _) = truth(svm, x.numpy(), y.numpy(), 0.5 / sigma**2)
+        assert np.abs(svm.alpha.numpy() - alpha).max() < 1e-9
+    svm.set_kernel(RBF(sigma=1.0))
+    torch.testing.assert_close(svm.alpha, start, rtol=0, atol=1e-9)
+
+
 def assert_optimal_all_along(path, x, y):
     """Every breakpoint is a solution for its own C, by the definition."""
     K = np.exp(-0.5 * ((x.numpy()[:, None] - x.numpy()[None]) ** 2).sum(-1))
@@ -168,120 +177,6 @@ def test_regularization_path_from_a_margin_set_that_is_empty():
     assert bool((path.C.diff() >= 0).all())
     assert_optimal_all_along(path, x, y)
     assert_optimal_all_along(svm.regularization_path(0.01), x, y)
-
-
-def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts(monkeypatch):
-    x, y = blobs(60, d=6)
-    whole = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y).regularization_path(10.0)
-    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
-    finish, calls = Walker._finish, []
-
-    def fails_at_first(walker):
-        calls.append(walker)
-        if len(calls) < 3:
-            raise ConvergenceError("rounding")
-        finish(walker)
-
-    monkeypatch.setattr(Walker, "_finish", fails_at_first)
-    parts = svm.regularization_path(10.0)
-    assert len(calls) > 3
-    assert_optimal_all_along(parts, x, y)
-    torch.testing.assert_close(parts.alpha[-1], whole.alpha[-1], rtol=0, atol=1e-9)
-    assert bool((parts.C.diff() >= 0).all())
-
-
-def test_regularization_path_that_cannot_be_followed_at_all_changes_nothing(monkeypatch):
-    x, y = blobs(60, d=6)
-    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
-    before = svm.alpha
-
-    def fails(engine, u, watch):
-        raise ConvergenceError("rounding")
-
-    monkeypatch.setattr(Engine, "follow_bounds", fails)
-    with pytest.raises(ConvergenceError):
-        svm.regularization_path(10.0)
-    assert svm.C == 0.1
-    torch.testing.assert_close(svm.alpha, before, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "kernel", [RBF(sigma=2.0), RBF(sigma=0.1), Laplacian(sigma=2.0)], ids=["rbf", "wide", "laplacian"]
-)
-def test_samples_that_need_no_coefficient_are_learned_from_the_support_vectors(kernel, monkeypatch):
-    """As they are added, nothing moves; later, when others leave, they take their places like any sample."""
-    monkeypatch.setattr(svm_engine, "FEW", 0)
-    x, y = blobs(150, d=3, noise=0.1)
-    svm = IncrementalSVM(kernel, C=5.0)
-    known = [int(svm.add(x[i : i + 1], y[i : i + 1])) for i in range(150)]
-    assert svm.kkt_violation() < 1e-12
-    engine = copy.deepcopy(svm)._engine
-    torch.testing.assert_close(svm._engine.margin.QSn[:, 0], engine.samples.y, rtol=0, atol=0)
-    gone = svm.ids[svm.alpha > 0][::2].tolist()
-    for i in gone:
-        svm.remove([i])
-        assert svm.kkt_violation() < 1e-12
-    keep = [i for i in known if i not in gone]
-    fresh = IncrementalSVM(kernel, C=5.0).fit(x[keep], y[keep])
-    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
-
-
-def test_changing_the_kernel():
-    x, y = blobs()
-    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
-    start = svm.alpha
-    for sigma in (0.7, 2.0, 0.3):
-        svm.set_kernel(RBF(sigma=sigma))
-        _, _, _, (alpha, _) = truth(svm, x.numpy(), y.numpy(), 0.5 / sigma**2)
-        assert np.abs(svm.alpha.numpy() - alpha).max() < 1e-9
-    svm.set_kernel(RBF(sigma=1.0))
-    torch.testing.assert_close(svm.alpha, start, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("pivoting", [True, False])
-def test_straightening_the_gradient_corrects_a_changed_kernel(pivoting, monkeypatch):
-    x, y = blobs()
-    svm = IncrementalSVM(Laplacian(sigma=1.0), C=2.0).fit(x, y)
-    if not pivoting:
-        monkeypatch.setattr(svm._engine, "_pivot", lambda *args: False)
-    svm.set_kernel(Laplacian(sigma=0.5))
-    assert svm._engine.last == ("pivot" if pivoting else "solve")
-    fresh = IncrementalSVM(Laplacian(sigma=0.5), C=2.0).fit(x, y)
-    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        Linear(),
-        RBF(sigma=1.0),
-        Laplacian(sigma=1.0),
-        Polynomial(2),
-        0.5 * RBF(sigma=1.0) + Linear(),
-        lambda a, b: a @ b.T + 1.0,
-    ],
-)
-def test_every_kernel(kernel):
-    x, y = blobs()
-    svm = IncrementalSVM(kernel, C=0.5)
-    ids = svm.add(x[:40], y[:40])
-    svm.add(x[40:], y[40:])
-    svm.remove(ids[::3])
-    assert svm.kkt_violation() < 1e-11
-    fresh = IncrementalSVM(kernel, C=0.5).fit(svm._ordered(svm._engine.samples.x[: svm.n]), svm.y)
-    torch.testing.assert_close(svm(x), fresh(x), rtol=0, atol=1e-9)
-
-
-def test_deep_kernel_keeps_features():
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh())
-    images, y = torch.randn(40, 1, 4, 4), torch.arange(40) % 2
-    svm = IncrementalSVM(Deep(network, RBF(sigma=1.0)), C=1.0)
-    ids = svm.add(images, y)
-    svm.remove(ids[:5])
-    features = network(images).double().detach()
-    plain = IncrementalSVM(RBF(sigma=1.0), C=1.0).fit(features[5:], y[5:])
-    torch.testing.assert_close(svm(images), plain(features), rtol=0, atol=1e-6)
 
 
 def test_precomputed_kernel():
@@ -354,63 +249,108 @@ def test_reserve_vectors_beyond_epsilon_are_forgotten():
         small.remove(gone[:1])
 
 
-def test_kernel_rows_are_kept_within_the_cache():
-    x, y = blobs(300)
-    small = IncrementalSVM(RBF(sigma=1.0), C=2.0, cache_bytes=8 * 512 * 5)
-    none = IncrementalSVM(RBF(sigma=1.0), C=2.0, cache_bytes=0)
-    large = IncrementalSVM(RBF(sigma=1.0), C=2.0)
-    for svm in (small, none, large):
-        ids = svm.add(x[:200], y[:200])
-        for i in range(200, 300):
-            svm.add(x[i : i + 1], y[i : i + 1])
-        svm.remove(ids[::4])
-        for i in ids[1::20].tolist():
-            svm.remove([i])
-        assert svm.kkt_violation() < 1e-11
-    assert len(small._engine.samples.rows.rows) == 5
-    assert len(none._engine.samples.rows.rows) == 0
-    torch.testing.assert_close(small.alpha, large.alpha, rtol=0, atol=1e-9)
-    torch.testing.assert_close(none.alpha, large.alpha, rtol=0, atol=1e-9)
+@pytest.mark.parametrize("failures", [1, 3])
+def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts(failures, monkeypatch):
+    x, y = blobs(60, d=6)
+    whole = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y).regularization_path(10.0)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
+    real, calls = Solver.follow_bounds, []
+
+    def fails_at_first(solver, u, callback):
+        calls.append(1)
+        return len(calls) > failures and real(solver, u, callback)
+
+    monkeypatch.setattr(Solver, "follow_bounds", fails_at_first)
+    parts = svm.regularization_path(10.0)
+    assert_optimal_all_along(parts, x, y)
+    torch.testing.assert_close(parts.alpha[-1], whole.alpha[-1], rtol=0, atol=1e-9)
+    assert bool((parts.C.diff() >= 0).all())
 
 
-def test_polish_repairs_drift():
-    x, y = blobs()
-    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
-    want = svm.alpha
-    svm._engine.margin.R *= 1 + 1e-5
-    svm._engine.margin.a[1 : svm._engine.margin.top] *= 1 + 1e-6
-    svm._engine.walker.settle()
-    assert svm.kkt_violation() > 1e-8
-    svm.polish()
-    assert svm.kkt_violation() < 1e-13
-    torch.testing.assert_close(svm.alpha, want, rtol=0, atol=1e-10)
+@pytest.mark.parametrize("passed", [0, 1])
+def test_regularization_path_that_cannot_be_followed_changes_nothing(passed, monkeypatch):
+    """Not one bit, also where a part of it has been followed already."""
+    x, y = blobs(60, d=6)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
+    before = {name: value.clone() for name, value in svm.state_dict().items() if name != "R"}
+    real, calls = Solver.follow_bounds, []
+
+    def fails(solver, u, callback):
+        calls.append(1)
+        return len(calls) == 7 and passed and real(solver, u, callback)
+
+    monkeypatch.setattr(Solver, "follow_bounds", fails)
+    with pytest.raises(ConvergenceError):
+        svm.regularization_path(10.0)
+    assert svm.C == 0.1
+    after = svm.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_a_drifted_inverse_is_noticed_and_made_anew():
-    x, y = blobs()
-    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x[:60], y[:60])
-    svm._engine.margin.R *= 1 + 1e-4
-    svm.add(x[60:], y[60:], method="path")
+@pytest.mark.parametrize(
+    "kernel", [RBF(sigma=2.0), RBF(sigma=0.1), Laplacian(sigma=2.0)], ids=["rbf", "wide", "laplacian"]
+)
+def test_samples_that_need_no_coefficient_take_their_places_when_others_leave(kernel):
+    x, y = blobs(150, d=3, noise=0.1)
+    svm = IncrementalSVM(kernel, C=5.0)
+    known = [int(svm.add(x[i : i + 1], y[i : i + 1])) for i in range(150)]
     assert svm.kkt_violation() < 1e-12
+    gone = svm.ids[svm.alpha > 0][::2].tolist()
+    for i in gone:
+        svm.remove([i])
+        assert svm.kkt_violation() < 1e-12
+    keep = [i for i in known if i not in gone]
+    fresh = IncrementalSVM(kernel, C=5.0).fit(x[keep], y[keep])
+    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
 
 
-def test_threads_come_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with single_thread(True):
-            assert torch.get_num_threads() == 1
-        with pytest.raises(ZeroDivisionError), single_thread(True):
-            torch.get_num_threads() / 0
-        assert torch.get_num_threads() == 2
-        seen = []
-        x, y = blobs(30)
-        svm = IncrementalSVM(RBF(sigma=1.0), callback=lambda event: seen.append(torch.get_num_threads()))
-        svm.add(x, y, method="path")
-        assert set(seen) == {1}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("cache_bytes", [0, 8 * 512 * 5, 2**26])
+def test_the_answer_does_not_depend_on_the_cache(cache_bytes):
+    x, y = blobs(300)
+    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0, cache_bytes=cache_bytes)
+    ids = svm.add(x[:200], y[:200])
+    for i in range(200, 300):
+        svm.add(x[i : i + 1], y[i : i + 1])
+    svm.remove(ids[::4])
+    for i in ids[1::20].tolist():
+        svm.remove([i])
+    assert svm.kkt_violation() < 1e-11
+    fresh = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x[svm.ids], y[svm.ids])
+    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Linear(),
+        RBF(sigma=1.0),
+        Laplacian(sigma=1.0),
+        Polynomial(2),
+        0.5 * RBF(sigma=1.0) + Linear(),
+        lambda a, b: a @ b.T + 1.0,
+    ],
+)
+def test_every_kernel(kernel):
+    x, y = blobs()
+    svm = IncrementalSVM(kernel, C=0.5)
+    ids = svm.add(x[:40], y[:40])
+    svm.add(x[40:], y[40:])
+    svm.remove(ids[::3])
+    assert svm.kkt_violation() < 1e-11
+    fresh = IncrementalSVM(kernel, C=0.5).fit(x[svm.ids], svm.y)
+    torch.testing.assert_close(svm(x), fresh(x), rtol=0, atol=1e-9)
+
+
+def test_deep_kernel_keeps_features():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh())
+    images, y = torch.randn(40, 1, 4, 4), torch.arange(40) % 2
+    svm = IncrementalSVM(Deep(network, RBF(sigma=1.0)), C=1.0)
+    ids = svm.add(images, y)
+    svm.remove(ids[:5])
+    features = network(images).double().detach()
+    plain = IncrementalSVM(RBF(sigma=1.0), C=1.0).fit(features[5:], y[5:])
+    torch.testing.assert_close(svm(images), plain(features), rtol=0, atol=1e-6)
 
 
 def test_checkpoints_resize_and_go_on():

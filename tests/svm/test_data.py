@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.svm_truth import exact, kkt, libsvm, rbf
+from tests.svm.truth import exact, kkt, libsvm, rbf
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
 
