@@ -1,12 +1,13 @@
 """Many samples at once, when some are copies of others or lie in their span: against libsvm and the conditions themselves."""
 
 import numpy as np
+import pytest
 import torch
 from sklearn.svm import SVC
 
 from tests.svm.truth import kkt, rbf
 from torchlssvm import IncrementalSVM
-from torchlssvm.kernels import RBF
+from torchlssvm.kernels import RBF, Linear
 
 GAMMA = 0.4
 

@@ -232,6 +232,7 @@ def test_tiny_C_with_nearly_every_coefficient_at_its_bound(C):
     assert svm.events < 1000
 
 
+@pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 @pytest.mark.parametrize("d", [2, 4])
 @pytest.mark.parametrize("C", [0.1, 10.0])
 def test_a_kernel_beyond_double_precision_is_an_error_or_solved(d, C):
@@ -248,6 +249,7 @@ def test_a_kernel_beyond_double_precision_is_an_error_or_solved(d, C):
     assert found < 1000 * found.bound
 
 
+@pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 def test_an_update_that_cannot_be_certified_changes_nothing(monkeypatch):
     """Also where the margin vectors held are themselves dependent to rounding, so that their inverse cannot be made again."""
     rng = np.random.RandomState(0)

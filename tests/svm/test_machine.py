@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from tests.svm.truth import exact, kkt, libsvm, rbf
-from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError
+from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
 from torchlssvm.svm.solver import Solver
 

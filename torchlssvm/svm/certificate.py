@@ -38,8 +38,12 @@ def certify(samples: Samples, rows: KernelRows, margin: MarginSet) -> Certificat
     wrong = np.flatnonzero(~(off <= UNITS * EPS * (np.abs(s.g + 1.0 - s.y * b) + (abs(b) + 1.0))))
     if len(wrong):
         wrong = wrong[~(off[wrong] <= UNITS * EPS * (rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
-    balanced = bool(abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum())
-    return Certificate(wrong, balanced, max(0.0, float(off.max(initial=0.0))))
+    return Certificate(wrong, balance_holds(s), max(0.0, float(off.max(initial=0.0))))
+
+
+def balance_holds(samples: Samples) -> bool:
+    """Whether sum y alpha = 0 to rounding."""
+    return bool(abs(samples.y @ samples.alpha) <= UNITS * EPS * samples.alpha.sum())
 
 
 def rounding_bound(samples: Samples, rows: KernelRows, margin: MarginSet) -> float:

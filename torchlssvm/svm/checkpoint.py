@@ -23,6 +23,12 @@ in any order. R is written for that version; it is not read."""
 
 def save(machine: IncrementalSVM) -> dict[str, Tensor]:
     """The state as tensors on the machine's device."""
+    state = parts(machine)
+    return {k: v if isinstance(v, Tensor) else torch.from_numpy(v).to(machine.device) for k, v in state.items()}
+
+
+def parts(machine: IncrementalSVM) -> dict[str, Any]:
+    """The state as arrays on the host, but for x, a tensor."""
     solver = machine._solver
     s, margin = solver.samples, solver.margin
     order = s.order()
@@ -37,18 +43,17 @@ def save(machine: IncrementalSVM) -> dict[str, Tensor]:
     host |= {"sign": s.side[order], "slack": slack[order], "ids": s.ids[order], "margin": place[margin.m.at[slots]]}
     host |= {"R": margin.m.R[np.ix_(used, used)], "C": np.array(machine._C), "numbers": np.array(numbers, dtype=float)}
     host["dropped"] = np.array(sorted(machine._dropped), dtype=np.int64)
-    state = {name: torch.from_numpy(np.ascontiguousarray(value)).to(machine.device) for name, value in host.items()}
     x = solver.rows.x[index]
-    state["x"] = x[:, index] if machine.kernel is None else x
-    return state
+    host["x"] = x[:, index] if machine.kernel is None else x
+    return host
 
 
-def load(machine: IncrementalSVM, state: dict[str, Tensor], device: torch.device) -> None:
-    """Take over a saved state, whole; ValueError, and nothing changed, if it is not one."""
-    if checks.is_fake(*state.values()):
+def load(machine: IncrementalSVM, state: dict[str, Any], device: torch.device) -> None:
+    """Take over a state of :func:`save` or :func:`parts`, whole; ValueError, and nothing changed, if it is not one."""
+    if checks.is_fake(state["x"]):
         _load_fake(machine, state, device)
         return
-    host = {name: value.detach().cpu().numpy() for name, value in state.items() if name != "x"}
+    host = {k: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for k, v in state.items() if k != "x"}
     _check(machine, state["x"], host)
     b, next_id, inexact, _, events = host["numbers"].tolist()
     before = machine.__dict__.copy()
@@ -98,7 +103,7 @@ def _check(machine: IncrementalSVM, x: Tensor, host: dict[str, Any]) -> None:
         raise ValueError("the saved margin set is not one of samples held: the state is damaged")
 
 
-def _load_fake(machine: IncrementalSVM, state: dict[str, Tensor], device: torch.device) -> None:
+def _load_fake(machine: IncrementalSVM, state: dict[str, Any], device: torch.device) -> None:
     """A state with no data in it: rows of its shape on the device."""
     machine._start(device)
     solver, x = machine._solver, state["x"]

@@ -179,16 +179,13 @@ class IncrementalSVM(nn.Module):
 
     @property
     def b_interval(self) -> tuple[float, float]:
-        """The values that b can have: one, but for an empty margin set; b is then somewhere in between."""
-        s = self._solver.samples
+        """The values that b can have: one, but for an empty margin set; b is then the middle, or the finite end."""
         if len(self._solver.margin):
             return self.b, self.b
         if not self.n:
             return -math.inf, math.inf
-        # g_i + y_i t must stay on its side: t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
-        pull = s.y * s.side
-        low, high = -(s.y * s.g)[pull > 0], -(s.y * s.g)[pull < 0]
-        return self.b + float(low.max(initial=-math.inf)), self.b + float(high.min(initial=math.inf))
+        low, high = self._solver.b_interval()
+        return self.b + low, self.b + high
 
     @property
     def margin(self) -> Tensor:
@@ -373,13 +370,12 @@ class IncrementalSVM(nn.Module):
         start, end = self._C, _bounds(C)
         seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
         if self.n:
-            before, events = self._solver.snapshot(), self.events
+            before = self._solver.snapshot()
             try:
                 self._follow(start, end, seen, HALVINGS)
             except BaseException:
                 self._C = start
                 self._solver.restore(before)
-                self._solver.path.events = events
                 raise
         self._C, self._support = end, None
         along, alpha, b = zip(*seen, strict=True)
@@ -600,8 +596,9 @@ class IncrementalSVM(nn.Module):
             if self.kernel is None:
                 held = torch.from_numpy(s.order()).to(self.device)
                 x = self._in_positions(torch.cat([x[:, held], x[:, index]], 1), self.n)
-        solver.change(x, [-2 - i for i in ids], y, weight, _upper(y, weight, self._C), at, method)
-        s.rename(np.array([s.where[-2 - i] for i in ids]), ids)
+        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
+        solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
+        s.rename(np.array([s.where[i] for i in new]), ids)
         self._forget_far()
         self._support = None
 
@@ -701,7 +698,7 @@ class IncrementalSVM(nn.Module):
         from torchlssvm.svm import checkpoint
 
         state = self.__dict__.copy()
-        state["_solver"] = checkpoint.save(self)
+        state["_solver"] = checkpoint.parts(self)
         state["_support"] = None
         return state
 
@@ -722,7 +719,7 @@ class IncrementalSVM(nn.Module):
         device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
         if device != self.device:
             trajectory = self.trajectory
-            checkpoint.load(self, checkpoint.save(self), device)
+            checkpoint.load(self, checkpoint.parts(self), device)
             self.trajectory = trajectory
         return self
 

@@ -23,6 +23,7 @@ class Snapshot(NamedTuple):
     margin: Array  # (s,) positions
     a: Array  # (s,) their coefficients
     b: float
+    events: int
 
 
 class Samples:

@@ -14,14 +14,14 @@ from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm.active_set import ActiveSet
-from torchlssvm.svm.certificate import Certificate, certify, rounding_bound
+from torchlssvm.svm.certificate import Certificate, balance_holds, certify, rounding_bound
 from torchlssvm.svm.interior_point import centred, interior_point
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
 from torchlssvm.svm.samples import Array, Samples, Snapshot
-from torchlssvm.svm.steps import EPS
+from torchlssvm.svm.steps import ENDLESS, EPS
 from torchlssvm.svm.warm_start import balanced, near_optimum
 
 WALKED = 32
@@ -36,6 +36,8 @@ UNDETERMINED = 1e-3
 """A unit of rounding of g above this: alpha is not determined in float64."""
 REFRESHED = 64
 """Changes of E, beside as many as it has members, after which ``rest`` is computed from the kernel again."""
+AT_BOUND = 1e-13
+"""A coefficient this near to a bound, as a share of u, is there if all others are."""
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
@@ -90,7 +92,7 @@ class Solver:
 
     def _learn(self, new: Array, gone: Array, method: str) -> None:
         """Few samples walk; many are pivoted; a multitude is solved anew from a warm start."""
-        s, margin = self.samples, self.margin
+        s = self.samples
         left = s.y.copy()
         left[gone] = 0.0
         if not ((left > 0).any() and (left < 0).any()):
@@ -108,6 +110,8 @@ class Solver:
         if not len(wrong) and not len(support):
             self.last = "path"
             self._withdraw(gone)
+            if not len(self.margin):
+                self._centre_b()
             return
         many = len(wrong) >= WALKED or len(support) > s.n // 4
         if method == "pivot" or (method == "auto" and many):
@@ -305,7 +309,42 @@ class Solver:
             else:
                 m.a[:] = np.clip(m.a, m.lower, m.upper)
             margin.settle()
+            self._let_b_go()
         self.path.refresh()
+        if not len(margin):
+            self._centre_b()
+
+    def _let_b_go(self) -> None:
+        """Empty S if every margin vector is at a bound, to rounding: then nothing on the margin holds b."""
+        s, margin = self.samples, self.margin
+        slots = margin.slots()
+        a, u = margin.m.a[slots], margin.m.upper[slots]
+        bound = np.where(a > 0.5 * u, u, 0.0)
+        if bool((np.abs(a - bound) > AT_BOUND * u).any()):
+            return
+        at = margin.m.at[slots].copy()
+        s.alpha[at] = bound
+        if not balance_holds(s):
+            s.alpha[at] = a
+            return
+        s.rest += bound @ margin.m.QS[slots]
+        s.side[at] = np.where(bound > 0, -1.0, 1.0)
+        margin.clear(b=margin.b)
+
+    def _centre_b(self) -> None:
+        """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
+        low, high = self.b_interval()
+        shift = 0.5 * (low + high) if low > -ENDLESS and high < ENDLESS else low if low > -ENDLESS else high
+        if np.isfinite(shift):
+            self.margin.m.a[0] += shift
+            self.samples.g += self.samples.y * shift
+
+    def b_interval(self) -> tuple[float, float]:
+        """How far b can move down and up while every sample stays on its side; for an empty margin set."""
+        s = self.samples
+        # t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
+        pull, at = s.y * s.side, -(s.y * s.g)
+        return float(at[pull > 0].max(initial=-ENDLESS)), float(at[pull < 0].min(initial=ENDLESS))
 
     def _fresh(self) -> None:
         """rest from the kernel."""
@@ -467,7 +506,7 @@ class Solver:
         """The state, to come back to."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
-        return Snapshot(s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b)
+        return Snapshot(s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
 
     def restore(self, before: Snapshot) -> None:
         """The state as it was, bit for bit; R is made anew."""
@@ -482,6 +521,7 @@ class Solver:
         s.vectors[:, :n] = before.vectors
         rows = self.rows.block(before.margin) if len(before.margin) else np.zeros((0, s.capacity))
         self.margin.hold(before.margin, before.a, before.b, rows)
+        self.path.events = before.events
 
 
 class _Lost(Exception):
