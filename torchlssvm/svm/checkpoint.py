@@ -41,7 +41,7 @@ def parts(machine: IncrementalSVM) -> dict[str, Any]:
     numbers = [margin.b, solver.next_id, machine.inexact, machine.kernel is None, solver.path.events]
     host: dict[str, Any] = {name: getattr(s, name)[order] for name in ("y", "weight", "u", "alpha")}
     host |= {"sign": s.side[order], "slack": slack[order], "ids": s.ids[order], "margin": place[margin.m.at[slots]]}
-    host |= {"R": margin.m.R[np.ix_(used, used)], "C": np.array(machine._C), "numbers": np.array(numbers, dtype=float)}
+    host |= {"R": margin.R[np.ix_(used, used)], "C": np.array(machine._C), "numbers": np.array(numbers, dtype=float)}
     host["dropped"] = np.array(sorted(machine._dropped), dtype=np.int64)
     x = solver.rows.x[index]
     host["x"] = x[:, index] if machine.kernel is None else x

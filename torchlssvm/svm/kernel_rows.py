@@ -28,22 +28,31 @@ class RowCache(NamedTuple):
     rows: Array  # (k, capacity)
     row_of: Array  # (capacity,) int64, the row of each position, or -1
     held: Array  # (k,) int64, the position of each row, or -1
-    clock: Array  # (1,) int64, the row that is overwritten next
+    clock: Array  # (2,) int64, the row that is overwritten next, and where the rows in use end
 
 
 class KernelRows:
-    """The samples' rows x on their device, or their Gram matrix, and rows of Q computed from them."""
+    """The samples' rows x on their device, or their Gram matrix, and rows of Q computed from them.
+
+    RBF on the host is computed here, for speed and to all digits: from x shifted by a centre, so that a common offset costs
+    none, by the expanded square, and by differences for samples that are wide.
+    """
 
     def __init__(self, samples: Samples, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.samples, self.kernel, self.device, self.cache_bytes = samples, kernel, device, cache_bytes
         self.x = self._new(0, 0)  # (capacity, J), or (capacity, capacity) Gram matrix if there is no kernel
-        self._centre: Tensor | None = None
-        self._shifted, self._squares = self._new(0, 0), self._new(0)  # RBF: x - centre, and its squared length
-        self._wide = np.zeros(0, dtype=bool)
+        self._start_rbf()
         self.forget()
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def _start_rbf(self) -> None:
+        n, J = self.x.shape
+        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not checks.is_fake(self.x)
+        self._centre, self._any_wide = None, False
+        if self._rbf:
+            self._shifted, self._squares, self._wide = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
 
     # -- samples that come and go --------------------------------------------------------------------------------------
 
@@ -53,21 +62,21 @@ class KernelRows:
         if len(self.x) == n and (self.kernel is None or self.x.shape[1] == J):
             return
         old, self.x = self.x, self._new(n, n if self.kernel is None else J)
-        same = self.kernel is None or old.shape[1] == J  # else nothing was held
-        if same:
-            self.x[: len(old), : old.shape[1]] = old
-        if type(self.kernel) is RBF:
-            shifted, squares, wide = self._new(n, J), self._new(n), np.zeros(n, dtype=bool)
-            if same:
-                shifted[: len(old)], squares[: len(old)], wide[: len(old)] = self._shifted, self._squares, self._wide
-            self._shifted, self._squares, self._wide = shifted, squares, wide
         self.forget()
+        if self.kernel is not None and old.shape[1] != J:  # nothing was held
+            self._start_rbf()
+            return
+        k = len(old)
+        self.x[:k, : old.shape[1]] = old
+        if self._rbf:
+            shifted, squares, wide, centre = self._shifted, self._squares, self._wide, self._centre
+            self._start_rbf()
+            self._shifted[:k], self._squares[:k], self._wide[:k], self._centre = shifted, squares, wide, centre
+            self._any_wide = bool(wide.any())
 
-    def put(
-        self, at: Array, x: Tensor
-    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
+    def put(self, at: Array, x: Tensor) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
         """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
-        index = torch.from_numpy(at).to(self.device)
+        index = torch.from_numpy(at) if self._rbf else torch.from_numpy(at).to(self.device)
         self.x[index] = x
         if self.kernel is None:
             self.x[:, index] = x.T
@@ -75,18 +84,17 @@ class KernelRows:
 
     def _measure(self, at: Array, index: Tensor) -> None:
         s = self.samples
-        if type(self.kernel) is RBF:
+        if self._rbf and isinstance(self.kernel, RBF):
+            x = self.x.numpy()[at]
             if self._centre is None or s.n == len(at):
-                self._centre = self.x[index].mean(0)
-            shifted = self.x[index] - self._centre
-            squares = shifted.square().sum(1)
-            self._shifted[index], self._squares[index] = shifted, squares
-            if not checks.is_fake(squares):
-                self._wide[at] = (squares * self.kernel.gamma > WIDE).cpu().numpy()
-        if checks.is_fake(self.x):
+                self._centre = x.mean(0)
+            x -= self._centre
+            squares = (x * x).sum(1)
+            self._shifted[at], self._squares[at], s.root[at] = x, squares, 1.0
+            self._wide[at] = squares * self.kernel.gamma > WIDE
+            self._any_wide = self._any_wide or bool(self._wide[at].any())
             return
-        if type(self.kernel) is RBF:
-            s.root[at] = 1.0
+        if checks.is_fake(self.x):
             return
         if self.kernel is None:
             own = self.x[index, index]
@@ -98,8 +106,9 @@ class KernelRows:
 
     def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Give cached rows their entries for new samples, whose rows these are."""
-        kept = self.cache.held >= 0
-        self.cache.rows[np.ix_(kept, at)] = Q[:, self.cache.held[kept]].T
+        cache = self.cache
+        high = int(cache.clock[1])
+        cache.rows[:high, at] = Q[:, cache.held[:high]].T  # of rows that hold nothing any more, it does not matter which
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of these samples."""
@@ -107,10 +116,10 @@ class KernelRows:
         self.x[index] = 0.0
         if self.kernel is None:
             self.x[:, index] = 0.0
-        if type(self.kernel) is RBF:
-            self._shifted[index], self._squares[index], self._wide[at] = 0.0, 0.0, False
+        if self._rbf:
+            self._shifted[at], self._squares[at], self._wide[at] = 0.0, 0.0, False
         cache = self.cache
-        cache.rows[:, at] = 0.0
+        cache.rows[: int(cache.clock[1]), at] = 0.0
         rows = cache.row_of[at]
         rows = rows[rows >= 0]
         cache.rows[rows], cache.held[rows], cache.row_of[at] = 0.0, -1, -1
@@ -120,8 +129,7 @@ class KernelRows:
         self.kernel = kernel
         if x is not None:
             self.x = x
-        n, J = self.x.shape
-        self._shifted, self._squares, self._wide = self._new(n, J), self._new(n), np.zeros(n, dtype=bool)
+        self._start_rbf()
         self.forget()
         at = np.flatnonzero(self.samples.ids >= 0)
         if len(at):
@@ -132,7 +140,7 @@ class KernelRows:
         n = self.samples.capacity
         k = max(LEAST_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
         empty = np.full(k, -1, dtype=np.int64)
-        self.cache = RowCache(np.zeros((k, n)), np.full(n, -1, dtype=np.int64), empty, np.zeros(1, dtype=np.int64))
+        self.cache = RowCache(np.zeros((k, n)), np.full(n, -1, dtype=np.int64), empty, np.zeros(2, dtype=np.int64))
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -160,27 +168,33 @@ class KernelRows:
         return Q
 
     def _values(self, at: Array, columns: Array | None) -> Array:
+        if self._rbf:
+            return self._gaussian(at, columns)
         index = torch.from_numpy(at).to(self.device)
         every = slice(None) if columns is None else torch.from_numpy(columns).to(self.device)
-        if type(self.kernel) is RBF:
-            K = self._gaussian(self.kernel.gamma, index, every, at, columns)
-        elif self.kernel is None:
-            K = self.x[index][:, every] if columns is not None else self.x[index]
-        else:
-            K = self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64)
-        return K.cpu().numpy()
+        if self.kernel is None:
+            return self.x[index][:, every].cpu().numpy()
+        return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
 
-    def _gaussian(self, gamma: float, index: Tensor, every: Any, at: Array, columns: Array | None) -> Tensor:
-        """exp(-gamma |x - z|^2) by the expanded square, where either sample is wide by differences."""
-        p, q, own, other = self._shifted[index], self._shifted[every], self._squares[index], self._squares[every]
-        K = torch.mv(q, p[0])[None] if len(at) == 1 else p @ q.T
-        K.mul_(2.0 * gamma).sub_(other * gamma).sub_((own * gamma)[:, None]).clamp_(max=0.0).exp_()
-        if self._wide.any():
-            rows, wide = self._wide[at], self._wide if columns is None else self._wide[columns]
-            for k in np.flatnonzero(rows).tolist():
-                K[k] = (q - p[k]).square_().sum(1).mul_(-gamma).exp_()
+    def _gaussian(self, at: Array, columns: Array | None) -> Array:
+        """exp(-gamma |x - z|^2)."""
+        assert isinstance(self.kernel, RBF)
+        gamma, p, own = self.kernel.gamma, self._shifted[at], self._squares[at]
+        q, other, wide = self._shifted, self._squares, self._wide
+        if columns is not None:
+            q, other, wide = q[columns], other[columns], wide[columns]
+        K = (q @ p[0])[None] if len(at) == 1 else p @ q.T
+        K *= 2.0
+        K -= other
+        K -= own[:, None]
+        np.minimum(K, 0.0, out=K)
+        K *= gamma
+        np.exp(K, out=K)
+        if self._any_wide:
+            for k in np.flatnonzero(self._wide[at]).tolist():
+                K[k] = np.exp(-gamma * ((q - p[k]) ** 2).sum(1))
             for k in np.flatnonzero(wide).tolist():
-                K[:, k] = (p - q[k]).square_().sum(1).mul_(-gamma).exp_()
+                K[:, k] = np.exp(-gamma * ((p - q[k]) ** 2).sum(1))
         return K
 
     def _finite(self, values: Array) -> Array:

@@ -106,9 +106,10 @@ def squared_distances(solver: Solver) -> Array:  # -> (capacity,)
     if not len(solver.margin):
         return np.full(s.capacity, ENDLESS)  # alpha cannot move: nothing balances it
     H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
-    gamma = s.root**2 - ((m.R @ H) * H).sum(0)
+    R = solver.margin.R
+    gamma = s.root**2 - ((R @ H) * H).sum(0)
     slots = solver.margin.slots()
-    own = m.R[slots, slots]
+    own = R[slots, slots]
     gamma[m.at[slots]] = 1.0 / np.where(own > 0, own, np.nan) if len(slots) > 1 else ENDLESS
     return np.maximum(gamma, 0.0)
 
@@ -130,7 +131,7 @@ class Tableau:
         m, slots = solver.margin.m, solver.margin.slots()
         used = np.concatenate([[0], slots])
         self.m = len(used)
-        self.R, self.QS = m.R[np.ix_(used, used)], m.QS[used]
+        self.R, self.QS = solver.margin.R[np.ix_(used, used)], m.QS[used]
         self.seen = m.at[slots]  # (N - 1,) position of index 1..
         self.index = np.full(s.capacity, -1, dtype=np.int64)  # of each position
         self.index[self.seen] = np.arange(1, self.m)

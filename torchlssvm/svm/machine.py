@@ -28,9 +28,9 @@ class Batch(NamedTuple):
     """Checked samples."""
 
     x: Tensor  # (B, J) prepared rows, or (B, capacity) kernel values in the order of positions
-    y: Any  # (B,) array of -1, +1
-    weight: Any  # (B,) array
-    u: Any  # (B,) array
+    y: Any  # (B,) array of -1, +1, or a number for a single one
+    weight: Any  # (B,) array, or a number
+    u: Any  # (B,) array, or a number
 
 
 class Step(NamedTuple):
@@ -297,8 +297,8 @@ class IncrementalSVM(nn.Module):
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
-            batch = self._check(*add)
-            new = list(range(self._solver.next_id, self._solver.next_id + len(batch.y)))
+            batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
         wanted = self._known(remove)
         if new or wanted:
             self._change(batch, new, self._positions(wanted), method)
@@ -530,6 +530,21 @@ class IncrementalSVM(nn.Module):
             rows = self._in_positions(rows, held)
         return Batch(rows, labels, w, _upper(labels, w, self._C))
 
+    def _one(self, x: Any, y: Any) -> Batch | None:
+        """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
+        if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
+            return None
+        if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
+            return None
+        if x.shape != (1, self._solver.rows.x.shape[1]) or y.shape != (1,) or x.layout is not torch.strided:
+            return None
+        if self.device.type != "cpu" or y.device.type != "cpu":
+            return None
+        x, label = x.detach(), int(y)
+        if label not in (0, 1) or not math.isfinite(float(x.sum())):
+            return None
+        return Batch(x, 2.0 * label - 1.0, 1.0, self._C[label])
+
     def _labels(self, y: Any, count: int) -> Any:
         """Labels 0 or 1 as an array of -1, +1."""
         y = checks.as_tensor(y, "y", self.device)
@@ -557,9 +572,8 @@ class IncrementalSVM(nn.Module):
             raise ValueError(
                 "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
             )
-        order, free = (s.order(), np.flatnonzero(s.ids < 0)) if held else (np.zeros(0, dtype=np.int64), np.zeros(0))
-        late = np.arange(s.capacity if held else 0, (s.capacity if held else 0) + B)
-        at = np.concatenate([free, late])[:B].astype(np.int64)
+        order = s.order() if held else np.zeros(0, dtype=np.int64)
+        at = s.next_free(B) if held else np.arange(B)
         out = K.new_zeros(B, max(int(at.max()) + 1, s.capacity if held else 0))
         out[:, torch.from_numpy(order).to(self.device)] = K[:, :held]
         out[:, torch.from_numpy(at).to(self.device)] = (new + new.T) * 0.5

@@ -54,19 +54,21 @@ class MarginSet:
     def _allocate(self, slots: int, old: Margin | None) -> None:
         n, k = self.samples.capacity, 0 if old is None else len(old.a)
         square = [np.zeros((slots, slots)) for _ in range(2)]
+        V, f, pending = np.zeros((steps.PENDING, slots)), np.zeros(steps.PENDING), np.zeros(1, dtype=np.int64)
         QS, at, used, a = np.zeros((slots, n)), np.zeros(slots, dtype=np.int64), np.zeros(slots), np.zeros(slots)
         lower, upper = np.full(slots, -ENDLESS), np.full(slots, ENDLESS)
         used[0] = 1.0
         W = QS
         if old is not None:
-            for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[4:]), strict=True):
+            steps.flush(old)
+            for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[7:]), strict=True):
                 new[tuple(slice(0, d) for d in part.shape)] = part
             QS[:k, : old.QS.shape[1]] = old.QS
             if self.watching and old.W is not old.QS:
                 W = np.zeros((slots, old.W.shape[1]))
                 W[:k] = old.W
         QS[0] = self.samples.y
-        self.m = Margin(square[0], square[1], QS, W, at, used, a, lower, upper)
+        self.m = Margin(square[0], V, f, pending, square[1], QS, W, at, used, a, lower, upper)
 
     def grow(self) -> None:
         """More slots."""
@@ -86,6 +88,12 @@ class MarginSet:
     def b(self) -> float:
         """The offset of f."""
         return float(self.m.a[0])
+
+    @property
+    def R(self) -> Array:  # (slots, slots)
+        """The inverse of A, no event pending."""
+        steps.flush(self.m)
+        return self.m.R
 
     def slots(self) -> Array:  # -> (s,) int64
         """The slots in use, without b's."""
@@ -200,7 +208,7 @@ class MarginSet:
         if alpha:
             s.rest += alpha * m.QS[slot]
         s.alpha[i], s.side[i] = alpha, side
-        if len(self) == 1 or m.R[slot, slot] > 0:
+        if len(self) == 1 or self.R[slot, slot] > 0:
             steps.leave(m, self.top, slot)
             self._trim()
             return np.zeros(0, dtype=np.int64)
@@ -226,6 +234,7 @@ class MarginSet:
         Returns the positions, of ``into`` if possible, that lie in the span of the others: they are no margin vectors.
         """
         self.watching = 0
+        steps.flush(self.m)
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into)
         update = update and self.residual() <= STALE
@@ -288,7 +297,7 @@ class MarginSet:
 
     def _vacate(self, slots: Array) -> None:
         m = self.m
-        for array in (m.R, m.A):
+        for array in (self.R, m.A):
             array[slots] = 0.0
             array[:, slots] = 0.0
         m.QS[slots] = 0.0
@@ -304,6 +313,7 @@ class MarginSet:
         """R from A anew. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
         m = self.m
         m.R[:] = 0.0
+        m.pending[0] = 0
         slots = self.slots()
         if not len(slots):
             return slots
@@ -329,15 +339,14 @@ class MarginSet:
         """The relative residual of R for one right-hand side."""
         m = self.m
         h = m.A.sum(1)
-        return float(np.abs(m.A @ (m.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
+        return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
         """delta with A delta = -r, refined; from A itself, backward stable, where R is of no use."""
-        m = self.m
-        delta = -(m.R @ r)
+        m, R = self.m, self.R
+        delta = -(R @ r)
         for _ in range(2):
-            left = m.A @ delta + r
-            delta -= m.R @ left
+            delta -= R @ (m.A @ delta + r)
         size = np.abs(m.A) @ np.abs(delta) + np.abs(r)
         left = np.abs(m.A @ delta + r)
         if bool((left <= 1e-10 * size).all()):

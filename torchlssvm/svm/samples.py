@@ -45,6 +45,7 @@ class Samples:
         self.n = 0
         self.ids = np.full(0, -1, dtype=np.int64)
         self.where: dict[int, int] = {}  # id -> position
+        self._free: list[int] = []  # free positions, the lowest last
         self._set(np.zeros((len(VECTORS), 0)))
 
     def _set(self, vectors: Array) -> None:
@@ -61,18 +62,19 @@ class Samples:
         """Make room for so many more samples; True if the vectors became longer."""
         if self.n + count <= self.capacity:
             return False
-        longer = 16 + self.n + count + (self.n + count) // 5
+        longer = 16 + self.n + count + (self.n + count) // 8
         vectors = np.zeros((len(VECTORS), longer))
         vectors[:, : self.capacity] = self.vectors
         ids = np.full(longer, -1, dtype=np.int64)
         ids[: self.capacity] = self.ids
+        self._free = [*range(longer - 1, self.capacity - 1, -1), *self._free]
         self.ids = ids
         self._set(vectors)
         return True
 
     def place(self, ids: Sequence[int], y: Array, weight: Array, u: Array) -> Array:  # (B,) each -> (B,) int64
         """Give each new sample a free position; alpha is 0. There must be room."""
-        at = np.flatnonzero(self.ids < 0)[: len(ids)]
+        at = np.array([self._free.pop() for _ in ids], dtype=np.int64)
         self.ids[at] = ids
         self.where.update(zip(ids, at.tolist(), strict=True))
         self.y[at], self.weight[at], self.u[at], self.side[at] = y, weight, u, 1.0
@@ -85,7 +87,13 @@ class Samples:
             del self.where[i]
         self.vectors[:, at] = 0.0
         self.ids[at] = -1
+        self._free += at[::-1].tolist()
         self.n -= len(at)
+
+    def next_free(self, count: int) -> Array:  # -> (count,) int64
+        """The positions that so many new samples will get."""
+        late = np.arange(self.capacity, self.capacity + max(0, count - len(self._free)))
+        return np.concatenate([np.array(self._free[::-1][:count], dtype=np.int64), late])
 
     def order(self) -> Array:  # -> (n,) int64
         """Positions in the order of ids."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
+from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import ActiveSet
 from torchlssvm.svm.certificate import Certificate, balance_holds, certify, rounding_bound
 from torchlssvm.svm.interior_point import centred, interior_point
@@ -59,21 +60,42 @@ class Solver:
         self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, gone: Array, method: str = "auto"
     ) -> None:
         """Add samples x (B, J), or (B, capacity) if precomputed, under these ids, and remove those in positions ``gone``."""
-        s = self.samples
-        with self._all_or_nothing():
-            new = NOTHING
-            if x is not None and len(ids):
-                if s.grow(len(ids)):
-                    self.margin.fit_capacity()
-                new = s.place(ids, y, weight, u)
-                self.rows.fit_capacity(x.shape[1])
-                if self.rows.kernel is None:
-                    x = torch.cat([x, x.new_zeros(len(x), s.capacity - x.shape[1])], 1)
-                self.rows.put(new, x)
-            if not checks.is_fake(self.rows.x):
+        new, wrong = NOTHING, NOTHING
+        if x is not None and len(ids):
+            new = self._place(x, ids, y, weight, u)
+        if checks.is_fake(self.rows.x):
+            pass
+        elif len(new) == 1 and not len(gone) and len(self.margin):
+            try:
+                wrong = self._arrive(new)
+            except BaseException:
+                self.forget(new)
+                raise
+            self.last = "path"
+            if len(wrong):
+                with self._all_or_nothing(new):
+                    self._finish(self._walk(wrong, NOTHING))
+        else:
+            with self._all_or_nothing(new):
                 self._learn(new, gone, method)
         if len(gone):
             self.forget(gone)
+
+    def _place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
+        """Positions for new samples, with their rows and labels."""
+        s = self.samples
+        if s.grow(len(ids)):
+            self.margin.fit_capacity()
+        new = s.place(ids, y, weight, u)
+        try:
+            self.rows.fit_capacity(x.shape[1])
+            if self.rows.kernel is None:
+                x = torch.cat([x, x.new_zeros(len(x), s.capacity - x.shape[1])], 1)
+            self.rows.put(new, x)
+        except BaseException:
+            s.drop(new)
+            raise
+        return new
 
     def unlearn(self, gone: Array) -> None:  # (k,)
         """Solve without these samples, which keep their positions; nothing is put back if that fails."""
@@ -302,7 +324,7 @@ class Solver:
             margin.settle()
             r[0] = float(s.y @ s.alpha)
             if np.abs(r).max() > 0:
-                a = m.a - m.R @ r
+                a = m.a - steps.times_R(m, margin.top, r)
                 within = np.clip(a, m.lower, m.upper)
                 if bool((np.abs(a - within)[1:] <= 1e-9 * m.upper[1:]).all()):
                     m.a[:] = within
@@ -488,8 +510,10 @@ class Solver:
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _all_or_nothing(self, new: Array = NOTHING) -> Iterator[None]:  # (B,)
+        """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
+        before.vectors[:, new], before.ids[new] = 0.0, -1
         try:
             yield
         except _Lost:

@@ -8,7 +8,8 @@ a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficie
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1], beta_i for a unit of alpha_i alone                      (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                          (14)
 
-A free slot is zero in R, A, QS, a and ``used``. All compiled functions are in this file: a compiled function contains those that
+R is kept as R + V^T diag(f) V, with a row of V for each event since the last time that these were added to R: sixteen products
+of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled functions are in this file: a compiled function contains those that
 it calls, and numba looks at the time of one file only.
 """
 
@@ -39,8 +40,10 @@ TINY = 1e-14
 PATIENCE = 60
 """So many simultaneous events in a row are taken for a cycle."""
 ENDLESS = np.inf
+PENDING = 16
+"""Events that R may lag behind."""
 BLOCK = 64
-"""Rows of R updated at a time: the product of a column and a row then stays in the first cache."""
+"""Rows of R updated at a time: the product then stays in the cache."""
 
 END, ROW, FULL, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(8)
 """Why a walk returns: it is at p = 1; it needs a row of Q; slots; a margin vector (S is empty and the drive unbalanced); a new R;
@@ -52,7 +55,10 @@ NONE, MARGIN, ERROR, RESERVE = range(4)
 class Margin(NamedTuple):
     """Arrays of the margin set."""
 
-    R: Array  # (slots, slots)
+    R: Array  # (slots, slots) without the pending events
+    V: Array  # (PENDING, slots) pending events
+    f: Array  # (PENDING,) and their factors
+    pending: Array  # (1,) int64 how many there are
     A: Array  # (slots, slots)
     QS: Array  # (slots, capacity) rows of Q; row 0 is y
     W: Array  # (slots, watched) their part that is watched
@@ -93,11 +99,51 @@ class Drive(NamedTuple):
 
 
 @compiled
-def add_outer(R: Array, top: int, v: Array, factor: float) -> None:
-    """R += factor v v^T on the first ``top`` rows."""
-    for first in range(0, top, BLOCK):
-        stop = min(top, first + BLOCK)
-        R[first:stop] += np.outer(factor * v[first:stop], v)
+def flush(m: Margin) -> None:
+    """Add the pending events to R."""
+    k = m.pending[0]
+    if k == 0:
+        return
+    V = m.V[:k]
+    for first in range(0, len(m.a), BLOCK):
+        stop = min(len(m.a), first + BLOCK)
+        left = np.empty((stop - first, k))
+        for e in range(k):
+            left[:, e] = m.f[e] * V[e, first:stop]
+        m.R[first:stop] += left @ V
+    m.pending[0] = 0
+
+
+@compiled
+def push(m: Margin, v: Array, factor: float) -> None:
+    """R += factor v v^T."""
+    if m.pending[0] == PENDING:
+        flush(m)
+    k = m.pending[0]
+    m.V[k] = v
+    m.f[k] = factor
+    m.pending[0] = k + 1
+
+
+@compiled
+def times_R(m: Margin, top: int, h: Array) -> Array:
+    """R h (slots,)."""
+    out = np.zeros(len(h))
+    out[:top] = m.R[:top] @ h
+    k = m.pending[0]
+    if k > 0:
+        out += (m.f[:k] * (m.V[:k] @ h)) @ m.V[:k]
+    return out
+
+
+@compiled
+def row_of_R(m: Margin, slot: int) -> Array:
+    """R_k: (slots,)."""
+    out = m.R[slot].copy()
+    k = m.pending[0]
+    if k > 0:
+        out += (m.f[:k] * m.V[:k, slot].copy()) @ m.V[:k]
+    return out
 
 
 @compiled
@@ -114,12 +160,11 @@ def reach(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Arr
     """h = [y_i; Q_Si], beta_i = -R h, gamma_i = Q_ii + h^T beta_i, and the size of the terms of gamma_i."""
     h = row[m.at] * m.used
     h[0] = y
-    beta = np.zeros(len(h))
-    beta[:top] = -(m.R[:top] @ h)
+    beta = -times_R(m, top, h)
     terms = np.abs(h * beta).sum() + abs(row[i])
     gamma = row[i] + (h * beta).sum()
     if gamma < DOUBTFUL * terms:
-        beta[:top] -= m.R[:top] @ (h + m.A @ beta)
+        beta -= times_R(m, top, h + m.A @ beta)
         terms = np.abs(h * beta).sum() + abs(row[i])
         gamma = row[i] + (h * beta).sum()
     return h, beta, gamma, terms
@@ -136,12 +181,13 @@ def enter(
     slot = free_slot(m.used, top)
     h, v, gamma, terms = reach(m, top, row, y, i)
     if m.used[1:top].sum() == 0.0:  # the first one
+        m.pending[0] = 0
         m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], y, y
     else:
         if not gamma > share * terms:
             return 0, gamma, v
         v[slot] = 1.0
-        add_outer(m.R, max(top, slot + 1), v, 1.0 / gamma)
+        push(m, v, 1.0 / gamma)
     m.A[slot] = h
     m.A[:, slot] = h
     m.A[slot, slot] = row[i]
@@ -156,11 +202,13 @@ def leave(m: Margin, top: int, slot: int) -> None:
     """The margin vector in this slot leaves, by (14)."""
     if m.used[1:top].sum() == 1.0:
         m.R[:] = 0.0
+        m.pending[0] = 0
     else:
-        v = m.R[slot].copy()
-        add_outer(m.R, top, v, -1.0 / v[slot])
+        v = row_of_R(m, slot)
+        push(m, v, -1.0 / v[slot])
     m.R[slot] = 0.0
     m.R[:, slot] = 0.0
+    m.V[:, slot] = 0.0
     m.A[slot] = 0.0
     m.A[:, slot] = 0.0
     m.QS[slot] = 0.0
@@ -178,16 +226,17 @@ def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row:
         row_of[held[k]] = -1
     rows[k] = row
     held[k], row_of[i], clock[0] = i, k, (k + 1) % len(held)
+    clock[1] = max(clock[1], k + 1)
 
 
 @compiled
 def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
     """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
-    beta[:top] = -(m.R[:top] @ h)
+    beta[:] = -times_R(m, top, h)
     if not refined:
         return 0.0
     r = h + m.A @ beta
-    beta[:top] -= m.R[:top] @ r
+    beta -= times_R(m, top, r)
     return np.abs(r).max() / max(np.abs(h).max(), 1e-300)
 
 
@@ -289,7 +338,8 @@ def walk(
             continue
         to_error = t_up[high] <= t
         slot = high if to_error else low
-        j, pivot = m.at[slot], m.R[slot, slot]
+        j, R_k = m.at[slot], row_of_R(m, slot)
+        pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
             return STALE, -1, kind, p, top, events
         s.alpha[j] = s.u[j] if to_error else 0.0
@@ -304,7 +354,7 @@ def walk(
                 balance = (s.y * drive.d).sum()
                 known = False
         if known and count > 1:
-            beta -= m.R[slot] * (beta[slot] / pivot)
+            beta -= R_k * (beta[slot] / pivot)
             beta[slot] = 0.0
         else:
             known = False
