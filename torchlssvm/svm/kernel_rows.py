@@ -74,7 +74,9 @@ class KernelRows:
             self._shifted[:k], self._squares[:k], self._wide[:k], self._centre = shifted, squares, wide, centre
             self._any_wide = bool(wide.any())
 
-    def put(self, at: Array, x: Tensor) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
+    def put(
+        self, at: Array, x: Tensor
+    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
         """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
         index = torch.from_numpy(at) if self._rbf else torch.from_numpy(at).to(self.device)
         self.x[index] = x
@@ -89,9 +91,10 @@ class KernelRows:
             if self._centre is None or s.n == len(at):
                 self._centre = x.mean(0)
             x -= self._centre
-            squares = (x * x).sum(1)
+            x *= (2.0 * self.kernel.gamma) ** 0.5
+            squares = 0.5 * (x * x).sum(1)
             self._shifted[at], self._squares[at], s.root[at] = x, squares, 1.0
-            self._wide[at] = squares * self.kernel.gamma > WIDE
+            self._wide[at] = squares > WIDE
             self._any_wide = self._any_wide or bool(self._wide[at].any())
             return
         if checks.is_fake(self.x):
@@ -108,7 +111,9 @@ class KernelRows:
         """Give cached rows their entries for new samples, whose rows these are."""
         cache = self.cache
         high = int(cache.clock[1])
-        cache.rows[:high, at] = Q[:, cache.held[:high]].T  # of rows that hold nothing any more, it does not matter which
+        cache.rows[:high, at] = Q[
+            :, cache.held[:high]
+        ].T  # of rows that hold nothing any more, it does not matter which
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of these samples."""
@@ -158,6 +163,11 @@ class KernelRows:
         """Q between these positions and all, or those in ``columns``; not from the cache."""
         s = self.samples
         y = s.y if columns is None else s.y[columns]
+        if self._rbf:
+            Q = self._gaussian(at, columns)
+            Q *= y
+            Q *= s.y[at][:, None]
+            return Q
         with np.errstate(invalid="ignore", over="ignore"):
             Q = self._values(at, columns) * y
             Q *= s.y[at][:, None]
@@ -168,8 +178,6 @@ class KernelRows:
         return Q
 
     def _values(self, at: Array, columns: Array | None) -> Array:
-        if self._rbf:
-            return self._gaussian(at, columns)
         index = torch.from_numpy(at).to(self.device)
         every = slice(None) if columns is None else torch.from_numpy(columns).to(self.device)
         if self.kernel is None:
@@ -177,24 +185,21 @@ class KernelRows:
         return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
 
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
-        """exp(-gamma |x - z|^2)."""
-        assert isinstance(self.kernel, RBF)
-        gamma, p, own = self.kernel.gamma, self._shifted[at], self._squares[at]
+        """exp(-|p - q|^2 / 2), p and q shifted and scaled."""
+        p, own = self._shifted[at], self._squares[at]
         q, other, wide = self._shifted, self._squares, self._wide
         if columns is not None:
             q, other, wide = q[columns], other[columns], wide[columns]
         K = (q @ p[0])[None] if len(at) == 1 else p @ q.T
-        K *= 2.0
         K -= other
         K -= own[:, None]
         np.minimum(K, 0.0, out=K)
-        K *= gamma
         np.exp(K, out=K)
         if self._any_wide:
             for k in np.flatnonzero(self._wide[at]).tolist():
-                K[k] = np.exp(-gamma * ((q - p[k]) ** 2).sum(1))
+                K[k] = np.exp(-0.5 * ((q - p[k]) ** 2).sum(1))
             for k in np.flatnonzero(wide).tolist():
-                K[:, k] = np.exp(-gamma * ((p - q[k]) ** 2).sum(1))
+                K[:, k] = np.exp(-0.5 * ((p - q[k]) ** 2).sum(1))
         return K
 
     def _finite(self, values: Array) -> Array:

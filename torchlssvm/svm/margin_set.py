@@ -208,7 +208,7 @@ class MarginSet:
         if alpha:
             s.rest += alpha * m.QS[slot]
         s.alpha[i], s.side[i] = alpha, side
-        if len(self) == 1 or self.R[slot, slot] > 0:
+        if len(self) == 1 or steps.row_of_R(m, slot)[slot] > 0:
             steps.leave(m, self.top, slot)
             self._trim()
             return np.zeros(0, dtype=np.int64)

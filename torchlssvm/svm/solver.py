@@ -127,7 +127,7 @@ class Solver:
             self.last = "solve"
             self._solve(near_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
             return
-        wrong = self._arrive(new)
+        wrong = self._arrive(new) if len(new) else new
         support = gone[s.alpha[gone] > 0]
         if not len(wrong) and not len(support):
             self.last = "path"
@@ -530,7 +530,9 @@ class Solver:
         """The state, to come back to."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
-        return Snapshot(s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
+        return Snapshot(
+            s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events
+        )
 
     def restore(self, before: Snapshot) -> None:
         """The state as it was, bit for bit; R is made anew."""

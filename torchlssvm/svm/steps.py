@@ -230,6 +230,20 @@ def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row:
 
 
 @compiled
+def add_to(x: Array, factor: float, v: Array) -> None:
+    """x += factor v."""
+    x += factor * v
+
+
+@compiled
+def follow(s: Vectors, drive: Drive, t: float) -> None:
+    """alpha and rest follow the drive for a step."""
+    if t > 0.0:
+        add_to(s.alpha, t, drive.d)
+        add_to(s.rest, t, drive.force)
+
+
+@compiled
 def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
     """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
     beta[:] = -times_R(m, top, h)
@@ -262,27 +276,36 @@ def walk(
     beta = np.zeros(len(m.a))
     known, since, stalled, events, kind, rate_in = False, REFINED_EVERY, 0, 0, NONE, 0.0
     balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
+    pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
+    root = s.root[m.at] * m.used
+    root[0] = 0.0
     count = m.used[1:top].sum()
+    gone = 0.0  # the way that alpha and rest have not followed yet
     while True:
         if i >= 0:  # sample i comes to the margin
             if cache.row_of[i] < 0:
-                return ROW, i, kind, p, top, events
+                code = ROW
+                break
             if free_slot(m.used, top) == len(m.a):
-                return FULL, i, kind, p, top, events
+                code = FULL
+                break
             row = cache.rows[cache.row_of[i]]
+            if drive.d[i] != 0.0:
+                follow(s, drive, gone)
+                gone = 0.0
             slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT)
             if slot == 0:
-                return DEPENDS, i, kind, p, top, events
-            top = max(top, slot + 1)
+                code = DEPENDS
+                break
+            top, root[slot] = max(top, slot + 1), s.root[i]
             if s.alpha[i] != 0.0:
-                s.rest[:] -= s.alpha[i] * row
+                add_to(s.rest, -s.alpha[i], row)
             if drive.d[i] != 0.0:
-                drive.force[:] -= drive.d[i] * row
+                add_to(drive.force, -drive.d[i], row)
                 drive.d[i] = 0.0
-                balance = (s.y * drive.d).sum()
-                known = False
+                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
             elif known and count > 0:
-                beta -= v * (rate_in / gamma_i)
+                add_to(beta, -rate_in / gamma_i, v)
             else:
                 known = False
             count += 1
@@ -290,10 +313,12 @@ def walk(
             w.sign[w.place[i]] = 0.0
             events, since, kind = events + 1, since + 1, MARGIN
             if events >= most:
-                return PAUSE, i, kind, p, top, events
+                code = PAUSE
+                break
             i = -1
-        if count == 0 and abs(balance) > TINY * np.abs(drive.d).sum():
-            return EMPTY, -1, kind, p, top, events
+        if count == 0 and abs(balance) > slight:
+            code = EMPTY
+            break
         if rising:
             rise = drive.rise[m.at] * m.used
             rise[0] = 0.0
@@ -301,37 +326,38 @@ def walk(
             h = drive.force[m.at] * m.used
             h[0] = balance
             if count > 0 and sensitivities(m, top, h, beta, since >= REFINED_EVERY) > DRIFT:
-                return STALE, -1, kind, p, top, events
+                code = STALE
+                break
             if count == 0:
                 beta[:] = 0.0
             known, since = True, (0 if since >= REFINED_EVERY else since)
-        gamma = drive.force[w.at] + beta[:top] @ m.W[:top]
+        gamma = pull + beta[:top] @ m.W[:top]
         # the first margin vector at a bound
         speed = np.abs(beta)
-        floor = NOISE * EPS * max(speed.max(), np.abs(rise).max())
+        floor = NOISE * EPS * max(speed[1:].max(), np.abs(rise).max())
         up = beta - rise
         t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, ENDLESS)
         t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, ENDLESS)
         high, low = t_up.argmin(), t_down.argmin()
         # the first sample at the margin
         rate = gamma * w.sign
-        total = (speed * s.root[m.at] * m.used)[1:].sum() + size
-        noise = NOISE * EPS * (w.root * total + speed[0])
-        t_in = np.where(rate < -noise, np.maximum(w.slack, 0.0) / -rate, ENDLESS)
+        total = (speed * root).sum() + size
+        t_in = np.where(rate < -NOISE * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, ENDLESS)
         k = t_in.argmin()
         t = min(min(t_up[high], t_down[low]), min(t_in[k], 1.0 - p))
         stalled = stalled + 1 if t <= TINY else 0
         if stalled > PATIENCE:
-            return STUCK, -1, kind, p, top, events
-        m.a[:] += t * beta
-        w.slack[:] += t * rate
-        s.alpha[:] += t * drive.d
-        s.rest[:] += t * drive.force
+            code = STUCK
+            break
+        add_to(m.a, t, beta)
+        add_to(w.slack, t, rate)
+        gone += t
         if rising:
-            s.u[:] += t * drive.rise
-            m.upper[:] += t * rise
+            add_to(s.u, t, drive.rise)
+            add_to(m.upper, t, rise)
         if t >= 1.0 - p:
-            return END, -1, kind, 1.0, top, events
+            code, p = END, 1.0
+            break
         p += t
         if t_in[k] <= t:
             i, rate_in = w.at[k], gamma[k]
@@ -341,30 +367,34 @@ def walk(
         j, R_k = m.at[slot], row_of_R(m, slot)
         pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
-            return STALE, -1, kind, p, top, events
+            code = STALE
+            break
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
         w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0
         keep_row(cache.rows, cache.row_of, cache.held, cache.clock, j, m.QS[slot])
         if to_error:
-            s.rest[:] += s.u[j] * m.QS[slot]
+            add_to(s.rest, s.u[j], m.QS[slot])
             if rising and drive.rise[j] != 0.0:
-                drive.d[j] = drive.rise[j]
-                drive.force[:] += drive.rise[j] * m.QS[slot]
-                balance = (s.y * drive.d).sum()
-                known = False
+                follow(s, drive, gone)
+                gone, drive.d[j] = 0.0, drive.rise[j]
+                add_to(drive.force, drive.rise[j], m.QS[slot])
+                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
         if known and count > 1:
-            beta -= R_k * (beta[slot] / pivot)
+            add_to(beta, -beta[slot] / pivot, R_k)
             beta[slot] = 0.0
         else:
             known = False
         leave(m, top, slot)
-        count -= 1
+        count, root[slot] = count - 1, 0.0
         while top > 1 and m.used[top - 1] == 0.0:
             top -= 1
         events, since, kind = events + 1, since + 1, ERROR if to_error else RESERVE
         if events >= most:
-            return PAUSE, j, kind, p, top, events
+            code, i = PAUSE, j
+            break
+    follow(s, drive, gone)
+    return code, i, kind, p, top, events
 
 
 # -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------
