@@ -48,7 +48,7 @@ def test_every_g_is_kept(short_sight, C):
         svm.add(x[i : i + 1], y[i : i + 1])
         if i % 3 == 0:
             svm.remove([i - 100])
-            before = svm.g
+        before = svm.g
         want = (2.0 * svm.y - 1.0) * svm.decision(x[svm.ids]) - 1.0
         assert float((want - before).abs().max()) < 1e-11
     assert svm.kkt_violation() < 1e-11

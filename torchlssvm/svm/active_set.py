@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchlssvm.svm import steps
 from torchlssvm.svm.certificate import certify
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
@@ -35,6 +34,10 @@ class ActiveSet:
 
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
         """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
+        with np.errstate(all="ignore"):  # what overflows is not finite, and does not pass
+            return self._run(alpha, b)
+
+    def _run(self, alpha: Array, b: float) -> bool:
         s = self.samples
         self._start(alpha, b)
         generator = np.random.default_rng(0)
@@ -43,11 +46,15 @@ class ActiveSet:
             if self.parked:
                 i = self.parked.pop()
                 self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
+                if not np.isfinite(self.margin.m.a).all():
+                    return False
                 continue
             if not self._newton():
                 continue
             self.margin.settle()
             self.path.refresh()
+            if not np.isfinite(s.g).all():
+                return False
             found = certify(s, self.rows, self.margin)
             wrong = found.wrong[s.side[found.wrong] != 0]
             if not len(wrong):
@@ -79,7 +86,6 @@ class ActiveSet:
             rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))
             slots = margin.slots()
             margin.m.a[slots] = alpha[margin.m.at[slots]]
-        self.watch = margin.watch(True, rejected)
         outside = alpha.copy()
         outside[margin.positions()] = 0.0
         s.rest[:] = self.rows.product(outside)
@@ -111,23 +117,26 @@ class ActiveSet:
         return False
 
     def _leave(self, slot: int, up: bool) -> None:
-        """A margin vector is at a bound. Others that R, made anew, has no place for are parked: inside their box, outside S."""
-        s, margin = self.samples, self.margin
+        """A margin vector is at a bound."""
+        margin = self.margin
         margin.settle()
-        bound = float(margin.m.upper[slot]) if up else 0.0
+        margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
         self.path.events += 1
-        for i in margin.leave(slot, bound, -1.0 if up else 1.0).tolist():
-            s.rest += s.alpha[i] * self.rows.row(i)
-            self.parked.append(i)
 
     def _enter(self, i: int, direction: float) -> None:
         """Sample i enters S, or moves in this direction along its null vector until it or a margin vector is at a bound."""
         s, margin = self.samples, self.margin
         row = self.rows.row(i).copy()
-        margin.settle()
-        while not (margin.enter(i, row, self.watch, SPANNED)):
+        self.path.events += 1
+        while True:
             m = margin.m
-            _, beta, _, _ = steps.reach(m, margin.top, row, s.y[i], i)
+            h = row[m.at] * m.used
+            h[0] = s.y[i]
+            beta = margin.solve(h) if len(margin) else h * 0.0
+            gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
+            if not len(margin) or gamma > SPANNED * terms:
+                margin.admit(i, row, beta, gamma)
+                return
             room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])
             t, slot, up = _first_bound(m.a, beta * direction, m.lower, m.upper)
             step = min(t, room)
@@ -135,12 +144,9 @@ class ActiveSet:
             s.rest += step * direction * row
             if room <= t:
                 s.alpha[i], s.side[i] = (s.u[i], -1.0) if direction > 0 else (0.0, 1.0)
-                self.path.events += 1
                 return
             s.alpha[i] += step * direction
             self._leave(slot, up)
-            margin.settle()
-        self.path.events += 1
 
 
 def _first_bound(a: Array, rate: Array, lower: Array, upper: Array) -> tuple[float, int, bool]:

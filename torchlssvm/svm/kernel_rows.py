@@ -89,7 +89,7 @@ class KernelRows:
         if self._rbf and isinstance(self.kernel, RBF):
             x = self.x.numpy()[at]
             if self._centre is None or s.n == len(at):
-                self._centre = x.mean(0)
+                self._centre = np.median(x, 0)  # samples far from all others do not count
             x -= self._centre
             x *= (2.0 * self.kernel.gamma) ** 0.5
             squares = 0.5 * (x * x).sum(1)
@@ -185,7 +185,8 @@ class KernelRows:
         return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
 
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
-        """exp(-|p - q|^2 / 2), p and q shifted and scaled."""
+        """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for wide samples."""
+        assert isinstance(self.kernel, RBF)
         p, own = self._shifted[at], self._squares[at]
         q, other, wide = self._shifted, self._squares, self._wide
         if columns is not None:
@@ -196,10 +197,12 @@ class KernelRows:
         np.minimum(K, 0.0, out=K)
         np.exp(K, out=K)
         if self._any_wide:
+            x = self.x.numpy()
+            z, x, gamma = x if columns is None else x[columns], x[at], self.kernel.gamma
             for k in np.flatnonzero(self._wide[at]).tolist():
-                K[k] = np.exp(-0.5 * ((q - p[k]) ** 2).sum(1))
+                K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
             for k in np.flatnonzero(wide).tolist():
-                K[:, k] = np.exp(-0.5 * ((p - q[k]) ** 2).sum(1))
+                K[:, k] = np.exp(-gamma * ((x - z[k]) ** 2).sum(1))
         return K
 
     def _finite(self, values: Array) -> Array:

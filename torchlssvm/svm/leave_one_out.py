@@ -87,7 +87,8 @@ def alone(solver: Solver, c: int) -> float:
     """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
     s, margin, path = solver.samples, solver.margin, solver.path
     vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
-    kept = margin.top, path.events, solver.last, solver._refreshed
+    top, events, last = margin.top, path.events, solver.last
+    solver.snapshot()
     try:
         solver.unlearn(np.array([c]))
         m = margin.m
@@ -97,7 +98,8 @@ def alone(solver: Solver, c: int) -> float:
     finally:
         s.vectors[:] = vectors
         margin.m, margin.watching = arrays._replace(W=arrays.QS), 0
-        margin.top, path.events, solver.last, solver._refreshed = kept
+        margin.top, path.events, solver.last = top, events, last
+        solver.stir()
 
 
 def squared_distances(solver: Solver) -> Array:  # -> (capacity,)

@@ -31,6 +31,8 @@ WATCH_LEAST = 64
 """Reserve vectors that are watched at least,"""
 WATCH_SHARE = 6
 """and this part of them, the nearest."""
+SOLVED = 1e-13
+"""A residual below this share of its terms: R has solved the system."""
 PANEL = 48
 """Columns factored one at a time before the product that takes them to the rest."""
 
@@ -188,21 +190,25 @@ class MarginSet:
 
     # -- one at a time -------------------------------------------------------------------------------------------------
 
-    def enter(self, i: int, row: Array, watch: Watch, share: float = DEPENDENT) -> bool:
-        """Sample i becomes a margin vector, with the coefficient it has; False if it lies in the span of S to this share."""
-        s = self.samples
-        if steps.free_slot(self.m.used, self.top) == len(self.m.a):
-            self.grow()
-        slot, _, _ = steps.enter(self.m, self.top, watch, row, s.y[i], s.u[i], s.alpha[i], i, share)
-        if slot:
-            self.top = max(self.top, slot + 1)
-            s.side[i] = 0.0
-            if s.alpha[i]:
-                s.rest -= s.alpha[i] * row
-        return slot > 0
+    def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
+        """Sample i becomes a margin vector, with the coefficient it has; beta, gamma: its own (10), (12)."""
+        s, first = self.samples, not len(self)
+        slot = int(self._occupy(np.array([i]), row[None])[0])
+        m = self.m
+        m.a[slot], s.side[i] = s.alpha[i], 0.0
+        if s.alpha[i]:
+            s.rest -= s.alpha[i] * row
+        if first:
+            m.pending[0] = 0
+            m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], s.y[i], s.y[i]
+            return
+        v = np.zeros(len(m.a))
+        v[: len(beta)] = beta
+        v[slot] = 1.0
+        steps.push(m, v, 1.0 / gamma)
 
-    def leave(self, slot: int, alpha: float, side: float) -> Array:  # -> (k,)
-        """The margin vector in this slot leaves with this coefficient; returns positions that R, made anew, has no place for."""
+    def leave(self, slot: int, alpha: float, side: float) -> None:
+        """The margin vector in this slot leaves with this coefficient."""
         s, m = self.samples, self.m
         i = int(m.at[slot])
         if alpha:
@@ -211,9 +217,9 @@ class MarginSet:
         if len(self) == 1 or steps.row_of_R(m, slot)[slot] > 0:
             steps.leave(m, self.top, slot)
             self._trim()
-            return np.zeros(0, dtype=np.int64)
-        self._vacate(np.array([slot]))
-        return self.renew()
+        else:  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            self._vacate(np.array([slot]))
+            self.invert()
 
     def hold(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """These margin vectors with these coefficients and no others; R is made for those that are independent."""
@@ -341,22 +347,38 @@ class MarginSet:
         h = m.A.sum(1)
         return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
+    def invert(self) -> None:
+        """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
+        m, used = self.m, np.flatnonzero(self.m.used)
+        m.R[:] = 0.0
+        m.pending[0] = 0
+        try:
+            m.R[np.ix_(used, used)] = np.linalg.inv(m.A[np.ix_(used, used)])
+        except np.linalg.LinAlgError:
+            return
+
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
         """delta with A delta = -r, refined; from A itself, backward stable, where R is of no use."""
-        m, R = self.m, self.R
-        delta = -(R @ r)
-        for _ in range(2):
-            delta -= R @ (m.A @ delta + r)
-        size = np.abs(m.A) @ np.abs(delta) + np.abs(r)
-        left = np.abs(m.A @ delta + r)
-        if bool((left <= 1e-10 * size).all()):
-            return delta
+        m = self.m
+        for attempt in range(2):
+            R = self.R
+            delta = -(R @ r)
+            for _ in range(2):
+                delta -= R @ (m.A @ delta + r)
+            size = np.abs(m.A) @ np.abs(delta) + np.abs(r)
+            if bool((np.abs(m.A @ delta + r) <= SOLVED * size).all()):
+                return delta
+            if not attempt:
+                self.invert()
         used = np.flatnonzero(m.used)
         delta = np.zeros(len(r))
+        A = m.A[np.ix_(used, used)]
+        scale = 1.0 / np.sqrt(np.maximum(np.abs(A).max(1), np.finfo(float).tiny))
+        A = A * scale * scale[:, None]
         try:
-            delta[used] = -np.linalg.solve(m.A[np.ix_(used, used)], r[used])
+            delta[used] = -scale * np.linalg.solve(A, scale * r[used])
         except np.linalg.LinAlgError:
-            delta[used] = -np.linalg.lstsq(m.A[np.ix_(used, used)], r[used], rcond=None)[0]
+            delta[used] = -scale * np.linalg.lstsq(A, scale * r[used], rcond=None)[0]
         return delta
 
 

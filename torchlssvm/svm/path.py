@@ -96,8 +96,9 @@ class Path:
                 elif code == steps.FULL:
                     margin.grow()
                 elif code == steps.STALE:
-                    if renewed or len(margin.renew()):
+                    if renewed:
                         return False
+                    margin.invert()
                     renewed = True
                 elif code == steps.EMPTY:
                     watch, i = self._shift_b(drive)

@@ -35,8 +35,8 @@ ROUNDS = 8
 """Walks that learn what the walk before did not look at, before the robust way is taken."""
 UNDETERMINED = 1e-3
 """A unit of rounding of g above this: alpha is not determined in float64."""
-REFRESHED = 64
-"""Changes of E, beside as many as it has members, after which ``rest`` is computed from the kernel again."""
+DUST = 64.0
+"""Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
 AT_BOUND = 1e-13
 """A coefficient this near to a bound, as a share of u, is there if all others are."""
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -52,7 +52,9 @@ class Solver:
         self.path = Path(self.samples, self.rows, self.margin)
         self.next_id = 0
         self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
-        self._refreshed = 0  # events at the last fresh ``rest``
+        self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
+        self._dusted = 0  # events that are in it
+        self._before = np.zeros((3, 0))  # (3, capacity) alpha, side and rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
@@ -99,10 +101,7 @@ class Solver:
 
     def unlearn(self, gone: Array) -> None:  # (k,)
         """Solve without these samples, which keep their positions; nothing is put back if that fails."""
-        try:
-            self._learn(NOTHING, gone, "auto")
-        except _Lost:
-            self._robust(self._feasible())
+        self._learn(NOTHING, gone, "auto")
 
     def forget(self, gone: Array) -> None:  # (k,)
         """Erase samples that have no part in the solution."""
@@ -184,11 +183,8 @@ class Solver:
             if s.side[i] == 0:
                 slot = int(np.flatnonzero((margin.m.at == i) & (margin.m.used > 0))[-1])
                 row = margin.m.QS[slot].copy()
-                lost = margin.leave(slot, float(s.alpha[i]), 0.0)
+                margin.leave(slot, float(s.alpha[i]), 0.0)
                 self.rows.keep(i, row)
-                if len(lost):
-                    s.side[gone] = 0.0
-                    raise _Lost
             s.side[i] = 0.0
 
     # -- ways ----------------------------------------------------------------------------------------------------------
@@ -210,9 +206,9 @@ class Solver:
             if not followed:
                 break
             self._correct()
+            self._stay_fresh()
             found = certify(s, self.rows, self.margin)
             if found.holds:
-                self._stay_fresh()
                 return
             wrong = found.wrong
             if not found.balanced or not len(wrong) or bool((s.side[wrong] <= 0).any()):
@@ -374,13 +370,29 @@ class Solver:
         outside = s.alpha.copy()
         outside[self.margin.positions()] = 0.0
         s.rest[:] = self.rows.product(outside)
-        self._refreshed = self.path.events
+        self._dust, self._dusted = np.zeros(s.capacity), self.path.events
+        self._before = s.vectors[3:6].copy()
 
     def _stay_fresh(self) -> None:
-        """rest from the kernel, after so many events that the roundings of E's changes could add up."""
-        if self.path.events - self._refreshed > REFRESHED + int((self.samples.side < 0).sum()):
+        """rest from the kernel again, where roundings that events have left in it could show.
+
+        Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
+        square root of their number. Coefficients that were large once have left large roundings.
+        """
+        s, events = self.samples, self.path.events
+        alpha, side, rest = self._before
+        moved = ((s.alpha != alpha) | (s.side != side)) & ~((s.side == 0) & (side == 0))
+        largest = float((s.u * s.root)[moved].max(initial=0.0))
+        self._dust += (1 + events - self._dusted) * (s.rest**2 + rest**2 + (s.root * largest) ** 2)
+        self._dusted = events
+        unit = np.abs(s.g + 1.0 - s.y * self.margin.b) + abs(self.margin.b) + 1.0
+        if bool((self._dust > (DUST * unit) ** 2).any()):
             self._fresh()
             self._correct()
+
+    def stir(self) -> None:
+        """Samples and margin set have been put back: what is known about roundings in rest is of no use."""
+        self._dust, self._dusted = np.full(self.samples.capacity, ENDLESS), self.path.events
 
     def _warn(self) -> None:
         s = self.samples
@@ -478,9 +490,7 @@ class Solver:
         if not s.n or not ((s.y > 0).any() and (s.y < 0).any()):
             return
         with self._all_or_nothing():
-            if len(self.margin.renew()):
-                self._robust(self._feasible())
-                return
+            self.margin.invert()
             self._fresh()
             for _ in range(3):
                 self._correct()
@@ -516,12 +526,6 @@ class Solver:
         before.vectors[:, new], before.ids[new] = 0.0, -1
         try:
             yield
-        except _Lost:
-            try:
-                self._robust(self._feasible())
-            except BaseException:
-                self.restore(before)
-                raise
         except BaseException:
             self.restore(before)
             raise
@@ -530,6 +534,9 @@ class Solver:
         """The state, to come back to."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
+        if len(self._dust) < s.capacity:
+            self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
+        self._before = s.vectors[3:6].copy()
         return Snapshot(
             s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events
         )
@@ -548,7 +555,4 @@ class Solver:
         rows = self.rows.block(before.margin) if len(before.margin) else np.zeros((0, s.capacity))
         self.margin.hold(before.margin, before.a, before.b, rows)
         self.path.events = before.events
-
-
-class _Lost(Exception):
-    """R, made anew, has no place for some margin vectors."""
+        self.stir()
