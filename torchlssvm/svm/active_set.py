@@ -108,7 +108,8 @@ class ActiveSet:
         delta = margin.solve(r)
         if not np.isfinite(delta).all():
             delta = np.zeros(len(r))
-        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper)
+        slight = np.where(m.upper < ENDLESS, 8 * EPS * m.upper, 0.0)  # a step that ends so far outside the box is rounding
+        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper, slight)
         if t >= 1.0:
             m.a[:] = np.clip(m.a + delta, m.lower, m.upper)
             return True
@@ -149,9 +150,14 @@ class ActiveSet:
             self._leave(slot, up)
 
 
-def _first_bound(a: Array, rate: Array, lower: Array, upper: Array) -> tuple[float, int, bool]:
-    """The step at which the first coefficient is at a bound, its slot, and whether that is the upper one."""
-    floor = EPS * np.abs(rate[1:]).max()  # without b's
+def _first_bound(
+    a: Array, rate: Array, lower: Array, upper: Array, slight: Array | float = 0.0
+) -> tuple[float, int, bool]:
+    """The step at which the first coefficient is at a bound, its slot, and whether that is the upper one.
+
+    Coefficients with a rate up to ``slight`` are left to be clipped.
+    """
+    floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
     with np.errstate(divide="ignore", invalid="ignore"):
         up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, ENDLESS)
         down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, ENDLESS)
