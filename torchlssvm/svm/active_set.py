@@ -105,11 +105,12 @@ class ActiveSet:
         outside = s.alpha.copy()
         outside[margin.positions()] = 0.0
         r[0] = float(m.A[0] @ m.a + s.y @ outside)
+        if abs(r[0]) <= 4 * EPS * (np.abs(m.a[1:]).sum() + outside.sum()):
+            r[0] = 0.0  # rounding, that would only push coefficients against their bounds
         delta = margin.solve(r)
         if not np.isfinite(delta).all():
             delta = np.zeros(len(r))
-        slight = np.where(m.upper < ENDLESS, 8 * EPS * m.upper, 0.0)  # a step that ends so far outside the box is rounding
-        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper, slight)
+        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper, 8 * EPS * np.abs(m.a))
         if t >= 1.0:
             m.a[:] = np.clip(m.a + delta, m.lower, m.upper)
             return True

@@ -20,13 +20,13 @@ class Certificate(NamedTuple):
     """The verdict on a solution."""
 
     wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
-    balanced: bool  # |sum y alpha| is rounding
+    feasible: bool  # 0 <= alpha <= u, and |sum y alpha| is rounding
     violation: float  # the largest violation of (2)
 
     @property
     def holds(self) -> bool:
         """Whether this is the solution."""
-        return self.balanced and not len(self.wrong)
+        return self.feasible and not len(self.wrong)
 
 
 def certify(samples: Samples, rows: KernelRows, margin: MarginSet) -> Certificate:
@@ -38,12 +38,14 @@ def certify(samples: Samples, rows: KernelRows, margin: MarginSet) -> Certificat
     wrong = np.flatnonzero(~(off <= UNITS * EPS * (np.abs(s.g + 1.0 - s.y * b) + (abs(b) + 1.0))))
     if len(wrong):
         wrong = wrong[~(off[wrong] <= UNITS * EPS * (rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
-    return Certificate(wrong, balance_holds(s), max(0.0, float(off.max(initial=0.0))))
+    return Certificate(wrong, feasible(s), max(0.0, float(off.max(initial=0.0))))
 
 
-def balance_holds(samples: Samples) -> bool:
-    """Whether sum y alpha = 0 to rounding."""
-    return bool(abs(samples.y @ samples.alpha) <= UNITS * EPS * samples.alpha.sum())
+def feasible(samples: Samples) -> bool:
+    """Whether every coefficient is in its box, and sum y alpha = 0 to rounding."""
+    s = samples
+    inside = s.alpha.min(initial=0.0) >= 0.0 and bool((s.alpha <= s.u).all())
+    return inside and bool(abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum())
 
 
 def rounding_bound(samples: Samples, rows: KernelRows, margin: MarginSet) -> float:

@@ -347,13 +347,21 @@ class MarginSet:
         h = m.A.sum(1)
         return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
+    def _scaled(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
+        """The slots in use, D A D with a unit diagonal, and D: outliers are a matter of scale."""
+        m, used = self.m, np.flatnonzero(self.m.used)
+        D = 1.0 / np.maximum(self.samples.root[m.at[used]], 1e-150)
+        D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
+        return used, m.A[np.ix_(used, used)] * D * D[:, None], D
+
     def invert(self) -> None:
         """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
-        m, used = self.m, np.flatnonzero(self.m.used)
+        m = self.m
         m.R[:] = 0.0
         m.pending[0] = 0
+        used, A, D = self._scaled()
         try:
-            m.R[np.ix_(used, used)] = np.linalg.inv(m.A[np.ix_(used, used)])
+            m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
         except np.linalg.LinAlgError:
             return
 
@@ -370,15 +378,12 @@ class MarginSet:
                 return delta
             if not attempt:
                 self.invert()
-        used = np.flatnonzero(m.used)
+        used, A, D = self._scaled()
         delta = np.zeros(len(r))
-        A = m.A[np.ix_(used, used)]
-        scale = 1.0 / np.sqrt(np.maximum(np.abs(A).max(1), np.finfo(float).tiny))
-        A = A * scale * scale[:, None]
         try:
-            delta[used] = -scale * np.linalg.solve(A, scale * r[used])
+            delta[used] = -D * np.linalg.solve(A, D * r[used])
         except np.linalg.LinAlgError:
-            delta[used] = -scale * np.linalg.lstsq(A, scale * r[used], rcond=None)[0]
+            delta[used] = -D * np.linalg.lstsq(A, D * r[used], rcond=None)[0]
         return delta
 
 

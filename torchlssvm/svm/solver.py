@@ -15,7 +15,7 @@ from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import ActiveSet
-from torchlssvm.svm.certificate import Certificate, balance_holds, certify, rounding_bound
+from torchlssvm.svm.certificate import UNITS, Certificate, certify, feasible, rounding_bound
 from torchlssvm.svm.interior_point import centred, interior_point
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
@@ -39,6 +39,8 @@ DUST = 64.0
 """Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
 AT_BOUND = 1e-13
 """A coefficient this near to a bound, as a share of u, is there if all others are."""
+NARROW = 1e-9
+"""An interval for b narrower than this is one value and rounding: b stays where it was found."""
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
@@ -54,7 +56,7 @@ class Solver:
         self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
         self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
         self._dusted = 0  # events that are in it
-        self._before = np.zeros((3, 0))  # (3, capacity) alpha, side and rest at the start of the operation
+        self._before = np.zeros((4, 0))  # (4, capacity) u, alpha, side and rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
@@ -209,9 +211,10 @@ class Solver:
             self._stay_fresh()
             found = certify(s, self.rows, self.margin)
             if found.holds:
+                self._warn()
                 return
             wrong = found.wrong
-            if not found.balanced or not len(wrong) or bool((s.side[wrong] <= 0).any()):
+            if not found.feasible or not len(wrong) or bool((s.side[wrong] <= 0).any()):
                 break
             followed = self._walk(wrong, NOTHING)
         self._robust(self._feasible())
@@ -324,8 +327,7 @@ class Solver:
                 within = np.clip(a, m.lower, m.upper)
                 if bool((np.abs(a - within)[1:] <= 1e-9 * m.upper[1:]).all()):
                     m.a[:] = within
-            else:
-                m.a[:] = np.clip(m.a, m.lower, m.upper)
+            m.a[:] = np.clip(m.a, m.lower, m.upper)
             margin.settle()
             self._let_b_go()
         self.path.refresh()
@@ -338,11 +340,12 @@ class Solver:
         slots = margin.slots()
         a, u = margin.m.a[slots], margin.m.upper[slots]
         bound = np.where(a > 0.5 * u, u, 0.0)
-        if bool((np.abs(a - bound) > AT_BOUND * u).any()):
+        effect = np.abs(a - bound) * s.root[margin.m.at[slots]] * s.root.max()  # on any g, at most
+        if bool(((np.abs(a - bound) > AT_BOUND * u) | (effect > UNITS / 4 * EPS)).any()):
             return
         at = margin.m.at[slots].copy()
         s.alpha[at] = bound
-        if not balance_holds(s):
+        if not feasible(s):
             s.alpha[at] = a
             return
         s.rest += bound @ margin.m.QS[slots]
@@ -353,7 +356,8 @@ class Solver:
         """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
         low, high = self.b_interval()
         shift = 0.5 * (low + high) if low > -ENDLESS and high < ENDLESS else low if low > -ENDLESS else high
-        if np.isfinite(shift):
+        narrow = NARROW * (abs(self.margin.b) + 1.0)
+        if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
             self.margin.m.a[0] += shift
             self.samples.g += self.samples.y * shift
 
@@ -371,7 +375,7 @@ class Solver:
         outside[self.margin.positions()] = 0.0
         s.rest[:] = self.rows.product(outside)
         self._dust, self._dusted = np.zeros(s.capacity), self.path.events
-        self._before = s.vectors[3:6].copy()
+        self._before = s.vectors[2:6].copy()
 
     def _stay_fresh(self) -> None:
         """rest from the kernel again, where roundings that events have left in it could show.
@@ -380,9 +384,9 @@ class Solver:
         square root of their number. Coefficients that were large once have left large roundings.
         """
         s, events = self.samples, self.path.events
-        alpha, side, rest = self._before
+        u, alpha, side, rest = self._before
         moved = ((s.alpha != alpha) | (s.side != side)) & ~((s.side == 0) & (side == 0))
-        largest = float((s.u * s.root)[moved].max(initial=0.0))
+        largest = float((np.maximum(s.u, u) * s.root)[moved].max(initial=0.0))
         self._dust += (1 + events - self._dusted) * (s.rest**2 + rest**2 + (s.root * largest) ** 2)
         self._dusted = events
         unit = np.abs(s.g + 1.0 - s.y * self.margin.b) + abs(self.margin.b) + 1.0
@@ -536,7 +540,7 @@ class Solver:
         slots = margin.slots()
         if len(self._dust) < s.capacity:
             self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
-        self._before = s.vectors[3:6].copy()
+        self._before = s.vectors[2:6].copy()
         return Snapshot(
             s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events
         )
