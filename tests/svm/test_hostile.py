@@ -211,9 +211,7 @@ class Judge:
         labels = [self.random.randint(0, 1) for _ in some]
         self.do(
             lambda: self.svm.relabel(some, torch.tensor(labels)),
-            lambda _: self.held.update(
-                {i: (self.held[i][0], label) for i, label in zip(some, labels, strict=True)}
-            ),
+            lambda _: self.held.update({i: (self.held[i][0], label) for i, label in zip(some, labels, strict=True)}),
         )
 
     def set_C(self, factor):
@@ -257,7 +255,9 @@ def test_hostile_data(name, kernel, C, request):
     print(f"{name} {kernel}: {judge.operations} operations, {len(judge.errors)} errors, worst {judge.worst:.1f} units, "
           f"slowest {judge.slowest:.2f} s")  # fmt: skip
     assert judge.slowest < 10.0
-    beyond = name.startswith("outliers") and kernel.startswith("poly")  # kernel values from 1 to 1e20 and more in one matrix
+    beyond = name.startswith("outliers") and kernel.startswith(
+        "poly"
+    )  # kernel values from 1 to 1e20 and more in one matrix
     assert len(judge.errors) <= judge.operations / (350 if beyond else 1000), judge.errors[:3]
 
 

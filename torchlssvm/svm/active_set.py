@@ -8,14 +8,19 @@ The objective never rises, so that nothing depends on how well A is conditioned:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from torchlssvm.svm.certificate import certify
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path
 from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import ENDLESS, EPS
+
+if TYPE_CHECKING:
+    from torchlssvm.svm.solver import Certificate
 
 SPANNED = 64 * EPS
 """gamma_i below this share of its terms is rounding: what lies above it enters S, however badly conditioned A becomes."""
@@ -28,8 +33,10 @@ POLISHED = 3
 class ActiveSet:
     """Brings samples and margin set from any feasible alpha to the optimum."""
 
-    def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path):
-        self.samples, self.rows, self.margin, self.path = samples, rows, margin, path
+    def __init__(
+        self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], Certificate]
+    ):
+        self.samples, self.rows, self.margin, self.path, self.certify = samples, rows, margin, path, certify
         self.parked: list[int] = []  # inside their box, and not in S yet
 
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
@@ -55,7 +62,7 @@ class ActiveSet:
             self.path.refresh()
             if not np.isfinite(s.g).all():
                 return False
-            found = certify(s, self.rows, self.margin)
+            found = self.certify()
             wrong = found.wrong[s.side[found.wrong] != 0]
             if not len(wrong):
                 for _ in range(POLISHED):

@@ -49,7 +49,8 @@ class KernelRows:
 
     def _start_rbf(self) -> None:
         n, J = self.x.shape
-        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not checks.is_fake(self.x)
+        self.fake = checks.is_fake(self.x)  # no data, only shapes
+        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
         self._centre, self._any_wide = None, False
         if self._rbf:
             self._shifted, self._squares, self._wide = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
@@ -97,7 +98,7 @@ class KernelRows:
             self._wide[at] = squares > WIDE
             self._any_wide = self._any_wide or bool(self._wide[at].any())
             return
-        if checks.is_fake(self.x):
+        if self.fake:
             return
         if self.kernel is None:
             own = self.x[index, index]

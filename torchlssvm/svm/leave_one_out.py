@@ -25,9 +25,8 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.svm import steps
-from torchlssvm.svm.certificate import UNITS
 from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import NOTHING, Solver
+from torchlssvm.svm.solver import NOTHING, UNITS, Solver
 from torchlssvm.svm.steps import ENDLESS, EPS, Margin, Start
 
 LOOK_SHARE, LOOK_LEAST = 4, 64

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 HALVINGS = 6
 """How often the way from one C to another is halved where rounding keeps it from being followed, before giving up."""
 
+METHODS = ("auto", "path", "joint", "pivot")
+"""Ways to add and remove samples."""
+
 
 class Batch(NamedTuple):
     """Checked samples."""
@@ -291,7 +294,8 @@ class IncrementalSVM(nn.Module):
     @exactly
     def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
         """Add (x, y) or (x, y, weight) and remove ids at once, along one parameter. Returns the new ids."""
-        checks.one_of(method, "method", ("auto", "path", "joint", "pivot"))
+        if method not in METHODS:
+            checks.one_of(method, "method", METHODS)
         new: list[int] = []
         batch = None
         if add is not None:
@@ -314,7 +318,7 @@ class IncrementalSVM(nn.Module):
         labels = self._labels(y, len(wanted))
         self._need_rows(wanted)
         at, s = self._positions(wanted), self._solver.samples
-        fake = checks.is_fake(self._solver.rows.x)
+        fake = self._solver.rows.fake
         other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
         if len(other):
             self._exchange(at[other], None, labels[other], method)
@@ -649,7 +653,7 @@ class IncrementalSVM(nn.Module):
 
     def _forget_far(self) -> None:
         """The epsilon rule of section 2.6."""
-        if self.reserve_limit is None or checks.is_fake(self._solver.rows.x):
+        if self.reserve_limit is None or self._solver.rows.fake:
             return
         s = self._solver.samples
         far = np.flatnonzero((s.side > 0) & (s.g >= self.reserve_limit))

@@ -42,7 +42,7 @@ class Samples:
     root: Array
 
     def __init__(self) -> None:
-        self.n = 0
+        self.n, self.capacity = 0, 0  # samples held; the length of every vector
         self.ids = np.full(0, -1, dtype=np.int64)
         self.where: dict[int, int] = {}  # id -> position
         self._free: list[int] = []  # free positions, the lowest last
@@ -52,11 +52,6 @@ class Samples:
         self.vectors = vectors
         for name, row in zip(VECTORS, vectors, strict=True):
             setattr(self, name, row)
-
-    @property
-    def capacity(self) -> int:
-        """The length of every vector."""
-        return len(self.ids)
 
     def grow(self, count: int) -> bool:
         """Make room for so many more samples; True if the vectors became longer."""
@@ -68,7 +63,7 @@ class Samples:
         ids = np.full(longer, -1, dtype=np.int64)
         ids[: self.capacity] = self.ids
         self._free = [*range(longer - 1, self.capacity - 1, -1), *self._free]
-        self.ids = ids
+        self.ids, self.capacity = ids, longer
         self._set(vectors)
         return True
 

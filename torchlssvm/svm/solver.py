@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
-from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import ActiveSet
-from torchlssvm.svm.certificate import UNITS, Certificate, certify, feasible, rounding_bound
 from torchlssvm.svm.interior_point import centred, interior_point
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
@@ -41,7 +40,23 @@ AT_BOUND = 1e-13
 """A coefficient this near to a bound, as a share of u, is there if all others are."""
 NARROW = 1e-9
 """An interval for b narrower than this is one value and rounding: b stays where it was found."""
+UNITS = 256.0
+"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
+every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
 NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class Certificate(NamedTuple):
+    """The verdict on a solution."""
+
+    wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
+    feasible: bool  # 0 <= alpha <= u, and |sum y alpha| is rounding
+    violation: float  # the largest violation of (2)
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is the solution."""
+        return self.feasible and not len(self.wrong)
 
 
 class Solver:
@@ -67,7 +82,7 @@ class Solver:
         new, wrong = NOTHING, NOTHING
         if x is not None and len(ids):
             new = self._place(x, ids, y, weight, u)
-        if checks.is_fake(self.rows.x):
+        if self.rows.fake:
             pass
         elif len(new) == 1 and not len(gone) and len(self.margin):
             try:
@@ -209,7 +224,7 @@ class Solver:
                 break
             self._correct()
             self._stay_fresh()
-            found = certify(s, self.rows, self.margin)
+            found = self.certify()
             if found.holds:
                 self._warn()
                 return
@@ -242,7 +257,7 @@ class Solver:
         self.path.events += 1
         self._fresh()
         self._correct()
-        return certify(s, self.rows, self.margin).holds
+        return self.certify().holds
 
     def _solve(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
         """Everything anew from a guess: pivot from its sets, or the robust way."""
@@ -254,7 +269,7 @@ class Solver:
             self.path.events += 1
             self._fresh()
             self._correct()
-            if certify(s, self.rows, self.margin).holds:
+            if self.certify().holds:
                 return
         self._robust(alpha)
 
@@ -262,7 +277,7 @@ class Solver:
         """The active-set method from here, and if it does not end, from a point of the interior-point method."""
         s = self.samples
         self.last = "fallback"
-        attempt = ActiveSet(s, self.rows, self.margin, self.path)
+        attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
         found = None
         for start in (alpha, None):
             if start is None:
@@ -270,7 +285,7 @@ class Solver:
             if attempt.run(start, self.margin.b):
                 self._fresh()
                 self._correct()
-                found = certify(s, self.rows, self.margin)
+                found = self.certify()
                 if found.holds:
                     self.margin.watching = 0
                     self._warn()
@@ -288,7 +303,7 @@ class Solver:
         at = np.flatnonzero(s.u > 0)
         if len(at) > DENSE:
             self.path.refresh()
-            wrong = certify(s, self.rows, self.margin).wrong
+            wrong = self.certify().wrong
             inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
             at = np.union1d(inside, wrong)[:DENSE]
         y, u = s.y[at], s.u[at]
@@ -311,6 +326,31 @@ class Solver:
         self.margin.settle()
         alpha = np.where(s.u > 0, np.clip(np.nan_to_num(s.alpha), 0.0, s.u), 0.0)
         return balanced(alpha, s.u, s.y)
+
+    # -- the certificate -----------------------------------------------------------------------------------------------
+
+    def certify(self) -> Certificate:
+        """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
+        s, b = self.samples, self.margin.b
+        off = np.where(s.side == 0, np.abs(s.g), -s.side * s.g)
+        off[(s.side == 0) & (s.u == 0)] = 0.0  # free positions, and samples about to leave
+        # |Q_i: alpha| = |g_i + 1 - y_i b| is at most sum_j |Q_ij| alpha_j: what is within this bound needs no closer look
+        wrong = np.flatnonzero(~(off <= UNITS * EPS * (np.abs(s.g + 1.0 - s.y * b) + (abs(b) + 1.0))))
+        if len(wrong):
+            wrong = wrong[~(off[wrong] <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
+        return Certificate(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
+
+    def _is_feasible(self) -> bool:
+        """Whether every coefficient is in its box, and sum y alpha = 0 to rounding."""
+        s = self.samples
+        inside = s.alpha.min(initial=0.0) >= 0.0 and bool((s.alpha <= s.u).all())
+        return inside and bool(abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum())
+
+    def rounding_bound(self) -> float:
+        """The largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1) over the samples i held."""
+        s = self.samples
+        held = np.flatnonzero(s.ids >= 0)
+        return EPS * float(self.rows.sums(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
 
     # -- exact ends ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +385,7 @@ class Solver:
             return
         at = margin.m.at[slots].copy()
         s.alpha[at] = bound
-        if not feasible(s):
+        if not self._is_feasible():
             s.alpha[at] = a
             return
         s.rest += bound @ margin.m.QS[slots]
@@ -401,7 +441,7 @@ class Solver:
     def _warn(self) -> None:
         s = self.samples
         unit = EPS * float(s.root.max(initial=0.0) * (s.root @ s.alpha) + abs(self.margin.b) + 1.0)
-        if unit > UNDETERMINED and (unit := rounding_bound(s, self.rows, self.margin)) > UNDETERMINED:
+        if unit > UNDETERMINED and (unit := self.rounding_bound()) > UNDETERMINED:
             warnings.warn(
                 f"rounding alone changes g by {unit:.0e}: the problem is not determined in float64; scale the features or "
                 "lower C",
@@ -448,7 +488,7 @@ class Solver:
             if followed:
                 self._fresh()
                 self._correct()
-                followed = certify(s, self.rows, self.margin).holds
+                followed = self.certify().holds
         except BaseException:
             self.path.callback = old
             self.restore(before)
@@ -463,7 +503,7 @@ class Solver:
         before = self.snapshot()
         try:
             self.rows.change_kernel(kernel, x)
-            if s.n and not checks.is_fake(self.rows.x):
+            if s.n and not self.rows.fake:
                 self._anew()
         except BaseException:
             self.rows.change_kernel(*old)
@@ -483,7 +523,7 @@ class Solver:
             self.last = "pivot"
             self._fresh()
             self._correct()
-            if certify(s, self.rows, self.margin).holds:
+            if self.certify().holds:
                 return
         self.last = "solve"
         self._solve(near_optimum(s, self.rows, balanced(np.clip(alpha, 0.0, s.u), s.u, s.y)))
@@ -498,7 +538,7 @@ class Solver:
             self._fresh()
             for _ in range(3):
                 self._correct()
-            if not certify(s, self.rows, self.margin).holds:
+            if not self.certify().holds:
                 self._anew()
 
     def resume(self) -> None:
@@ -506,9 +546,9 @@ class Solver:
         s = self.samples
         self._fresh()
         self.path.refresh()
-        if (s.y > 0).any() and (s.y < 0).any() and not certify(s, self.rows, self.margin).holds:
+        if (s.y > 0).any() and (s.y < 0).any() and not self.certify().holds:
             self._correct()
-            if not certify(s, self.rows, self.margin).holds:
+            if not self.certify().holds:
                 self._anew()
 
     def judge(self) -> tuple[Certificate, float]:
@@ -517,9 +557,9 @@ class Solver:
         kept = s.rest.copy(), s.g.copy()
         self._fresh()
         self.path.refresh()
-        found = certify(s, self.rows, self.margin)
+        found = self.certify()
         s.rest[:], s.g[:] = kept
-        return found, rounding_bound(s, self.rows, self.margin)
+        return found, self.rounding_bound()
 
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
@@ -551,7 +591,7 @@ class Solver:
         late = np.flatnonzero(s.ids >= 0)
         late = late[(late >= n) | (before.ids[np.minimum(late, n - 1)] != s.ids[late])] if n else late
         if len(late):
-            if not checks.is_fake(self.rows.x):
+            if not self.rows.fake:
                 self.rows.erase(late)
             s.drop(late)
         s.vectors[:] = 0.0
