@@ -125,6 +125,7 @@ class Solver:
         self.rows.erase(gone)
         self.margin.erase(gone)
         self.samples.drop(gone)
+        self._dust[gone[gone < len(self._dust)]] = 0.0
         if not self.samples.n:
             self.margin.m.a[0] = 0.0
 
@@ -254,7 +255,6 @@ class Solver:
         if not Pivoting(s, self.rows, self.margin).run(start, bound, rest):
             return False
         self.last = "pivot"
-        self.path.events += 1
         self._fresh()
         self._correct()
         return self.certify().holds
@@ -266,8 +266,7 @@ class Solver:
         bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
         self.margin.clear(b=self.margin.b)
         if Pivoting(s, self.rows, self.margin).run(guess, bound):
-            self.path.events += 1
-            self._fresh()
+            self._is_fresh()
             self._correct()
             if self.certify().holds:
                 return
@@ -334,11 +333,15 @@ class Solver:
         s, b = self.samples, self.margin.b
         off = np.where(s.side == 0, np.abs(s.g), -s.side * s.g)
         off[(s.side == 0) & (s.u == 0)] = 0.0  # free positions, and samples about to leave
-        # |Q_i: alpha| = |g_i + 1 - y_i b| is at most sum_j |Q_ij| alpha_j: what is within this bound needs no closer look
-        wrong = np.flatnonzero(~(off <= UNITS * EPS * (np.abs(s.g + 1.0 - s.y * b) + (abs(b) + 1.0))))
+        wrong = np.flatnonzero(~(off <= UNITS * EPS * self._least_unit()))
         if len(wrong):
             wrong = wrong[~(off[wrong] <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
         return Certificate(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
+
+    def _least_unit(self) -> Array:  # -> (capacity,)
+        """A lower bound of sum_j |Q_ij| alpha_j + |b| + 1, from two sums of its terms with their signs: all, and rest."""
+        s, b = self.samples, self.margin.b
+        return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
     def _is_feasible(self) -> bool:
         """Whether every coefficient is in its box, and sum y alpha = 0 to rounding."""
@@ -414,8 +417,13 @@ class Solver:
         outside = s.alpha.copy()
         outside[self.margin.positions()] = 0.0
         s.rest[:] = self.rows.product(outside)
-        self._dust, self._dusted = np.zeros(s.capacity), self.path.events
-        self._before = s.vectors[2:6].copy()
+        self._is_fresh()
+
+    def _is_fresh(self) -> None:
+        """Note that rest has just come from the kernel."""
+        self.path.events += 1
+        self._dust, self._dusted = np.zeros(self.samples.capacity), self.path.events
+        self._before = self.samples.vectors[2:6].copy()
 
     def _stay_fresh(self) -> None:
         """rest from the kernel again, where roundings that events have left in it could show.
@@ -429,8 +437,7 @@ class Solver:
         largest = float((np.maximum(s.u, u) * s.root)[moved].max(initial=0.0))
         self._dust += (1 + events - self._dusted) * (s.rest**2 + rest**2 + (s.root * largest) ** 2)
         self._dusted = events
-        unit = np.abs(s.g + 1.0 - s.y * self.margin.b) + abs(self.margin.b) + 1.0
-        if bool((self._dust > (DUST * unit) ** 2).any()):
+        if bool((self._dust > (DUST * self._least_unit()) ** 2).any()):
             self._fresh()
             self._correct()
 
@@ -519,9 +526,8 @@ class Solver:
         alpha, side, bound = s.alpha.copy(), s.side.copy(), np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
         self.margin.clear(b=self.margin.b)
         if Pivoting(s, self.rows, self.margin).run(side, bound):
-            self.path.events += 1
             self.last = "pivot"
-            self._fresh()
+            self._is_fresh()
             self._correct()
             if self.certify().holds:
                 return
@@ -554,11 +560,11 @@ class Solver:
     def judge(self) -> tuple[Certificate, float]:
         """The certificate, with every g computed from the kernel, and the largest unit of rounding."""
         s = self.samples
-        kept = s.rest.copy(), s.g.copy()
+        kept = s.rest.copy(), s.g.copy(), self._dust, self._dusted, self._before, self.path.events
         self._fresh()
         self.path.refresh()
         found = self.certify()
-        s.rest[:], s.g[:] = kept
+        s.rest[:], s.g[:], self._dust, self._dusted, self._before, self.path.events = kept
         return found, self.rounding_bound()
 
     # -- all or nothing ------------------------------------------------------------------------------------------------
