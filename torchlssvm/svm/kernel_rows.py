@@ -79,10 +79,14 @@ class KernelRows:
         self, at: Array, x: Tensor
     ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
         """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
-        index = torch.from_numpy(at) if self._rbf else torch.from_numpy(at).to(self.device)
-        self.x[index] = x
-        if self.kernel is None:
-            self.x[:, index] = x.T
+        index = torch.from_numpy(at)
+        if self._rbf:
+            self.x.numpy()[at] = x.numpy()
+        else:
+            index = index.to(self.device)
+            self.x[index] = x
+            if self.kernel is None:
+                self.x[:, index] = x.T
         self._measure(at, index)
 
     def _measure(self, at: Array, index: Tensor) -> None:
@@ -118,12 +122,14 @@ class KernelRows:
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of these samples."""
-        index = torch.from_numpy(at).to(self.device)
-        self.x[index] = 0.0
-        if self.kernel is None:
-            self.x[:, index] = 0.0
         if self._rbf:
+            self.x.numpy()[at] = 0.0
             self._shifted[at], self._squares[at], self._wide[at] = 0.0, 0.0, False
+        else:
+            index = torch.from_numpy(at).to(self.device)
+            self.x[index] = 0.0
+            if self.kernel is None:
+                self.x[:, index] = 0.0
         cache = self.cache
         cache.rows[: int(cache.clock[1]), at] = 0.0
         rows = cache.row_of[at]

@@ -29,8 +29,8 @@ from torchlssvm.svm.samples import Array
 from torchlssvm.svm.solver import NOTHING, UNITS, Solver
 from torchlssvm.svm.steps import ENDLESS, EPS, Margin, Start
 
-LOOK_SHARE, LOOK_LEAST = 4, 64
-"""The nearest quarter of the reserve vectors is looked at, and not fewer than so many."""
+LOOK_SHARE, LOOK_LEAST = 16, 64
+"""The nearest sixteenth of the reserve vectors is looked at, and not fewer than so many."""
 EVENTS = 64
 """Events of a path before it is left to the solver."""
 EAGER = 1500
@@ -259,10 +259,13 @@ class Paths:
             index = t.index[at]
             near = index > 0
             g[:, index[near]] = part[:, near]
-            unit = EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)
-            bad = (part < -UNITS * unit) & (index < 0) & (s.ids[at] >= 0)
-            wrong |= bad.any(1)
-            found.append(at[bad.any(0)])
+            far = np.flatnonzero((index < 0) & (s.ids[at] >= 0))
+            part = part[:, far]
+            if float(part.min(initial=0.0)) < -UNITS * EPS:  # else none is on the wrong side
+                unit = EPS * (np.abs(part + 1.0 - b * s.y[at[far]]) + np.abs(b) + 1.0)
+                bad = part < -UNITS * unit
+                wrong |= bad.any(1)
+                found.append(at[far[bad.any(0)]])
         out = g[np.arange(B), c]
         r = np.where(outside, 0.0, g)
         out += (beta * r).sum(1)

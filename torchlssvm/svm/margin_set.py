@@ -114,15 +114,18 @@ class MarginSet:
 
     def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Entries of QS for new samples, whose rows of Q these are."""
-        m = self.m
-        m.QS[:, at] = (Q[:, m.at] * m.used).T
+        m, k = self.m, self.top
+        if len(at) == 1:
+            m.QS[:k, int(at[0])] = Q[0][m.at[:k]] * m.used[:k]
+        else:
+            m.QS[:k, at] = (Q[:, m.at[:k]] * m.used[:k]).T
         m.QS[0, at] = self.samples.y[at]
         if m.W is m.QS:
             self.watching = 0
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of samples that are not margin vectors."""
-        self.m.QS[:, at] = 0.0
+        self.m.QS[: self.top, at if len(at) > 1 else int(at[0])] = 0.0
         if self.watching and self.m.W is not self.m.QS:
             place = self.place[at]
             place = place[place >= 0]

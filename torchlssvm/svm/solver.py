@@ -586,10 +586,9 @@ class Solver:
         slots = margin.slots()
         if len(self._dust) < s.capacity:
             self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
-        self._before = s.vectors[2:6].copy()
-        return Snapshot(
-            s.vectors.copy(), s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events
-        )
+        vectors = s.vectors.copy()
+        self._before = vectors[2:6]
+        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
 
     def restore(self, before: Snapshot) -> None:
         """The state as it was, bit for bit; R is made anew."""
