@@ -109,7 +109,7 @@ def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others(monkeypatch)
 
 
 def test_the_span_rule_with_an_empty_margin_set_has_no_nan():
-    x, y = tensors(*problem(30))
+    x, _ = tensors(*problem(30))
     svm = IncrementalSVM(RBF(sigma=1.0), C=1e-3).fit(x, torch.arange(30) % 2)
     assert not len(svm.margin)
     found = svm.leave_one_out("span")

@@ -1,6 +1,6 @@
 """The robust way to a solution: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
 
-On S the conditions g_S = 0 are solved by Newton steps, each cut short where a coefficient comes to a bound; its sample leaves S.
+On S the conditions g_S = 0 are solved by Newton steps, each cut short where a coefficient comes to a bound; the sample leaves.
 When S is solved, the sample that is furthest on the wrong side enters. One that lies in the span of S cannot: along its null
 vector [beta_i; 1] no g changes, and the objective falls, or rests, until a margin vector or the sample itself is at a bound.
 The objective never rises, so that nothing depends on how well A is conditioned: linear systems are solved backward stable.

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 VECTORS = ("y", "weight", "u", "alpha", "sign", "slack")
 SAVED = ("x", *VECTORS, "ids", "margin", "R", "C", "numbers", "dropped")
-"""Per sample, in the order of ids: row x (or Gram matrix), label -1 or +1, weight, upper bound, alpha, side (+1, -1, 0 for R, E,
-S), side * g (infinite in S), id; indices of the margin vectors, R of slot 0 and of them; C per class; numbers: b, next id,
-whether reserve vectors were forgotten, whether the kernel is precomputed, events; forgotten ids. Version 0.1.0 wrote its samples
+"""Per sample, in the order of ids: row x (or Gram matrix), label -1 or +1, weight, upper bound, alpha, side (+1, -1, 0 for R,
+E, S), side * g (infinite in S), id; indices of the margin vectors, R of slot 0 and of them; C per class; numbers: b, next id,
+whether reserve vectors were forgotten, whether the kernel is precomputed, events; forgotten ids. Version 0.1.0 wrote samples
 in any order. R is written for that version; it is not read."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array, Samples
 
 WIDE = 8.0
-"""gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits there."""
+"""gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
 BLOCK_NUMBERS = 2**22
 """Kernel values computed at a time: 32 MiB."""
 LEAST_ROWS = 2
@@ -51,7 +51,8 @@ class KernelRows:
         n, J = self.x.shape
         self.fake = checks.is_fake(self.x)  # no data, only shapes
         self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
-        self._centre, self._any_wide = None, False
+        self._centre: Array = np.zeros(J)
+        self._any_wide = False
         if self._rbf:
             self._shifted, self._squares, self._wide = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
 
@@ -93,7 +94,7 @@ class KernelRows:
         s = self.samples
         if self._rbf and isinstance(self.kernel, RBF):
             x = self.x.numpy()[at]
-            if self._centre is None or s.n == len(at):
+            if s.n == len(at):  # the first ones
                 self._centre = np.median(x, 0)  # samples far from all others do not count
             x -= self._centre
             x *= (2.0 * self.kernel.gamma) ** 0.5
@@ -215,7 +216,7 @@ class KernelRows:
     def _finite(self, values: Array) -> Array:
         if not np.isfinite(values).all():
             raise ValueError(
-                f"the kernel gives {int((~np.isfinite(values)).sum())} NaN or infinite value(s) for the samples given and held: "
+                f"the kernel gives {int((~np.isfinite(values)).sum())} NaN or infinite value(s) for the samples given: "
                 "scale the features, or use another kernel"
             )
         return values

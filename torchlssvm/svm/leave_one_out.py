@@ -62,7 +62,7 @@ class LeaveOneOut(NamedTuple):
 
 
 def exact(solver: Solver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
-    """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning, where there is no answer."""
+    """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning: no answer."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))

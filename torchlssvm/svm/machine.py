@@ -596,7 +596,8 @@ class IncrementalSVM(nn.Module):
 
     def _change(self, batch: Batch | None, new: list[int], gone: Any, method: str) -> None:
         if batch is None:
-            self._solver.change(None, [], *(np.zeros(0) for _ in range(3)), gone, method)
+            nothing = np.zeros(0)
+            self._solver.change(None, [], nothing, nothing, nothing, gone, method)
         else:
             self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, gone, method)
         self._forget_far()
@@ -625,7 +626,7 @@ class IncrementalSVM(nn.Module):
         if ids is None:
             return []
         if isinstance(ids, Tensor) and checks.is_fake(ids):
-            return self._solver.samples.ids[self._solver.samples.order()[: len(ids)]].tolist()
+            return [int(i) for i in self._solver.samples.ids[self._solver.samples.order()[: len(ids)]]]
         if isinstance(ids, int):
             ids = [ids]
         wanted = list(ids) if isinstance(ids, list | tuple | range) else torch.as_tensor(ids).reshape(-1).tolist()
@@ -706,7 +707,7 @@ class IncrementalSVM(nn.Module):
             try:
                 checkpoint.load(self, own, self.device)
             except BaseException:
-                if self.kernel is not None:
+                if self.kernel is not None and before is not None:
                     self.kernel.set_extra_state(before)
                 raise
         others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED}

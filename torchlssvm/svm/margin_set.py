@@ -1,7 +1,7 @@
 r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
 
-Many margin vectors enter and leave in one block, by the block forms of (13) and (14). With columns H = [y_c; Q_Sc] of k samples c
-that are to enter, and V = -R H,
+Many margin vectors enter and leave in one block, by the block forms of (13) and (14). With columns H = [y_c; Q_Sc] of k samples
+c that are to enter, and V = -R H,
 
     Gamma = Q_cc + H^T V                                                                                          (12)
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)

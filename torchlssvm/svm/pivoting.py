@@ -35,7 +35,7 @@ class Pivoting:
 
         With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
         goes to the bound it passed; a sample with g on the wrong side goes to S; until nothing moves. A sample in the span of S
-        stays at its bound: either its g is 0 with theirs, as that of a copy, or no coefficient of its own can make it so (a copy
+        stays at its bound: either its g is 0 with theirs, as that of a copy, or no coefficient of its own makes it so (a copy
         with the other label), then it goes to the other bound. bound: where each sample goes if it lies in the span of S.
         rest: Q times the coefficients of E, if they are known. Samples with u = 0 take no part.
         """
@@ -82,7 +82,7 @@ class Pivoting:
         return False
 
     def _exchange(self, side: Array, bound: Array, held: Array, rest: Array) -> tuple[Array, Array, Array]:
-        """Bring S to side == 0. What cannot enter stays at its bound (``side`` is changed), and is marked in the first result."""
+        """Bring S to side == 0. What cannot enter stays at its bound (``side`` is changed), marked in the first result."""
         s, margin = self.samples, self.margin
         inside = np.zeros(s.capacity, dtype=bool)
         inside[margin.positions()] = True

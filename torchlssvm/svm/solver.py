@@ -1,4 +1,4 @@
-"""The solver of the incremental SVM: plans an operation, carries it out, certifies the end, and falls back on the robust way."""
+"""The solver of the incremental SVM: plans an operation, carries it out, certifies the end, or takes the robust way."""
 
 from __future__ import annotations
 
@@ -486,8 +486,7 @@ class Solver:
 
     def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
         """Change C along the path and report its events; False, and nothing changed, if it cannot be followed."""
-        s, old = self.samples, self.path.callback
-        before = self.snapshot()
+        old, before = self.path.callback, self.snapshot()
         try:
             self.path.callback = callback
             followed = self.path.walk_to(u)

@@ -9,8 +9,8 @@ a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficie
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                          (14)
 
 R is kept as R + V^T diag(f) V, with a row of V for each event since the last time that these were added to R: sixteen products
-of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled functions are in this file: a compiled function contains those that
-it calls, and numba looks at the time of one file only.
+of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled
+functions are in this file: a compiled function contains those that it calls, and numba looks at the time of one file only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ BLOCK = 64
 """Rows of R updated at a time: the product then stays in the cache."""
 
 END, ROW, FULL, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(8)
-"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; a margin vector (S is empty and the drive unbalanced); a new R;
-the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are done."""
+"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; a margin vector (S is empty and the drive unbalanced); a new
+R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are done."""
 NONE, MARGIN, ERROR, RESERVE = range(4)
 """What the last event was: a sample came to S, or to E or R from there."""
 
@@ -251,7 +251,7 @@ def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> 
         return 0.0
     r = h + m.A @ beta
     beta -= times_R(m, top, r)
-    return np.abs(r).max() / max(np.abs(h).max(), 1e-300)
+    return float(np.abs(r).max() / max(np.abs(h).max(), 1e-300))
 
 
 @compiled
@@ -363,7 +363,7 @@ def walk(
             i, rate_in = w.at[k], gamma[k]
             continue
         to_error = t_up[high] <= t
-        slot = high if to_error else low
+        slot = int(high if to_error else low)
         j, R_k = m.at[slot], row_of_R(m, slot)
         pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
@@ -474,7 +474,7 @@ def leave_path(
         floor[0] = ENDLESS
         room = np.where(rate > 0.0, upper - x, x - lower)
         steps_to = np.where(speed > floor, np.maximum(room, 0.0) / speed, ENDLESS)
-        k = steps_to.argmin()
+        k = int(steps_to.argmin())
         step = min(steps_to[k], 1.0 - p)
         if step < TINY and p + step < 1.0:
             return LEFT
@@ -496,7 +496,7 @@ def leave_path(
             w, terms = column(t.T[t.row[k]], 1.0, 0, k, keys, pivots, W, events, share)
             terms += t.size[t.row[k]]
         else:
-            return int(k)
+            return k
         pivot, up, u = w[k], rate[k] > 0.0, t.u[k]
         if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
             if not (pivot > 0.0 and count > 2):  # b, k and one more at least
