@@ -717,18 +717,23 @@ class IncrementalSVM(nn.Module):
         from torchlssvm.svm import checkpoint
 
         state = self.__dict__.copy()
-        state["_solver"] = checkpoint.parts(self)
+        state["_solver"] = checkpoint.parts(self) if self.n else None
+        state["_next_id"] = self._solver.next_id
         state["_support"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         from torchlssvm.svm import checkpoint
 
-        saved = state.pop("_solver")
+        saved, next_id = state.pop("_solver"), state.pop("_next_id")
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        checkpoint.load(self, saved, self.device)
+        if saved is None:
+            self._start(self.device)
+        else:
+            checkpoint.load(self, saved, self.device)
         self.__dict__.update(kept)
+        self._solver.next_id = next_id
 
     def _apply(self, fn: Any, recurse: bool = True) -> IncrementalSVM:
         """Devices move, the precision stays."""
