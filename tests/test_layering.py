@@ -17,7 +17,7 @@ LAYERS = [
     ["errors", "_version", "_interrupts", "untrusted", "canonical_json"],
     ["functional/"],
     ["statistics/", "backbone_hash", "kernels/", "sample_adapter"],
-    ["linear/", "kernel_machines/", "machines/", "features/"],
+    ["linear/", "kernel_machines/", "svm/", "features/"],
     ["distributed/", "export", "backbones"],
     ["events"],
     ["audit/", "analysis/"],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.svm_truth import exact, rbf
+from tests.svm.truth import exact, rbf
 
 ROOT = Path(__file__).resolve().parents[1]
 

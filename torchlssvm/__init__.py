@@ -19,8 +19,8 @@ from torchlssvm.errors import (
 )
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
 from torchlssvm.linear import AttachedClassifier, LSSVMHead, attach
-from torchlssvm.machines import IncrementalSVM
 from torchlssvm.statistics import FixedPoint, Statistics
+from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
     "AttachedClassifier",

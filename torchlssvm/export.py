@@ -36,7 +36,7 @@ from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
 from torchlssvm.linear import AttachedClassifier, LSSVMHead
-from torchlssvm.machines import IncrementalSVM
+from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
     "KernelScores",
@@ -160,8 +160,8 @@ def expansion(machine: Any) -> tuple[Tensor, Tensor, Tensor]:
         return machine.expansion()
     if machine.kernel is None:
         raise ValueError("a machine with a precomputed kernel cannot be frozen: its rows are not here")
-    samples = machine._engine.samples
-    rows, f, b = samples.x[: machine.n], (samples.alpha * samples.y)[:, None], machine.b
+    rows, f, b = machine.expansion()
+    f = f[:, None]
     b = torch.as_tensor(b, dtype=f.dtype, device=f.device).reshape(1)
     return rows, torch.cat([-f, f], 1), torch.cat([-b, b])
 

@@ -24,8 +24,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.svm import SVC
 
 from torchlssvm import IncrementalSVM
-from torchlssvm.functional.loops import load
 from torchlssvm.kernels import RBF
+from torchlssvm.svm.compiled import numba
 
 SINGLE = 40  # samples added, and support vectors removed, one at a time
 REFIT = 10  # so many, and a refit beside them: after each it would measure caches that the refit has emptied
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     quick = parser.parse_args().quick
-    compiled = "compiled" if load("svm_loops") is not None else "not compiled"
+    compiled = "compiled" if numba is not None and not numba.config.DISABLE_JIT else "not compiled"
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), steps {compiled}.")
     print("Columns with no unit are ratios: how many times")
     print(

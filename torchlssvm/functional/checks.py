@@ -102,7 +102,11 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
         return y.to(torch.int64), "labels"
     if y.ndim == 1 and K == 1:
         y = y[:, None]
-    if y.ndim == 2 and y.shape[1] == K and (y.dtype in FLOAT_DTYPES or y.dtype in INTEGER_DTYPES or y.dtype == torch.bool):
+    if (
+        y.ndim == 2
+        and y.shape[1] == K
+        and (y.dtype in FLOAT_DTYPES or y.dtype in INTEGER_DTYPES or y.dtype == torch.bool)
+    ):
         return (y if y.dtype in FLOAT_DTYPES else y.to(torch.float64)), "values"
     if y.ndim == 1 and y.dtype in FLOAT_DTYPES and not is_fake(y):
         odd = next((v for v in y.tolist() if not v.is_integer()), y[0].item())

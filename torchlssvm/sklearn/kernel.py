@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
-from torchlssvm.machines import IncrementalSVM
 from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
+from torchlssvm.svm import IncrementalSVM
 
 if TYPE_CHECKING:
     from typing_extensions import Self

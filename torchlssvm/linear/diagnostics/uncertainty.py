@@ -39,7 +39,9 @@ def leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
     """Leverages (B,) of inputs; see :meth:`torchlssvm.LSSVMHead.leverage`."""
     system = Problem(view).whitened(None) if view.multiclass == "ovo" else view.system
     x = checks.features(x, view.in_features, view.device)
-    parts = [system.leverages(system.centred(other_rows(view, part))) for part in x.split(WHITENED_ROWS)] if len(x) else []
+    parts = (
+        [system.leverages(system.centred(other_rows(view, part))) for part in x.split(WHITENED_ROWS)] if len(x) else []
+    )
     g = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=view.device)
     return g * (view.n / degrees_of_freedom(system)) if relative else g
 

@@ -1,0 +1,165 @@
+"""Cases in which an earlier version was wrong, slow or gave up: each judged from alpha, b and an explicit kernel."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+from tests.svm.test_hostile import WRONG, units
+from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
+from torchlssvm.kernels import RBF, Linear
+from torchlssvm.svm import leave_one_out
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
+
+
+def problem(n=300, d=5, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    return x, (x[:, 0] + 0.3 * rng.normal(size=n) > 0).astype(int)
+
+
+def tensors(*arrays):
+    return tuple(torch.from_numpy(array) for array in arrays)
+
+
+def test_one_outlier_does_not_hide_violations_of_others():
+    x, y = problem()
+    x[7] *= 1e6
+    K, sign = x @ x.T, 2.0 * y - 1
+    svm = IncrementalSVM(Linear(), C=10.0).fit(*tensors(x, y))
+    for C in (100.0, 0.1, 10.0):
+        svm.set_C(C)
+        assert units(K, sign, np.full(300, C), svm.alpha.numpy(), svm.b) < WRONG
+    keep = np.arange(300) != 7
+    svm.remove([7])
+    found = units(K[np.ix_(keep, keep)], sign[keep], np.full(299, 10.0), svm.alpha.numpy(), svm.b)
+    assert found < WRONG
+
+
+@pytest.mark.parametrize("distance", [1e-9, 1e-13])
+def test_near_copies_with_weights_stay_in_their_boxes_and_balanced(distance):
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(50, 3)), 3, 0) + distance * rng.normal(size=(150, 3))
+    y, weight = rng.integers(0, 2, 150), rng.uniform(0.2, 3.0, 150)
+    K = np.exp(-0.5 * ((x[:, None] - x[None]) ** 2).sum(-1))
+    svm = IncrementalSVM(RBF(sigma=1.0), C=100.0).fit(*tensors(x, y, weight))
+    for C in (100.0, 1.0, 0.01):
+        svm.set_C(C)
+        assert units(K, 2.0 * y - 1, C * weight, svm.alpha.numpy(), svm.b) < WRONG
+
+
+def test_an_indefinite_kernel_gives_a_stationary_point_or_an_error():
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        K = rng.normal(size=(50, 50))
+        K = (K + K.T) / 2 + 2 * np.eye(50)
+        y = rng.integers(0, 2, 50)
+        svm = IncrementalSVM("precomputed", C=1.0)
+        try:
+            ids = svm.fit(*tensors(K, y)).ids
+            svm.remove(ids[:10])
+        except ConvergenceError:
+            pass
+        at = svm.ids.numpy()
+        found = units(K[np.ix_(at, at)], 2.0 * y[at] - 1, np.ones(len(at)), svm.alpha.numpy(), svm.b)
+        assert found < WRONG
+
+
+def test_kernel_values_that_overflow_are_an_error_and_change_nothing():
+    x, y = tensors(*problem(40))
+    svm = IncrementalSVM(Linear(), C=1.0).fit(x, y)
+    before = {name: value.clone() for name, value in svm.state_dict().items() if name != "R"}
+    for call in (lambda: svm.add(x[:1] * 1e200, y[:1]), lambda: svm.add(x * 1e200, y), lambda: svm.fit(x * 1e200, y)):
+        with pytest.raises(ValueError, match="infinite"):
+            call()
+        after = svm.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("C", [1.0, 100.0])
+def test_raw_breast_cancer_is_solved_in_seconds(C):
+    x, y = load_breast_cancer(return_X_y=True)
+    start = time.process_time()
+    svm = IncrementalSVM(Linear(), C=C).fit(*tensors(x, y))
+    assert time.process_time() - start < 10.0
+    assert units(x @ x.T, 2.0 * y - 1, np.full(len(y), C), svm.alpha.numpy(), svm.b) < WRONG
+
+
+def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others(monkeypatch):
+    x, y = tensors(*problem(80))
+    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
+    whole, real, calls = svm.leave_one_out(batched=False), leave_one_out.Solver.unlearn, []
+
+    def fails_once(solver, gone):
+        calls.append(1)
+        if len(calls) == 3:
+            raise ConvergenceError("no end")
+        real(solver, gone)
+
+    monkeypatch.setattr(leave_one_out.Solver, "unlearn", fails_once)
+    with pytest.warns(NumericalWarning, match="1 sample"):
+        found = svm.leave_one_out(batched=False)
+    lost = found.margin.isnan()
+    assert int(lost.sum()) == 1
+    torch.testing.assert_close(found.margin[~lost], whole.margin[~lost], rtol=0, atol=1e-12)
+    assert found.rate == float(whole.error[~lost].double().mean())
+
+
+def test_the_span_rule_with_an_empty_margin_set_has_no_nan():
+    x, _ = tensors(*problem(30))
+    svm = IncrementalSVM(RBF(sigma=1.0), C=1e-3).fit(x, torch.arange(30) % 2)
+    assert not len(svm.margin)
+    found = svm.leave_one_out("span")
+    assert not bool(found.margin.isnan().any())
+    assert bool((found.margin[svm.alpha > 0] == -torch.inf).all())
+
+
+def test_relabelling_a_forgotten_sample_is_an_error_that_loses_nothing():
+    x, y = tensors(*problem(200))
+    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0, reserve_limit=0.3)
+    ids = svm.add(x, y)
+    gone = sorted(set(ids.tolist()) - set(svm.ids.tolist()))
+    with pytest.raises(ValueError, match="forgotten"):
+        svm.relabel(gone[:2], torch.tensor([0, 1]))
+    svm.remove(gone[:2])  # still known
+
+
+def test_nothing_of_a_removed_sample_stays_in_memory():
+    x, y = tensors(*problem(120))
+    svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
+    i = int(svm.margin[0])
+    at = svm._solver.samples.where[i]
+    svm.remove([i])
+    solver = svm._solver
+    assert not solver.rows.x[at].any()
+    assert not solver.rows._shifted[at].any()
+    assert not solver.samples.vectors[:, at].any()
+    assert not solver.margin.m.QS[:, at].any()
+    assert solver.rows.cache.row_of[at] == -1
+    assert not solver.rows.cache.rows[:, at].any()
+
+
+def test_a_few_wide_rows_leave_the_others_as_they_were():
+    """Samples far away are computed from differences, and only those: the block of all others is one product, to the bit."""
+    x, y = problem(200)
+    plain = IncrementalSVM(RBF(sigma=1.0), C=1.0).fit(*tensors(x, y))
+    far = IncrementalSVM(RBF(sigma=1.0), C=1.0).fit(*tensors(x, y))
+    far.add(*tensors(x[:3] + 1e3, y[:3]))
+    at = np.arange(200)
+    np.testing.assert_array_equal(far._solver.rows.block(at, at), plain._solver.rows.block(at, at))
+    z = np.concatenate([x, x[:3] + 1e3])
+    K = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1))
+    sign = 2.0 * np.concatenate([y, y[:3]]) - 1
+    np.testing.assert_allclose(
+        far._solver.rows.block(np.arange(203), np.arange(203)) * sign * sign[:, None], K, rtol=1e-13
+    )
+
+
+def test_kkt_violation_has_the_rounding_bound_beside_it():
+    x, y = tensors(*problem(100))
+    found = IncrementalSVM(Linear(), C=10.0).fit(x, y).kkt_violation()
+    assert isinstance(found, float)
+    assert 0.0 <= found < 100 * found.bound < 1e-9

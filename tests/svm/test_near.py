@@ -1,0 +1,121 @@
+"""Walks that look at the samples near the margin only end where those do that look at all."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.svm.test_degenerate import churn
+from tests.svm.test_stateful import Machine
+from torchlssvm import IncrementalSVM
+from torchlssvm.kernels import RBF, Linear, Polynomial
+from torchlssvm.svm import margin_set
+
+
+def points(n, d):
+    """Two classes that overlap a little: most samples are reserve vectors."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.2 * torch.randn(n, generator=generator) > 0).long()
+    x[:, 0] *= 3.0
+    return x, y
+
+
+@pytest.fixture
+def short_sight(monkeypatch):
+    """Hardly anything is near: most samples on the wrong side are found only where a walk ends."""
+    for name, value in {"WATCH_FROM": 6, "WATCH_LEAST": 1, "WATCH_SHARE": 50}.items():
+        monkeypatch.setattr(margin_set, name, value)
+
+
+@pytest.mark.parametrize(
+    "kernel", [RBF(sigma=3.0), Linear(), Polynomial(degree=2)], ids=["rbf", "linear", "polynomial"]
+)
+def test_random_operations(short_sight, kernel):
+    x, y = points(80, 3)
+    svm = IncrementalSVM(kernel, C=2.0)
+    churn(svm, x, y, 250, 0, 5)
+
+
+@pytest.mark.parametrize("C", [2.0, 50.0])
+def test_every_g_is_kept(short_sight, C):
+    """g of the samples that no walk looks at is what its definition says."""
+    x, y = points(200, 3)
+    svm = IncrementalSVM(RBF(sigma=2.0), C=C).fit(x[:150], y[:150])
+    truth = copy.deepcopy(svm)
+    for i in range(150, 200):
+        svm.add(x[i : i + 1], y[i : i + 1])
+        if i % 3 == 0:
+            svm.remove([i - 100])
+        before = svm.g
+        want = (2.0 * svm.y - 1.0) * svm.decision(x[svm.ids]) - 1.0
+        assert float((want - before).abs().max()) < 1e-11
+    assert svm.kkt_violation() < 1e-11
+    truth.update((x[150:], y[150:]), [i - 100 for i in range(150, 200) if i % 3 == 0])
+    torch.testing.assert_close(svm.alpha, truth.alpha, rtol=0, atol=1e-9)
+
+
+def test_joint_walks_and_changes_of_C(short_sight):
+    x, y = points(120, 4)
+    svm = IncrementalSVM(RBF(sigma=1.5), C=1.0).fit(x[:60], y[:60])
+    ids = svm.add(x[60:], y[60:], method="joint")
+    assert svm.kkt_violation() < 1e-12
+    svm.relabel(ids[:7], 1 - y[60:67], method="joint")
+    svm.set_C(5.0, method="path").set_C(0.7, method="path")
+    svm.remove(ids[20:50], method="joint")
+    assert svm.kkt_violation() < 1e-12
+    keep = [*range(80), *range(110, 120)]
+    labels = torch.cat([y[:60], 1 - y[60:67], y[67:]])[keep]
+    fresh = IncrementalSVM(RBF(sigma=1.5), C=0.7).fit(x[keep], labels)
+    torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
+
+
+def test_no_near_sample_can_balance_the_drive(short_sight):
+    """Every near sample is of one class and at its bound: the walk has to look at all."""
+    x = torch.tensor([[-3.0 - 0.01 * i, 0.0] for i in range(20)] + [[3.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0] * 20 + [1])
+    svm = IncrementalSVM(Linear(), C=0.01)
+    for i in range(21):
+        svm.add(x[i : i + 1], y[i : i + 1])
+        assert svm.kkt_violation() < 1e-12
+    for i in range(20):
+        svm.remove([i])
+        assert svm.kkt_violation() < 1e-12
+
+
+def test_events_that_are_watched_are_those_of_the_whole_path(short_sight, monkeypatch):
+    """With a callback every sample is looked at: the events are the path's own, in its order."""
+    x, y = points(60, 2)
+    seen = []
+    svm = IncrementalSVM(RBF(sigma=1.0), C=3.0, callback=seen.append).fit(x[:50], y[:50])
+    seen.clear()
+    whole = []
+    monkeypatch.setattr(margin_set, "WATCH_FROM", 1000)
+    other = copy.deepcopy(svm).on_event(whole.append)
+    other.add(x[50:], y[50:], method="path")
+    monkeypatch.setattr(margin_set, "WATCH_FROM", 6)
+    svm.add(x[50:], y[50:], method="path")
+    assert seen
+    assert [(event.id, event.to) for event in seen] == [(event.id, event.to) for event in whole]
+
+
+class ShortSighted(Machine):
+    """The stateful test once more, with a short sight."""
+
+    def __init__(self):
+        self.old = {name: getattr(margin_set, name) for name in ("WATCH_FROM", "WATCH_LEAST", "WATCH_SHARE")}
+        for name, value in {"WATCH_FROM": 4, "WATCH_LEAST": 1, "WATCH_SHARE": 50}.items():
+            setattr(margin_set, name, value)
+        super().__init__()
+
+    def teardown(self):
+        try:
+            super().teardown()
+        finally:
+            for name, value in self.old.items():
+                setattr(margin_set, name, value)
+
+
+TestShortSighted = ShortSighted.TestCase
+TestShortSighted.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

@@ -1,0 +1,173 @@
+"""The robust way to a solution: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
+
+On S the conditions g_S = 0 are solved by Newton steps, each cut short where a coefficient comes to a bound; the sample leaves.
+When S is solved, the sample that is furthest on the wrong side enters. One that lies in the span of S cannot: along its null
+vector [beta_i; 1] no g changes, and the objective falls, or rests, until a margin vector or the sample itself is at a bound.
+The objective never rises, so that nothing depends on how well A is conditioned: linear systems are solved backward stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchlssvm.svm.kernel_rows import KernelRows
+from torchlssvm.svm.margin_set import MarginSet
+from torchlssvm.svm.path import Path
+from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.steps import ENDLESS, EPS
+
+if TYPE_CHECKING:
+    from torchlssvm.svm.solver import Certificate
+
+SPANNED = 64 * EPS
+"""gamma_i below this share of its terms is rounding: what lies above it enters S, however badly conditioned A becomes."""
+STEPS_LEAST, STEPS_PER_SAMPLE = 100, 6
+"""Steps after which the method is given up."""
+POLISHED = 3
+"""Newton steps at the end."""
+
+
+class ActiveSet:
+    """Brings samples and margin set from any feasible alpha to the optimum."""
+
+    def __init__(
+        self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], Certificate]
+    ):
+        self.samples, self.rows, self.margin, self.path, self.certify = samples, rows, margin, path, certify
+        self.parked: list[int] = []  # inside their box, and not in S yet
+
+    def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
+        """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
+        with np.errstate(all="ignore"):  # what overflows is not finite, and does not pass
+            return self._run(alpha, b)
+
+    def _run(self, alpha: Array, b: float) -> bool:
+        s = self.samples
+        self._start(alpha, b)
+        generator = np.random.default_rng(0)
+        last, patience = ENDLESS, 0
+        for _ in range(STEPS_LEAST + STEPS_PER_SAMPLE * s.n):
+            if self.parked:
+                i = self.parked.pop()
+                self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
+                if not np.isfinite(self.margin.m.a).all():
+                    return False
+                continue
+            if not self._newton():
+                continue
+            self.margin.settle()
+            self.path.refresh()
+            if not np.isfinite(s.g).all():
+                return False
+            found = self.certify()
+            wrong = found.wrong[s.side[found.wrong] != 0]
+            if not len(wrong):
+                for _ in range(POLISHED):
+                    self._newton()
+                self.margin.settle()
+                self.path.refresh()
+                return True
+            gain = np.abs(s.g[wrong]) / np.maximum(s.root[wrong], 1e-150)
+            worst = float(np.abs(s.g[wrong]).sum())
+            patience = 0 if worst < 0.999 * last else patience + 1
+            last = min(last, worst)
+            i = int(wrong[gain.argmax()] if patience < 20 else generator.choice(wrong))
+            self._enter(i, s.side[i])
+        return False
+
+    def _start(self, alpha: Array, b: float) -> None:
+        s, margin = self.samples, self.margin
+        inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
+        depth = np.minimum(alpha[inside], s.u[inside] - alpha[inside]) / s.u[inside]
+        inside = inside[np.argsort(-depth)]
+        active = s.u > 0
+        s.alpha[:] = alpha
+        s.side[:] = np.where(active, np.where(alpha <= 0, 1.0, -1.0), 0.0)
+        s.side[inside] = 0.0
+        margin.clear(8 + len(inside) * 5 // 4, b)
+        rejected = inside[:0]
+        if len(inside):
+            rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))
+            slots = margin.slots()
+            margin.m.a[slots] = alpha[margin.m.at[slots]]
+        outside = alpha.copy()
+        outside[margin.positions()] = 0.0
+        s.rest[:] = self.rows.product(outside)
+        self.parked = rejected.tolist()
+
+    def _g(self, i: int) -> float:
+        m = self.margin.m
+        return float(self.samples.rest[i] + m.a @ m.QS[:, i] - 1.0)
+
+    def _newton(self) -> bool:
+        """One Newton step on S, as far as the box lets it; False if a sample had to leave S."""
+        s, margin = self.samples, self.margin
+        m = margin.m
+        if not len(margin):
+            return True
+        r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
+        outside = s.alpha.copy()
+        outside[margin.positions()] = 0.0
+        r[0] = float(m.A[0] @ m.a + s.y @ outside)
+        if abs(r[0]) <= 4 * EPS * (np.abs(m.a[1:]).sum() + outside.sum()):
+            r[0] = 0.0  # rounding, that would only push coefficients against their bounds
+        delta = margin.solve(r)
+        if not np.isfinite(delta).all():
+            delta = np.zeros(len(r))
+        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper, 8 * EPS * np.abs(m.a))
+        if t >= 1.0:
+            m.a[:] = np.clip(m.a + delta, m.lower, m.upper)
+            return True
+        m.a[:] = np.clip(m.a + t * delta, m.lower, m.upper)
+        self._leave(slot, up)
+        return False
+
+    def _leave(self, slot: int, up: bool) -> None:
+        """A margin vector is at a bound."""
+        margin = self.margin
+        margin.settle()
+        margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
+        self.path.events += 1
+
+    def _enter(self, i: int, direction: float) -> None:
+        """Sample i enters S, or moves in this direction along its null vector until it or a margin vector is at a bound."""
+        s, margin = self.samples, self.margin
+        row = self.rows.row(i).copy()
+        self.path.events += 1
+        while True:
+            m = margin.m
+            h = row[m.at] * m.used
+            h[0] = s.y[i]
+            beta = margin.solve(h) if len(margin) else h * 0.0
+            gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
+            if not len(margin) or gamma > SPANNED * terms:
+                margin.admit(i, row, beta, gamma)
+                return
+            room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])
+            t, slot, up = _first_bound(m.a, beta * direction, m.lower, m.upper)
+            step = min(t, room)
+            m.a[:] = np.clip(m.a + step * direction * beta, m.lower, m.upper)
+            s.rest += step * direction * row
+            if room <= t:
+                s.alpha[i], s.side[i] = (s.u[i], -1.0) if direction > 0 else (0.0, 1.0)
+                return
+            s.alpha[i] += step * direction
+            self._leave(slot, up)
+
+
+def _first_bound(
+    a: Array, rate: Array, lower: Array, upper: Array, slight: Array | float = 0.0
+) -> tuple[float, int, bool]:
+    """The step at which the first coefficient is at a bound, its slot, and whether that is the upper one.
+
+    Coefficients with a rate up to ``slight`` are left to be clipped.
+    """
+    floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, ENDLESS)
+        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, ENDLESS)
+    high, low = int(up.argmin()), int(down.argmin())
+    return (float(up[high]), high, True) if up[high] <= down[low] else (float(down[low]), low, False)

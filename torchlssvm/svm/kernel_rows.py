@@ -1,0 +1,245 @@
+"""Rows of Q = y y^T K: computed on the samples' device in blocks, used on the host, some of them kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.kernels import RBF, Kernel
+from torchlssvm.svm import steps
+from torchlssvm.svm.samples import Array, Samples
+
+WIDE = 8.0
+"""gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
+BLOCK_NUMBERS = 2**22
+"""Kernel values computed at a time: 32 MiB."""
+LEAST_ROWS = 2
+"""Rows kept whatever ``cache_bytes`` says: what an event needs."""
+
+
+class RowCache(NamedTuple):
+    """Rows kept, the oldest overwritten first; a tuple of arrays, for compiled steps."""
+
+    rows: Array  # (k, capacity)
+    row_of: Array  # (capacity,) int64, the row of each position, or -1
+    held: Array  # (k,) int64, the position of each row, or -1
+    clock: Array  # (2,) int64, the row that is overwritten next, and where the rows in use end
+
+
+class KernelRows:
+    """The samples' rows x on their device, or their Gram matrix, and rows of Q computed from them.
+
+    RBF on the host is computed here, for speed and to all digits: from x shifted by a centre, so that a common offset costs
+    none, by the expanded square, and by differences for samples that are wide.
+    """
+
+    def __init__(self, samples: Samples, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.samples, self.kernel, self.device, self.cache_bytes = samples, kernel, device, cache_bytes
+        self.x = self._new(0, 0)  # (capacity, J), or (capacity, capacity) Gram matrix if there is no kernel
+        self._start_rbf()
+        self.forget()
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def _start_rbf(self) -> None:
+        n, J = self.x.shape
+        self.fake = checks.is_fake(self.x)  # no data, only shapes
+        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
+        self._centre: Array = np.zeros(J)
+        self._any_wide = False
+        if self._rbf:
+            self._shifted, self._squares, self._wide = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
+
+    # -- samples that come and go --------------------------------------------------------------------------------------
+
+    def fit_capacity(self, J: int) -> None:
+        """Follow the samples' vectors when they have become longer, or begin with rows of width J."""
+        n = self.samples.capacity
+        if len(self.x) == n and (self.kernel is None or self.x.shape[1] == J):
+            return
+        old, self.x = self.x, self._new(n, n if self.kernel is None else J)
+        self.forget()
+        if self.kernel is not None and old.shape[1] != J:  # nothing was held
+            self._start_rbf()
+            return
+        k = len(old)
+        self.x[:k, : old.shape[1]] = old
+        if self._rbf:
+            shifted, squares, wide, centre = self._shifted, self._squares, self._wide, self._centre
+            self._start_rbf()
+            self._shifted[:k], self._squares[:k], self._wide[:k], self._centre = shifted, squares, wide, centre
+            self._any_wide = bool(wide.any())
+
+    def put(
+        self, at: Array, x: Tensor
+    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
+        """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
+        index = torch.from_numpy(at)
+        if self._rbf:
+            self.x.numpy()[at] = x.numpy()
+        else:
+            index = index.to(self.device)
+            self.x[index] = x
+            if self.kernel is None:
+                self.x[:, index] = x.T
+        self._measure(at, index)
+
+    def _measure(self, at: Array, index: Tensor) -> None:
+        s = self.samples
+        if self._rbf and isinstance(self.kernel, RBF):
+            x = self.x.numpy()[at]
+            if s.n == len(at):  # the first ones
+                self._centre = np.median(x, 0)  # samples far from all others do not count
+            x -= self._centre
+            x *= (2.0 * self.kernel.gamma) ** 0.5
+            squares = 0.5 * (x * x).sum(1)
+            self._shifted[at], self._squares[at], s.root[at] = x, squares, 1.0
+            self._wide[at] = squares > WIDE
+            self._any_wide = self._any_wide or bool(self._wide[at].any())
+            return
+        if self.fake:
+            return
+        if self.kernel is None:
+            own = self.x[index, index]
+        elif not self.kernel.deep:
+            own = self.kernel.diag(self.x[index]).to(torch.float64)
+        else:
+            own = torch.cat([self.kernel.tiled(part, part).diagonal() for part in self.x[index].split(64)])
+        s.root[at] = np.sqrt(np.maximum(self._finite(own.cpu().numpy()), 0.0))
+
+    def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
+        """Give cached rows their entries for new samples, whose rows these are."""
+        cache = self.cache
+        high = int(cache.clock[1])
+        cache.rows[:high, at] = Q[
+            :, cache.held[:high]
+        ].T  # of rows that hold nothing any more, it does not matter which
+
+    def erase(self, at: Array) -> None:  # (k,)
+        """Overwrite what is here of these samples."""
+        if self._rbf:
+            self.x.numpy()[at] = 0.0
+            self._shifted[at], self._squares[at], self._wide[at] = 0.0, 0.0, False
+        else:
+            index = torch.from_numpy(at).to(self.device)
+            self.x[index] = 0.0
+            if self.kernel is None:
+                self.x[:, index] = 0.0
+        cache = self.cache
+        cache.rows[: int(cache.clock[1]), at] = 0.0
+        rows = cache.row_of[at]
+        rows = rows[rows >= 0]
+        cache.rows[rows], cache.held[rows], cache.row_of[at] = 0.0, -1, -1
+
+    def change_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
+        """Another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
+        self.kernel = kernel
+        if x is not None:
+            self.x = x
+        self._start_rbf()
+        self.forget()
+        at = np.flatnonzero(self.samples.ids >= 0)
+        if len(at):
+            self._measure(at, torch.from_numpy(at).to(self.device))
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        n = self.samples.capacity
+        k = max(LEAST_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
+        empty = np.full(k, -1, dtype=np.int64)
+        self.cache = RowCache(np.zeros((k, n)), np.full(n, -1, dtype=np.int64), empty, np.zeros(2, dtype=np.int64))
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def row(self, i: int) -> Array:  # -> (capacity,)
+        """Q_i:, from the cache, where it is afterwards. Not to be written to."""
+        if self.cache.row_of[i] < 0:
+            self.keep(i, self.block(np.array([i]))[0])
+        return self.cache.rows[self.cache.row_of[i]]
+
+    def keep(self, i: int, row: Array) -> None:  # (capacity,)
+        """Put a row of Q, computed already, into the cache."""
+        steps.keep_row(*self.cache, i, row)
+
+    def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
+        """Q between these positions and all, or those in ``columns``; not from the cache."""
+        s = self.samples
+        y = s.y if columns is None else s.y[columns]
+        if self._rbf:
+            Q = self._gaussian(at, columns)
+            Q *= y
+            Q *= s.y[at][:, None]
+            return Q
+        with np.errstate(invalid="ignore", over="ignore"):
+            Q = self._values(at, columns) * y
+            Q *= s.y[at][:, None]
+            finite = np.isfinite(Q.sum())
+        if not finite:
+            Q[:, y == 0] = 0.0  # a kernel may have no value for the zeros in free positions
+            self._finite(Q)
+        return Q
+
+    def _values(self, at: Array, columns: Array | None) -> Array:
+        index = torch.from_numpy(at).to(self.device)
+        every = slice(None) if columns is None else torch.from_numpy(columns).to(self.device)
+        if self.kernel is None:
+            return self.x[index][:, every].cpu().numpy()
+        return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
+
+    def _gaussian(self, at: Array, columns: Array | None) -> Array:
+        """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for wide samples."""
+        assert isinstance(self.kernel, RBF)
+        p, own = self._shifted[at], self._squares[at]
+        q, other, wide = self._shifted, self._squares, self._wide
+        if columns is not None:
+            q, other, wide = q[columns], other[columns], wide[columns]
+        K = (q @ p[0])[None] if len(at) == 1 else p @ q.T
+        K -= other
+        K -= own[:, None]
+        np.minimum(K, 0.0, out=K)
+        np.exp(K, out=K)
+        if self._any_wide:
+            x = self.x.numpy()
+            z, x, gamma = x if columns is None else x[columns], x[at], self.kernel.gamma
+            for k in np.flatnonzero(self._wide[at]).tolist():
+                K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
+            for k in np.flatnonzero(wide).tolist():
+                K[:, k] = np.exp(-gamma * ((x - z[k]) ** 2).sum(1))
+        return K
+
+    def _finite(self, values: Array) -> Array:
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"the kernel gives {int((~np.isfinite(values)).sum())} NaN or infinite value(s) for the samples given: "
+                "scale the features, or use another kernel"
+            )
+        return values
+
+    def blocks(self, at: Array) -> Iterator[tuple[Array, Array]]:  # (k,) -> (l,), (l, capacity)
+        """Positions and their rows of Q, as many at a time as fit in BLOCK_NUMBERS."""
+        step = max(1, BLOCK_NUMBERS // max(1, self.samples.capacity))
+        for first in range(0, len(at), step):
+            part = at[first : first + step]
+            yield part, self.block(part)
+
+    def product(self, v: Array) -> Array:  # (capacity,) -> (capacity,)
+        """Q v, from the columns where v is not zero."""
+        out = np.zeros(len(v))
+        for part, Q in self.blocks(np.flatnonzero(v)):
+            out += v[part] @ Q
+        return out
+
+    def sums(self, at: Array, alpha: Array) -> Array:  # (k,), (capacity,) -> (k,)
+        """sum_j |Q_ij| alpha_j of these samples."""
+        support = np.flatnonzero(alpha)
+        out = np.zeros(len(at))
+        step = max(1, BLOCK_NUMBERS // max(1, len(support)))
+        for first in range(0, len(at), step):
+            out[first : first + step] = np.abs(self.block(at[first : first + step], support)) @ alpha[support]
+        return out

@@ -1,0 +1,280 @@
+r"""Leave-one-out: every support vector unlearned, from one tableau; the span rule.
+
+Let P be b and the margin vectors S, M = [[0, y^T], [y, Q]] over b and all samples, R = (M_PP)^-1 (7). *Column* k of the tableau
+holds the effect of a unit of k, a in P being moved so that g_S = 0 and (3) still hold:
+
+    k outside P: alpha_k grows by 1.   u_k[P] = beta_k = -R M_Pk (10),  u_k[i] = gamma_ik = M_ik + M_iP beta_k (12)
+    k inside P:  g_k grows by 1.       u_k[P] = R_Pk,                   u_k[i] = M_iP R_Pk
+
+An event exchanges the two for one k: (13) where it enters S, (14) where it leaves. Both are the same *pivot* on p = u_k[k]:
+
+    w = u_k with w[k] = 1;    u_j <- u_j with u_j[k] = 0, minus w u_j[k] / p;    u_k <- w / p
+
+So a path needs no matrix of its own. It keeps (k, p, w) of its events; a column of its tableau is a column of the one it
+started from, pivoted as often as it has had events. Paths look at the support vectors and the nearest reserve vectors only.
+Where a path ends, every sample is checked: if (2) and (3) hold for all, that makes it the solution.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.svm import steps
+from torchlssvm.svm.samples import Array
+from torchlssvm.svm.solver import NOTHING, UNITS, Solver
+from torchlssvm.svm.steps import ENDLESS, EPS, Margin, Start
+
+LOOK_SHARE, LOOK_LEAST = 16, 64
+"""The nearest sixteenth of the reserve vectors is looked at, and not fewer than so many."""
+EVENTS = 64
+"""Events of a path before it is left to the solver."""
+EAGER = 1500
+"""Samples looked at up to which every column of the tableau is computed at once."""
+PATH_NUMBERS = 2**22
+"""Numbers in an array (paths, samples looked at): 32 MiB."""
+AGAIN = 4
+"""Times that more samples are looked at."""
+LOOSE = 1e-8
+"""A path that ends with g_S beyond this is left to the solver; what is below is corrected."""
+PART = 4096
+"""Samples checked at a time."""
+
+
+class LeaveOneOut(NamedTuple):
+    """Each sample judged by the machine without it, in the order of ``ids``."""
+
+    ids: Tensor  # (n,)
+    margin: Tensor  # (n,) g_c = y_c f(x_c) - 1 without c; where a path ended early, a value below -1 that it had passed
+    error: Tensor  # (n,) whether c is misclassified without it: g_c < -1
+    rate: float  # the share of errors
+
+    @classmethod
+    def of(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
+        """From margins, NaN where there is no answer: these are not counted."""
+        error = margin < -1.0
+        known = ~margin.isnan()
+        return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
+
+
+def exact(solver: Solver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
+    """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning: no answer."""
+    s = solver.samples
+    out = np.where(s.side == 0, 0.0, s.g)
+    support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
+    found = np.full(len(support), np.nan)
+    if batched and len(solver.margin) > 2:
+        found = Paths(solver, support, stop_below).run()
+    for k in np.flatnonzero(np.isnan(found)).tolist():
+        found[k] = alone(solver, int(support[k]))
+    if (lost := np.isnan(found)).any():
+        warnings.warn(
+            f"{int(lost.sum())} sample(s) have no leave-one-out margin, the first is {int(s.ids[support[lost][0]])}: without "
+            "it no point passes the certificate of a solution. NaN stands for it, and the rate leaves it out",
+            NumericalWarning,
+            stacklevel=4,
+        )
+    out[support] = found
+    return out
+
+
+def alone(solver: Solver, c: int) -> float:
+    """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
+    s, margin, path = solver.samples, solver.margin, solver.path
+    vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
+    top, events, last = margin.top, path.events, solver.last
+    solver.snapshot()
+    try:
+        solver.unlearn(np.array([c]))
+        m = margin.m
+        return float(s.rest[c] + m.a @ m.QS[:, c] - 1.0)
+    except ConvergenceError:
+        return float("nan")
+    finally:
+        s.vectors[:] = vectors
+        margin.m, margin.watching = arrays._replace(W=arrays.QS), 0
+        margin.top, path.events, solver.last = top, events, last
+        solver.stir()
+
+
+def squared_distances(solver: Solver) -> Array:  # -> (capacity,)
+    """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
+    s, m = solver.samples, solver.margin.m
+    if not len(solver.margin):
+        return np.full(s.capacity, ENDLESS)  # alpha cannot move: nothing balances it
+    H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
+    R = solver.margin.R
+    gamma = s.root**2 - ((R @ H) * H).sum(0)
+    slots = solver.margin.slots()
+    own = R[slots, slots]
+    gamma[m.at[slots]] = 1.0 / np.where(own > 0, own, np.nan) if len(slots) > 1 else ENDLESS
+    return np.maximum(gamma, 0.0)
+
+
+def span_rule(solver: Solver) -> Array:  # -> (capacity,)
+    """g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and nothing could balance it."""
+    s = solver.samples
+    distance = squared_distances(solver)
+    shift = np.where(s.alpha > 0, s.alpha, 1.0) * distance
+    return np.where(s.side == 0, 0.0, s.g) - np.where(s.alpha > 0, shift, 0.0)
+
+
+class Tableau:
+    """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others looked at."""
+
+    def __init__(self, solver: Solver):
+        self.samples, self.rows = solver.samples, solver.rows
+        s = solver.samples
+        m, slots = solver.margin.m, solver.margin.slots()
+        used = np.concatenate([[0], slots])
+        self.m = len(used)
+        self.R, self.QS = solver.margin.R[np.ix_(used, used)], m.QS[used]
+        self.seen = m.at[slots]  # (N - 1,) position of index 1..
+        self.index = np.full(s.capacity, -1, dtype=np.int64)  # of each position
+        self.index[self.seen] = np.arange(1, self.m)
+        self.Z = self.X = self.R[:, :0]  # (m, N - m), M_PO and R M_PO
+        a, count = m.a[used], self.m
+        self.of = np.arange(count)  # the index of each row of T
+        bounds = np.concatenate([[ENDLESS], s.u[self.seen]])
+        root = np.concatenate([[0.0], s.root[self.seen]])
+        self.start = Start(self.R, np.arange(count), np.zeros(count), a, m.lower[used], m.upper[used], a, bounds, root)
+        far = np.flatnonzero((self.index < 0) & (s.ids >= 0))
+        slack = np.where(s.side[far] > 0, s.g[far], -1.0)
+        error = int((slack < 0).sum())
+        self.see(far[np.argsort(slack)[: error + max(LOOK_LEAST, (len(slack) - error) // LOOK_SHARE)]])
+
+    @property
+    def N(self) -> int:
+        """b, and the samples looked at."""
+        return len(self.start.x)
+
+    def see(self, new: Array) -> None:  # (k,) positions
+        """Look at more samples: new entries of every column."""
+        s, m, N, t = self.samples, self.m, self.N, self.start
+        Z = self.QS[:, new]
+        X = self.R @ Z
+        T = np.empty((len(self.of), N + len(new)))
+        T[:, :N] = t.T
+        T[:m, N:] = X
+        if len(self.of) > m:
+            k = self.of[m:]
+            T[m:, N:] = self.rows.block(self.seen[k - 1], new) - self.Z[:, k - m].T @ X
+        self.Z, self.X = np.concatenate([self.Z, Z], 1), np.concatenate([self.X, X], 1)
+        self.seen = np.concatenate([self.seen, new])
+        self.index[new] = np.arange(N, N + len(new))
+        error, u = s.side[new] < 0, s.u[new]
+        more = (s.g[new], np.where(error, -ENDLESS, 0.0), np.where(error, 0.0, ENDLESS), u * error, u, s.root[new])
+        vectors = (np.concatenate(pair) for pair in zip(t[3:], more, strict=True))
+        self.start = Start(T, np.concatenate([t.row, np.full(len(new), -1)]), t.size, *vectors)
+        if self.N <= EAGER:
+            self.need(np.arange(m, self.N))
+
+    def need(self, k: Array) -> None:
+        """Have these columns."""
+        t, m = self.start, self.m
+        k = np.unique(k[t.row[k] < 0])
+        if not len(k):
+            return
+        X, Z = self.X[:, k - m], self.Z[:, k - m]
+        Q = self.rows.block(self.seen[k - 1], self.seen[m - 1 :])
+        size = np.abs(Q[np.arange(len(k)), k - m]) + np.abs(X * Z).sum(0)
+        t.row[k] = np.arange(len(self.of), len(self.of) + len(k))
+        T = np.concatenate([t.T, np.concatenate([-X.T, Q - Z.T @ self.X], 1)])
+        self.start = t._replace(T=T, size=np.concatenate([t.size, size]))
+        self.of = np.concatenate([self.of, k])
+
+
+class Paths:
+    """The paths of samples c (B,) leaving; none of them changes the machine."""
+
+    def __init__(self, solver: Solver, c: Array, stop_below: float):
+        self.samples, self.rows, self.b = solver.samples, solver.rows, solver.margin.b
+        self.tableau, self.stop_below = Tableau(solver), stop_below
+        self.c = self.tableau.index[c]
+        self.g, self.alpha = np.where(self.samples.side[c] == 0, 0.0, self.samples.g[c]), self.samples.alpha[c]
+        self.result = np.full(len(c), np.nan)
+
+    def run(self) -> Array:  # -> (B,)
+        """g_c when c is gone, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
+        paths = np.arange(len(self.c))
+        for _ in range(AGAIN):
+            step = max(16, PATH_NUMBERS // self.tableau.N)
+            found = [self._walk(paths[first : first + step]) for first in range(0, len(paths), step)]
+            paths = paths[np.isnan(self.result[paths])]
+            more = np.unique(np.concatenate(found)) if found else NOTHING
+            if not len(more) or not len(paths):
+                break
+            self.tableau.see(more)
+        return self.result
+
+    def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
+        """The results of these paths; returns the positions of samples they should have looked at."""
+        t = self.tableau
+        t.need(self.c[paths])
+        moved, beta = np.zeros((len(paths), t.N)), np.zeros((len(paths), t.N))
+        answer, ahead = np.zeros(len(paths), dtype=np.int64), np.arange(len(paths))
+        given = self.c[paths], self.alpha[paths], self.g[paths], self.stop_below, EVENTS
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            while len(ahead):
+                steps.leave_paths(t.start, t.m, ahead, *given, moved, beta, answer)
+                ahead = np.flatnonzero(answer >= 0)
+                t.need(answer[ahead])
+        done = answer == steps.DONE
+        out, found = self._ends(self.c[paths[done]], moved[done], beta[done])
+        early = moved[done, self.c[paths[done]]] > (1e-12 - 1.0) * self.alpha[paths[done]]
+        self.result[paths[done]] = np.where(early & (out >= self.stop_below), np.nan, out)
+        return found
+
+    def _ends(self, c: Array, moved: Array, beta: Array) -> tuple[Array, Array]:  # (B,), (B, N) twice -> (B,), (k,)
+        """g_c where paths end, and positions not looked at that have come to the wrong side there.
+
+        Both from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be what has become of
+        (3) and g_S, which should be 0: moving a by -R r mends that, and changes g_c by beta_c^T r. NaN: r is not small, or a
+        sample is on the wrong side by more than rounding and r.
+        """
+        s, t = self.samples, self.tableau
+        m, B = t.m, len(c)
+        own = np.flatnonzero(c >= m)  # paths of error vectors: what leaves has a row of Q for itself
+        rest = moved[:, m:].copy()
+        rest[own, c[own] - m] = 0.0
+        used = np.flatnonzero(rest.any(0))
+        rest, others = rest[:, used], t.seen[used + m - 1]
+        g = np.zeros((B, t.N))
+        g[:, 0] = moved[:, 1:] @ s.y[t.seen]
+        b = self.b + moved[:, :1]
+        outside = beta == 0
+        wrong, found = np.zeros(B, dtype=bool), [NOTHING]
+        before = np.where(s.side == 0, 0.0, s.g)
+        for first in range(0, s.capacity, PART):
+            at = np.arange(first, min(s.capacity, first + PART))
+            part = before[at] + moved[:, :m] @ t.QS[:, at]
+            if len(others):
+                part += rest @ self.rows.block(others, at)
+            if len(own):
+                part[own] += self.rows.block(t.seen[c[own] - 1], at) * moved[own, c[own]][:, None]
+            index = t.index[at]
+            near = index > 0
+            g[:, index[near]] = part[:, near]
+            far = np.flatnonzero((index < 0) & (s.ids[at] >= 0))
+            part = part[:, far]
+            if float(part.min(initial=0.0)) < -UNITS * EPS:  # else none is on the wrong side
+                unit = EPS * (np.abs(part + 1.0 - b * s.y[at[far]]) + np.abs(b) + 1.0)
+                bad = part < -UNITS * unit
+                wrong |= bad.any(1)
+                found.append(at[far[bad.any(0)]])
+        out = g[np.arange(B), c]
+        r = np.where(outside, 0.0, g)
+        out += (beta * r).sum(1)
+        r[:, 0] /= np.maximum(np.abs(moved[:, 1:]).max(1), 1e-300)
+        loose = np.abs(r).max(1)
+        wrong |= ~(loose <= LOOSE)
+        y = np.concatenate([[0.0], s.y[t.seen]])
+        unit = EPS * (np.abs(g + 1.0 - b * y) + np.abs(b) + 1.0)
+        error = moved + t.start.alpha > 0.5 * t.start.u
+        off = (np.where(error, g, -g) > UNITS * unit + 16.0 * loose[:, None]) & outside
+        off[np.arange(B), c] = False
+        return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)

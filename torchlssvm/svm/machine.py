@@ -1,0 +1,771 @@
+"""``IncrementalSVM``: the support vector machine that learns and unlearns one sample, or many, exactly."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
+from torchlssvm.functional import checks
+from torchlssvm.functional.modes import exactly
+from torchlssvm.kernels import Kernel, as_kernel
+
+if TYPE_CHECKING:
+    from torchlssvm.svm.leave_one_out import LeaveOneOut
+    from torchlssvm.svm.path import Event
+
+HALVINGS = 6
+"""How often the way from one C to another is halved where rounding keeps it from being followed, before giving up."""
+
+METHODS = ("auto", "path", "joint", "pivot")
+"""Ways to add and remove samples."""
+
+
+class Batch(NamedTuple):
+    """Checked samples."""
+
+    x: Tensor  # (B, J) prepared rows, or (B, capacity) kernel values in the order of positions
+    y: Any  # (B,) array of -1, +1, or a number for a single one
+    weight: Any  # (B,) array, or a number
+    u: Any  # (B,) array, or a number
+
+
+class Step(NamedTuple):
+    """An entry of ``trajectory``: the machine after one event."""
+
+    event: Event
+    ids: Tensor  # (n,)
+    alpha: Tensor  # (n,)
+    g: Tensor  # (n,)
+    b: float
+
+
+class Violation(float):
+    """The largest violation of the Kuhn-Tucker conditions; ``bound``: what one rounding of every term can make of it."""
+
+    bound: float
+
+
+class RegularizationPath(NamedTuple):
+    """The solution for every C between two: alpha and b are linear in C between neighbouring breakpoints."""
+
+    C: Tensor  # (T,) of class 1, first to last
+    ids: Tensor  # (n,)
+    alpha: Tensor  # (T, n)
+    b: Tensor  # (T,)
+
+
+class IncrementalSVM(nn.Module):
+    r"""The exact incremental and decremental SVM (Cauwenberghs and Poggio; Diehl and Cauwenberghs).
+
+    f(x) = sum_j alpha_j y_j K(x_j, x) + b, where alpha minimizes 1/2 alpha^T Q alpha - sum alpha under 0 <= alpha_i <= C and
+    sum y_i alpha_i = 0, Q_ij = y_i y_j K(x_i, x_j), y = -1 for class 0 and +1 for class 1. Every sample is in one of three sets
+    by its g_i = y_i f(x_i) - 1: margin (g = 0), error (g <= 0, alpha = C), reserve (g >= 0, alpha = 0). Adding or removing a
+    sample moves its coefficient while all others keep these conditions, in a number of steps each computed exactly.
+
+    Every operation ends with a certificate: the box, sum y alpha = 0, and these conditions for every sample, each to its own
+    rounding. What does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is raised and
+    the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
+
+    Args:
+        kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``: then ``add`` takes
+            the kernel values (B, n + B) between the new samples and all (in the order of ``ids``, new ones last), and
+            ``forward`` those (B, n) with the samples held.
+        C: the bound of the coefficients, a number or one per class (2,). Per sample it is C times the ``weight`` of ``add``.
+        callback: called with an ``Event`` after each event.
+        record: keep alpha, g and b of every event in ``trajectory``.
+        reserve_limit: the epsilon of section 2.6: reserve vectors with g >= epsilon are forgotten. ``inexact`` is then True
+            once that has happened. None: nothing is forgotten.
+        cache_bytes: memory for rows of the kernel of samples outside the margin set.
+        device: where the samples' rows live, and kernels are computed; the solver's own arrays are on the host.
+
+    Example:
+        >>> import torch
+        >>> from torchlssvm.kernels import RBF
+        >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+        >>> y = (x[:, 0] > 0).long()
+        >>> svm = IncrementalSVM(RBF(sigma=1.0), C=10.0)
+        >>> ids = svm.add(x, y)
+        >>> other = IncrementalSVM(RBF(sigma=1.0), C=10.0)
+        >>> _ = other.add(x[20:], y[20:])
+        >>> bool((svm.remove(ids[:20])(x) - other(x)).abs().max() < 1e-9)
+        True
+        >>> svm.kkt_violation() < 1e-10
+        True
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        C: Any = 1.0,
+        *,
+        callback: Callable[[Event], None] | None = None,
+        record: bool = False,
+        reserve_limit: float | None = None,
+        cache_bytes: int = 2**26,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        self.kernel = _kernel(kernel)
+        self._C = _bounds(C)
+        self.reserve_limit = None if reserve_limit is None else checks.positive(reserve_limit, "reserve_limit")
+        if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be a whole number >= 0, got {cache_bytes!r}")
+        self._cache_bytes = cache_bytes
+        self._callback, self.record = callback, bool(record)
+        self.num_classes = 2
+        self._start(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
+
+    @exactly
+    def _start(self, device: torch.device) -> None:
+        from torchlssvm.svm.solver import Solver  # with numba, which takes its time to load
+
+        self.device = device
+        self._solver = Solver(self.kernel, device, self._cache_bytes)
+        self._dropped: set[int] = set()  # ids of samples that reserve_limit has forgotten
+        self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
+        self.inexact = False
+        self.trajectory: list[Step] = []
+        self._watch()
+
+    @exactly
+    def reset(self) -> None:
+        """Forget everything."""
+        self._start(self.device)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Samples held."""
+        return self._solver.samples.n
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def C(self) -> Any:
+        """The bound of the coefficients: a number, or one per class (2,)."""
+        return self._C[0] if self._C[0] == self._C[1] else torch.tensor(self._C, dtype=torch.float64)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids of the samples held (n,), in the order in which they were added; what follows is in this order."""
+        return self._ordered(self._solver.samples.ids)
+
+    @property
+    def alpha(self) -> Tensor:
+        """The coefficients (n,)."""
+        return self._ordered(self._solver.samples.alpha)
+
+    @property
+    def g(self) -> Tensor:
+        """g_i = y_i f(x_i) - 1 (n,); zero for margin vectors."""
+        s = self._solver.samples
+        return self._ordered(np.where(s.side == 0, 0.0, s.g))
+
+    @property
+    def y(self) -> Tensor:
+        """The labels (n,), 0 or 1."""
+        return self._ordered((self._solver.samples.y > 0).astype(np.int64))
+
+    @property
+    def b(self) -> float:
+        """The offset of f."""
+        return self._solver.margin.b
+
+    @property
+    def b_interval(self) -> tuple[float, float]:
+        """The values that b can have: one, but for an empty margin set; b is then the middle, or the finite end."""
+        if len(self._solver.margin):
+            return self.b, self.b
+        if not self.n:
+            return -math.inf, math.inf
+        low, high = self._solver.b_interval()
+        return self.b + low, self.b + high
+
+    @property
+    def margin(self) -> Tensor:
+        """The ids of the margin vectors, the set S."""
+        return self._set(0.0)
+
+    @property
+    def error(self) -> Tensor:
+        """The ids of the error vectors, the set E."""
+        return self._set(-1.0)
+
+    @property
+    def reserve(self) -> Tensor:
+        """The ids of the reserve vectors, the set R."""
+        return self._set(1.0)
+
+    def partition(self) -> dict[str, Tensor]:
+        """The sets S, E and R as ids: {"margin": ..., "error": ..., "reserve": ...}."""
+        return {"margin": self.margin, "error": self.error, "reserve": self.reserve}
+
+    @exactly
+    def kkt_violation(self) -> Violation:
+        """The largest violation of (2) and (3), every g computed from its definition; costs a kernel row per support vector.
+
+        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): what rounding alone may make.
+        """
+        s, violation, bound = self._solver.samples, 0.0, 0.0
+        if self.n:
+            found, bound = self._solver.judge()
+            box = max(float((-s.alpha).max()), float((s.alpha - s.u).max()), abs(float(s.y @ s.alpha)))
+            violation = max(found.violation, box / max(1.0, float(s.u.max())))
+        out = Violation(violation)
+        out.bound = bound
+        return out
+
+    @property
+    def events(self) -> int:
+        """How many events there have been: the unit of work of the path."""
+        return self._solver.path.events
+
+    def decision(self, x: Any) -> Tensor:  # (B, J) -> (B,)
+        """f(x), positive for class 1; differentiable in x."""
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        if self._support is None:
+            self._support = self._find_support()
+        used, coefficients = self._support
+        if self.kernel is None:
+            x = checks.features(x, self.n, self.device).to(torch.float64)
+            K = x[:, used]
+        else:
+            J = used.shape[1]
+            plain = isinstance(x, Tensor) and x.device == self.device
+            if not plain or (not self.kernel.deep and (x.is_complex() or x.ndim != 2 or x.shape[1] != J)):
+                x = checks.features(x, J, self.device)
+            x = x if self.kernel.deep else x.to(torch.float64)
+            K = self.kernel.tiled(self.kernel.prepare(x).to(torch.float64), used)
+        f: Tensor = K @ coefficients + self.b
+        return f
+
+    @exactly
+    def _find_support(self) -> tuple[Tensor, Tensor]:
+        """Rows of the support vectors, or their columns among precomputed values, and y alpha."""
+        s, x = self._solver.samples, self._solver.rows.x
+        order = s.order()
+        place = np.arange(len(order)) if checks.is_fake(x) else np.flatnonzero(s.alpha[order])
+        at = order[place]
+        coefficients = torch.from_numpy((s.alpha * s.y)[at]).to(self.device)
+        index = torch.from_numpy(place if self.kernel is None else at).to(self.device)
+        return (index if self.kernel is None else x[index]), coefficients
+
+    def forward(self, x: Any) -> Tensor:  # (B, J) -> (B, 2)
+        """Scores (-f, f) of the two classes."""
+        f = self.decision(x)
+        return torch.stack([-f, f], 1)
+
+    def predict(self, x: Any) -> Tensor:  # (B, J) -> (B,)
+        """The class: 1 where f > 0."""
+        return (self.decision(x) > 0).long()
+
+    @exactly
+    def expansion(self) -> tuple[Tensor, Tensor, float]:
+        """Rows (s, J) of the support vectors, their y alpha (s,) and b: f(x) = k(x, rows) y alpha + b."""
+        if self.kernel is None:
+            raise ValueError("a machine with a precomputed kernel has no rows")
+        return (*self._find_support(), self.b)
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def add(self, x: Any, y: Any, weight: Any = None, method: str = "auto") -> Tensor:
+        """Learn samples. x: (B, J); y: (B,) labels 0 or 1; weight: (B,) factors of C. Returns their ids (B,).
+
+        method: "auto"; "path" one sample after the other; "joint" all along one parameter; "pivot" by block pivoting. The
+        answer is the same.
+        """
+        return self.update(add=(x, y, weight), method=method)
+
+    def remove(self, ids: Any, method: str = "auto") -> IncrementalSVM:
+        """Unlearn samples by the ids that ``add`` returned."""
+        self.update(remove=ids, method=method)
+        return self
+
+    @exactly
+    def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
+        """Add (x, y) or (x, y, weight) and remove ids at once, along one parameter. Returns the new ids."""
+        if method not in METHODS:
+            checks.one_of(method, "method", METHODS)
+        new: list[int] = []
+        batch = None
+        if add is not None:
+            if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
+                raise ValueError("add must be (x, y) or (x, y, weight)")
+            batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
+        wanted = self._known(remove)
+        if new or wanted:
+            self._change(batch, new, self._positions(wanted), method)
+            self._dropped -= set(wanted)
+            self._solver.next_id += len(new)
+        ids = torch.from_numpy(np.array(new, dtype=np.int64))
+        return ids if self.device.type == "cpu" else ids.to(self.device)
+
+    @exactly
+    def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
+        """Give samples held other labels; their ids stay. One that ``reserve_limit`` has forgotten has no row to learn from."""
+        wanted = self._known(ids)
+        labels = self._labels(y, len(wanted))
+        self._need_rows(wanted)
+        at, s = self._positions(wanted), self._solver.samples
+        fake = self._solver.rows.fake
+        other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
+        if len(other):
+            self._exchange(at[other], None, labels[other], method)
+        return self
+
+    @exactly
+    def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
+        """Exchange samples held for others; their ids stay. x: (B, J)."""
+        wanted = self._known(ids)
+        if self.kernel is None:
+            raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
+        batch = self._check(x, y, weight)
+        if len(batch.y) != len(wanted):
+            raise ValueError(f"replace got {len(wanted)} ids and {len(batch.y)} samples")
+        self._need_rows(wanted)
+        if wanted:
+            self._exchange(self._positions(wanted), batch, batch.y, method)
+        return self
+
+    @exactly
+    def fit(self, x: Any, y: Any, weight: Any = None) -> IncrementalSVM:
+        """Forget everything and learn these samples: ids 0, 1, .... If they cannot be learned, nothing is forgotten."""
+        batch = self._check(x, y, weight, fresh=True)
+        before = {name: self.__dict__[name] for name in ("_solver", "_dropped", "_support", "inexact", "trajectory")}
+        self.reset()
+        try:
+            if len(batch.y):
+                self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
+                self._solver.next_id = len(batch.y)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+        return self
+
+    @exactly
+    def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
+        """Change C, a number or one per class (2,). method: "auto" (pivoting, if it can) or "path"."""
+        checks.one_of(method, "method", ("auto", "path"))
+        bounds = _bounds(C)
+        if self.n:
+            s = self._solver.samples
+            self._solver.set_bounds(_upper(s.y, s.weight, bounds), method)
+            self._support = None
+        self._C = bounds
+        return self
+
+    @exactly
+    def regularization_path(self, C: Any) -> RegularizationPath:
+        """Change C along the path, with every breakpoint: the solution for each C in between, by linear interpolation.
+
+        alpha has kinks only where a sample changes sets; two values of C per class move together, in proportion.
+        """
+        start, end = self._C, _bounds(C)
+        seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
+        if self.n:
+            before = self._solver.snapshot()
+            try:
+                self._follow(start, end, seen, HALVINGS)
+            except BaseException:
+                self._C = start
+                self._solver.restore(before)
+                raise
+        self._C, self._support = end, None
+        along, alpha, b = zip(*seen, strict=True)
+        return RegularizationPath(
+            torch.tensor(along, dtype=torch.float64), self.ids, torch.stack(alpha), torch.tensor(b, dtype=torch.float64)
+        )
+
+    def _follow(self, start: tuple[float, float], end: tuple[float, float], seen: list[Any], halvings: int) -> None:
+        """From one C to another, every breakpoint added to ``seen``; in two parts where it cannot be followed in one."""
+        solver, known = self._solver, len(seen)
+        s = solver.samples
+        one = int((s.y > 0).argmax())  # a sample of class 1, if there is any
+
+        def note(event: Event) -> None:
+            if event.to != "end":
+                at = start[1] + event.p * (end[1] - start[1])
+                if s.y[one] > 0:
+                    at = float(s.u[one] / s.weight[one])  # to the last bit the bound that alpha is at
+                seen.append((at, self._ordered(np.where(s.side < 0, s.u, s.alpha)), self.b))
+
+        if not solver.follow_bounds(_upper(s.y, s.weight, end), note):
+            if not halvings:
+                raise ConvergenceError(f"the path from C = {start} to {end} cannot be followed. Nothing was changed.")
+            del seen[known:]
+            middle = (0.5 * (start[0] + end[0]), 0.5 * (start[1] + end[1]))
+            self._follow(start, middle, seen, halvings - 1)
+            solver.polish()
+            self._follow(middle, end, seen, halvings - 1)
+            return
+        self._C = end
+        seen.append((end[1], self.alpha, self.b))
+
+    @exactly
+    def set_kernel(self, kernel: Any) -> IncrementalSVM:
+        """Change the kernel, or its parameter, on the samples held, and correct the violations that this makes.
+
+        With precomputed values: the new Gram matrix (n, n) in the order of ``ids``.
+        """
+        if self.kernel is None:
+            self._solver.set_kernel(None, self._gram(kernel))
+        else:
+            new = _kernel(kernel)
+            if new is None or new.deep or self.kernel.deep:
+                raise ValueError("set_kernel cannot exchange a deep or precomputed kernel: its rows are not kept")
+            self._solver.set_kernel(new)
+            self.kernel = new
+        self._support = None
+        return self
+
+    @exactly
+    def polish(self) -> IncrementalSVM:
+        """R and every g anew, and Newton corrections: optimality to machine precision."""
+        self._solver.polish()
+        self._support = None
+        return self
+
+    def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
+        """Call this after each event from now on; None: no longer."""
+        self._callback = callback
+        self._watch()
+        return self
+
+    # -- estimates -----------------------------------------------------------------------------------------------------
+
+    @exactly
+    def leave_one_out(self, method: str = "exact", early_exit: bool = False, batched: bool = True) -> LeaveOneOut:
+        """Every sample left out in turn; the machine does not change.
+
+        method: "exact" (Algorithm 2: all support vectors unlearned, from one tableau); "span" (Vapnik and Chapelle's rule, from
+        the sensitivities: g_c - alpha_c gamma_c, gamma_c the squared distance to the span of the margin vectors); "linear"
+        (the first segment of the exact path, extrapolated: the same number, as no set changes on it).
+        early_exit: stop a path, as Algorithm 2 does, once the sample is known to be misclassified: faster; rates are the same,
+        margins below -1 are not final. batched: False unlearns the samples one at a time.
+        """
+        from torchlssvm.svm import leave_one_out
+
+        checks.one_of(method, "method", ("exact", "span", "linear"))
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        solver = self._solver
+        watch, solver.path.callback = solver.path.callback, None
+        try:
+            if method == "exact":
+                margin = leave_one_out.exact(solver, -1.0 if early_exit else -math.inf, batched)
+            else:
+                margin = leave_one_out.span_rule(solver)
+        finally:
+            solver.path.callback = watch
+        return leave_one_out.LeaveOneOut.of(self.ids, self._ordered(margin))
+
+    @exactly
+    def distance_to_span(self) -> Tensor:
+        """gamma_c (n,): the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
+        from torchlssvm.svm import leave_one_out
+
+        return self._ordered(leave_one_out.squared_distances(self._solver))
+
+    @exactly
+    def k_fold(self, folds: Any) -> tuple[Tensor, float]:
+        """Exact k-fold cross-validation: decision values (n,) of each sample by the machine without its fold, and the error.
+
+        folds: a number k (samples are dealt out in the order of ``ids``), or the fold (n,) of each sample.
+        """
+        if not self.n:
+            raise NotFittedError("no samples are held: add some first")
+        if isinstance(folds, int) and not isinstance(folds, bool):
+            if not 2 <= folds <= self.n:
+                raise ValueError(f"folds must be between 2 and the number of samples {self.n}, got {folds}")
+            fold = torch.arange(self.n, device=self.device) % folds
+        else:
+            fold = checks.as_tensor(folds, "folds", self.device)
+            if fold.shape != (self.n,):
+                raise ValueError(f"folds must be a number or have shape ({self.n},), got {tuple(fold.shape)}")
+        s, ids = self._solver.samples, self.ids
+        values = torch.zeros(self.n, dtype=torch.float64, device=self.device)
+        for k in torch.unique(fold).tolist():
+            out = fold == k
+            if bool(out.all()):
+                raise ValueError("one fold holds every sample: nothing would be left to learn from")
+            part = copy.deepcopy(self).remove(ids[out])
+            at = np.array([s.where[i] for i in ids[out].tolist()])
+            rest = np.array([s.where[i] for i in part.ids.tolist()])
+            f = (self._solver.rows.block(at, rest) * s.y[at][:, None]) @ part.alpha.cpu().numpy() + part.b
+            values[out] = torch.from_numpy(f).to(self.device)
+        return values, float(((values > 0).long() != self.y).double().mean())
+
+    # -- input ---------------------------------------------------------------------------------------------------------
+
+    def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
+        """Samples in the form the solver takes, or ValueError; fresh: as if none were held."""
+        kernel, held = self.kernel, 0 if fresh else self.n
+        x = checks.as_tensor(x, "x", self.device)
+        if kernel is None:
+            x = checks.features(x, held + (len(x) if x.ndim else 0), self.device)
+        elif not kernel.deep:
+            J = self._solver.rows.x.shape[1] if held else (x.shape[1] if x.ndim == 2 else 0)
+            x = checks.features(x, J, self.device)
+        if x.ndim == 0:
+            raise ValueError("x must have a row for each sample, got a number")
+        labels = self._labels(y, len(x))
+        rows = (x if kernel is None else kernel.prepare(x)).to(torch.float64)
+        if checks.not_finite(rows):
+            checks.raise_not_finite("x", x if x.is_floating_point() else rows)
+        w = np.ones(len(labels))
+        if weight is not None:
+            given = checks.weights(weight, x)
+            assert given is not None
+            w = given.cpu().numpy().copy() if not checks.is_fake(given) else w
+            if not (np.isfinite(w) & (w > 0)).all():
+                raise ValueError("weight must be finite and > 0: it multiplies C")
+        if kernel is None and len(x):
+            rows = self._in_positions(rows, held)
+        return Batch(rows, labels, w, _upper(labels, w, self._C))
+
+    def _one(self, x: Any, y: Any) -> Batch | None:
+        """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
+        if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
+            return None
+        if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
+            return None
+        if x.shape != (1, self._solver.rows.x.shape[1]) or y.shape != (1,) or x.layout is not torch.strided:
+            return None
+        if self.device.type != "cpu" or y.device.type != "cpu":
+            return None
+        x, label = x.detach(), int(y)
+        if label not in (0, 1) or not math.isfinite(float(x.sum())):
+            return None
+        return Batch(x, 2.0 * label - 1.0, 1.0, self._C[label])
+
+    def _labels(self, y: Any, count: int) -> Any:
+        """Labels 0 or 1 as an array of -1, +1."""
+        y = checks.as_tensor(y, "y", self.device)
+        if y.shape != (count,):
+            raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
+        if y.numel() and y.dtype not in checks.INTEGER_DTYPES and y.dtype != torch.bool:
+            raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
+        if checks.is_fake(y):
+            return np.ones(count)
+        labels = y.cpu().numpy().astype(np.float64)
+        if not ((labels == 0) | (labels == 1)).all():
+            low, high = int(labels.min()), int(labels.max())
+            raise ValueError(
+                f"labels must be 0 or 1, got {low if low < 0 else high}; OneVsRest and OneVsOne take more classes"
+            )
+        return labels * 2.0 - 1.0
+
+    def _in_positions(self, K: Tensor, held: int) -> Tensor:
+        """Kernel values (B, n + B) in the order of ids as columns in the order of positions, new samples in the free ones."""
+        s, B = self._solver.samples, len(K)
+        new = K[:, held:]
+        if checks.is_fake(K):
+            return K
+        if not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
+            raise ValueError(
+                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
+            )
+        order = s.order() if held else np.zeros(0, dtype=np.int64)
+        at = s.next_free(B) if held else np.arange(B)
+        out = K.new_zeros(B, max(int(at.max()) + 1, s.capacity if held else 0))
+        out[:, torch.from_numpy(order).to(self.device)] = K[:, :held]
+        out[:, torch.from_numpy(at).to(self.device)] = (new + new.T) * 0.5
+        return out
+
+    def _gram(self, K: Any) -> Tensor:
+        """A Gram matrix (n, n) in the order of ids as (capacity, capacity)."""
+        gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
+        s = self._solver.samples
+        order = torch.from_numpy(s.order()).to(self.device)
+        out = gram.new_zeros(s.capacity, s.capacity)
+        out[order[:, None], order] = (gram + gram.T) * 0.5
+        return out
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _change(self, batch: Batch | None, new: list[int], gone: Any, method: str) -> None:
+        if batch is None:
+            nothing = np.zeros(0)
+            self._solver.change(None, [], nothing, nothing, nothing, gone, method)
+        else:
+            self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, gone, method)
+        self._forget_far()
+        self._support = None
+
+    def _exchange(self, at: Any, batch: Batch | None, y: Any, method: str) -> None:
+        """Samples in these positions for others, under the same ids, along one parameter."""
+        solver = self._solver
+        s, ids = solver.samples, solver.samples.ids[at].tolist()
+        if batch is not None:
+            x, weight = batch.x, batch.weight
+        else:
+            index = torch.from_numpy(at).to(self.device)
+            x, weight = solver.rows.x[index].clone(), s.weight[at]
+            if self.kernel is None:
+                held = torch.from_numpy(s.order()).to(self.device)
+                x = self._in_positions(torch.cat([x[:, held], x[:, index]], 1), self.n)
+        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
+        solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
+        s.rename(np.array([s.where[i] for i in new]), ids)
+        self._forget_far()
+        self._support = None
+
+    def _known(self, ids: Any) -> list[int]:
+        """Ids, each held or forgotten; RemovalError for any that is not."""
+        if ids is None:
+            return []
+        if isinstance(ids, Tensor) and checks.is_fake(ids):
+            return [int(i) for i in self._solver.samples.ids[self._solver.samples.order()[: len(ids)]]]
+        if isinstance(ids, int):
+            ids = [ids]
+        wanted = list(ids) if isinstance(ids, list | tuple | range) else torch.as_tensor(ids).reshape(-1).tolist()
+        where = self._solver.samples.where
+        unknown = [i for i in wanted if i not in where and i not in self._dropped]
+        if unknown:
+            raise RemovalError(
+                f"{len(unknown)} id(s) are not held, the first is {unknown[0]!r}; ids come from add, and end with remove"
+            )
+        if len(set(wanted)) < len(wanted):
+            raise RemovalError("an id is given twice: each sample can be removed once")
+        return wanted
+
+    def _need_rows(self, wanted: list[int]) -> None:
+        lost = [i for i in wanted if i in self._dropped]
+        if lost:
+            raise ValueError(
+                f"{len(lost)} sample(s) have been forgotten by reserve_limit, the first is {lost[0]!r}: their rows are gone; "
+                "remove them and add them with the new labels"
+            )
+
+    def _positions(self, wanted: list[int]) -> Any:
+        where = self._solver.samples.where
+        return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
+
+    def _forget_far(self) -> None:
+        """The epsilon rule of section 2.6."""
+        if self.reserve_limit is None or self._solver.rows.fake:
+            return
+        s = self._solver.samples
+        far = np.flatnonzero((s.side > 0) & (s.g >= self.reserve_limit))
+        if len(far):
+            self._dropped |= set(s.ids[far].tolist())
+            self._solver.forget(far)
+            self.inexact = True
+
+    def _watch(self) -> None:
+        """Have events recorded and reported."""
+
+        def watch(event: Event) -> None:
+            if self.record:
+                self.trajectory.append(Step(event, self.ids, self.alpha, self.g, self.b))
+            if self._callback is not None:
+                self._callback(event)
+
+        self._solver.path.callback = watch if self.record or self._callback is not None else None
+
+    def _ordered(self, values: Any) -> Tensor:  # (capacity,) -> (n,)
+        return torch.from_numpy(values[self._solver.samples.order()]).to(self.device)
+
+    def _set(self, side: float) -> Tensor:
+        s = self._solver.samples
+        return torch.from_numpy(np.sort(s.ids[(s.side == side) & (s.ids >= 0)])).to(self.device)
+
+    # -- saving, copying, moving ---------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        from torchlssvm.svm import checkpoint
+
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: value for name, value in checkpoint.save(self).items()})
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        from torchlssvm.svm import checkpoint
+
+        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED if prefix + name in state_dict}
+        if not own:
+            missing.extend(prefix + name for name in checkpoint.SAVED)
+        elif lacking := sorted(set(checkpoint.SAVED) - set(own)):
+            errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {lacking}")
+        else:
+            before = None if self.kernel is None else self.kernel.get_extra_state()
+            extra = state_dict.get(prefix + "kernel._extra_state")
+            if self.kernel is not None and extra is not None and not self.kernel.deep:
+                self.kernel.set_extra_state(extra)
+            try:
+                checkpoint.load(self, own, self.device)
+            except BaseException:
+                if self.kernel is not None and before is not None:
+                    self.kernel.set_extra_state(before)
+                raise
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED}
+        super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        from torchlssvm.svm import checkpoint
+
+        state = self.__dict__.copy()
+        state["_solver"] = checkpoint.parts(self) if self.n else None
+        state["_next_id"] = self._solver.next_id
+        state["_support"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from torchlssvm.svm import checkpoint
+
+        saved, next_id = state.pop("_solver"), state.pop("_next_id")
+        kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if saved is None:
+            self._start(self.device)
+        else:
+            checkpoint.load(self, saved, self.device)
+        self.__dict__.update(kept)
+        self._solver.next_id = next_id
+
+    def _apply(self, fn: Any, recurse: bool = True) -> IncrementalSVM:
+        """Devices move, the precision stays."""
+        from torchlssvm.svm import checkpoint
+
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
+        if device != self.device:
+            trajectory = self.trajectory
+            checkpoint.load(self, checkpoint.parts(self), device)
+            self.trajectory = trajectory
+        return self
+
+    def extra_repr(self) -> str:
+        """C and the sizes of the sets."""
+        return f"C={self.C}, n={self.n}, margin={len(self._solver.margin)}"
+
+
+def _kernel(kernel: Any) -> Kernel | None:
+    return None if isinstance(kernel, str) and kernel == "precomputed" else as_kernel(kernel)
+
+
+def _bounds(C: Any) -> tuple[float, float]:
+    """C of class 0 and of class 1."""
+    if isinstance(C, Tensor):
+        C = C.tolist()
+    if isinstance(C, list | tuple) and len(C) == 2:
+        return checks.positive(C[0], "C"), checks.positive(C[1], "C")
+    C = checks.positive(C, "C")
+    return C, C
+
+
+def _upper(y: Any, weight: Any, C: tuple[float, float]) -> Any:  # (n,), (n,) -> (n,)
+    """The bounds u of samples with these labels and weights."""
+    return weight * np.where(y > 0, C[1], C[0])

@@ -1,0 +1,453 @@
+r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
+
+Many margin vectors enter and leave in one block, by the block forms of (13) and (14). With columns H = [y_c; Q_Sc] of k samples
+c that are to enter, and V = -R H,
+
+    Gamma = Q_cc + H^T V                                                                                          (12)
+    R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
+    R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
+
+Gamma is the Gram matrix of what is left of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
+the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.svm import steps
+from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
+
+SPAN = 10 * DEPENDENT
+"""A pivot below this share of its terms: a sample in the span of those before."""
+STALE = 1e-9
+"""A residual of R above this is no ground for a block update: R is made anew."""
+WATCH_FROM = 400
+"""Samples below which a walk watches all: there is little to save."""
+WATCH_LEAST = 64
+"""Reserve vectors that are watched at least,"""
+WATCH_SHARE = 6
+"""and this part of them, the nearest."""
+SOLVED = 1e-13
+"""A residual below this share of its terms: R has solved the system."""
+PANEL = 48
+"""Columns factored one at a time before the product that takes them to the rest."""
+
+
+class MarginSet:
+    """Slot 0 for b, the others for margin vectors; ``m`` holds the arrays, ``top`` says where the slots in use end."""
+
+    def __init__(self, samples: Samples):
+        self.samples = samples
+        self.watching = 0  # columns of W in use; 0: to be chosen
+        self.clear()
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def clear(self, slots: int = 8, b: float = 0.0) -> None:
+        """No margin vectors."""
+        self.top, self.watching = 1, 0
+        self._allocate(slots, None)
+        self.m.a[0] = b
+
+    def _allocate(self, slots: int, old: Margin | None) -> None:
+        n, k = self.samples.capacity, 0 if old is None else len(old.a)
+        square = [np.zeros((slots, slots)) for _ in range(2)]
+        V, f, pending = np.zeros((steps.PENDING, slots)), np.zeros(steps.PENDING), np.zeros(1, dtype=np.int64)
+        QS, at, used, a = np.zeros((slots, n)), np.zeros(slots, dtype=np.int64), np.zeros(slots), np.zeros(slots)
+        lower, upper = np.full(slots, -ENDLESS), np.full(slots, ENDLESS)
+        used[0] = 1.0
+        W = QS
+        if old is not None:
+            steps.flush(old)
+            for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[7:]), strict=True):
+                new[tuple(slice(0, d) for d in part.shape)] = part
+            QS[:k, : old.QS.shape[1]] = old.QS
+            if self.watching and old.W is not old.QS:
+                W = np.zeros((slots, old.W.shape[1]))
+                W[:k] = old.W
+        QS[0] = self.samples.y
+        self.m = Margin(square[0], V, f, pending, square[1], QS, W, at, used, a, lower, upper)
+
+    def grow(self) -> None:
+        """More slots."""
+        self._allocate(8 + len(self.m.a) + len(self.m.a) // 4, self.m)
+
+    def fit_capacity(self) -> None:
+        """Follow the samples' vectors when they have become longer."""
+        self.watching = 0
+        self._allocate(len(self.m.a), self.m)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return int(self.m.used.sum()) - 1
+
+    @property
+    def b(self) -> float:
+        """The offset of f."""
+        return float(self.m.a[0])
+
+    @property
+    def R(self) -> Array:  # (slots, slots)
+        """The inverse of A, no event pending."""
+        steps.flush(self.m)
+        return self.m.R
+
+    def slots(self) -> Array:  # -> (s,) int64
+        """The slots in use, without b's."""
+        return np.flatnonzero(self.m.used)[1:]
+
+    def positions(self) -> Array:  # -> (s,) int64
+        """The margin vectors' positions, in the order of their slots."""
+        return self.m.at[self.slots()]
+
+    def settle(self) -> None:
+        """Write the coefficients back to the samples."""
+        slots = self.slots()
+        self.samples.alpha[self.m.at[slots]] = self.m.a[slots]
+
+    # -- samples that come and go --------------------------------------------------------------------------------------
+
+    def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
+        """Entries of QS for new samples, whose rows of Q these are."""
+        m, k = self.m, self.top
+        if len(at) == 1:
+            m.QS[:k, int(at[0])] = Q[0][m.at[:k]] * m.used[:k]
+        else:
+            m.QS[:k, at] = (Q[:, m.at[:k]] * m.used[:k]).T
+        m.QS[0, at] = self.samples.y[at]
+        if m.W is m.QS:
+            self.watching = 0
+
+    def erase(self, at: Array) -> None:  # (k,)
+        """Overwrite what is here of samples that are not margin vectors."""
+        self.m.QS[: self.top, at if len(at) > 1 else int(at[0])] = 0.0
+        if self.watching and self.m.W is not self.m.QS:
+            place = self.place[at]
+            place = place[place >= 0]
+            self.m.W[:, place] = 0.0
+            self.watched.at[place], self.watched.sign[place] = 0, 0.0
+            self.dead[place] = True
+        if self.watching:
+            self.place[at] = -1
+
+    # -- the samples that a walk watches -------------------------------------------------------------------------------
+
+    def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
+        """The samples watched, as they stand: all of them, or those near the margin and the driven ones.
+
+        A reserve vector far from the margin is not looked at on the way. Where the walk ends, every g is computed, and what is
+        on the wrong side is learned then.
+        """
+        s, m = self.samples, self.m
+        whole = everything or s.n < WATCH_FROM
+        inner = 0 if whole or self.watching else int((s.side <= 0).sum()) - (s.capacity - s.n)
+        if not whole and not self.watching:
+            count = inner + max(WATCH_LEAST, (s.n - inner) // WATCH_SHARE)
+            whole = 2 * count >= s.n
+        if whole and (not self.watching or m.W is not m.QS):
+            at = np.arange(s.capacity)
+            self._watch(at, len(at), m.QS)
+        elif not self.watching:
+            slack = np.where(s.side > 0, s.g, -1.0)
+            slack[s.ids < 0] = ENDLESS
+            at = np.zeros(count + 32 + count // 8, dtype=np.int64)
+            at[:count] = np.argpartition(slack, count - 1)[:count]
+            W = np.zeros((len(m.a), len(at)))
+            W[: self.top, :count] = m.QS[: self.top, at[:count]]
+            self._watch(at, count, W)
+        for i in driven[self.place[driven] < 0].tolist():
+            self._look_at(i)
+        w, k = self.watched, self.watching
+        w.sign[:] = s.side[w.at]
+        w.sign[k:] = 0.0
+        w.sign[self.dead] = 0.0
+        w.slack[:] = w.sign * s.g[w.at]
+        w.root[:] = s.root[w.at]
+        return w
+
+    def _watch(self, at: Array, count: int, W: Array) -> None:
+        self.place = np.full(self.samples.capacity, -1, dtype=np.int64)
+        self.place[at[:count]] = np.arange(count)
+        self.watched = Watch(at, self.place, *(np.zeros(len(at)) for _ in range(3)))
+        self.dead = np.zeros(len(at), dtype=bool)
+        self.watching = count
+        self.m = self.m._replace(W=W)
+
+    def _look_at(self, i: int) -> None:
+        """Watch one more."""
+        c, m = self.watching, self.m
+        if c == len(self.watched.at):
+            more = 32 + c // 8
+            W = np.concatenate([m.W, np.zeros((len(m.W), more))], 1)
+            at = np.concatenate([self.watched.at, np.zeros(more, dtype=np.int64)])
+            self.watched = Watch(at, self.place, *(np.zeros(len(at)) for _ in range(3)))
+            self.dead = np.concatenate([self.dead, np.zeros(more, dtype=bool)])
+            self.m = m = m._replace(W=W)
+        m.W[:, c] = m.QS[:, i]
+        self.watched.at[c], self.place[i], self.watching = i, c, c + 1
+
+    # -- one at a time -------------------------------------------------------------------------------------------------
+
+    def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
+        """Sample i becomes a margin vector, with the coefficient it has; beta, gamma: its own (10), (12)."""
+        s, first = self.samples, not len(self)
+        slot = int(self._occupy(np.array([i]), row[None])[0])
+        m = self.m
+        m.a[slot], s.side[i] = s.alpha[i], 0.0
+        if s.alpha[i]:
+            s.rest -= s.alpha[i] * row
+        if first:
+            m.pending[0] = 0
+            m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], s.y[i], s.y[i]
+            return
+        v = np.zeros(len(m.a))
+        v[: len(beta)] = beta
+        v[slot] = 1.0
+        steps.push(m, v, 1.0 / gamma)
+
+    def leave(self, slot: int, alpha: float, side: float) -> None:
+        """The margin vector in this slot leaves with this coefficient."""
+        s, m = self.samples, self.m
+        i = int(m.at[slot])
+        if alpha:
+            s.rest += alpha * m.QS[slot]
+        s.alpha[i], s.side[i] = alpha, side
+        if len(self) == 1 or steps.row_of_R(m, slot)[slot] > 0:
+            steps.leave(m, self.top, slot)
+            self._trim()
+        else:  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            self._vacate(np.array([slot]))
+            self.invert()
+
+    def hold(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
+        """These margin vectors with these coefficients and no others; R is made for those that are independent."""
+        self.clear(8 + len(positions) * 5 // 4, b)
+        if len(positions):
+            new = self._occupy(positions, rows)
+            self.m.a[new] = a
+            old = Margin(*(array.copy() for array in self.m))
+            if len(self.renew()):
+                self.m = old._replace(W=old.QS)
+                self._trim()
+
+    # -- many at a time ------------------------------------------------------------------------------------------------
+
+    def exchange(self, out: Array, into: Array, rows: Array) -> Array:  # (k,), (l,), (l, capacity) -> (r,)
+        """Positions ``out`` leave S, ``into`` enter it; R follows. Their alpha, side and rest are not touched.
+
+        Returns the positions, of ``into`` if possible, that lie in the span of the others: they are no margin vectors.
+        """
+        self.watching = 0
+        steps.flush(self.m)
+        left = len(self) - len(out)
+        update = left > 0 and len(out) + 2 * len(into) < left + len(into)
+        update = update and self.residual() <= STALE
+        if len(out):
+            slots = self.slots()
+            slots = slots[np.isin(self.m.at[slots], out)]
+            update = update and self._shrink(slots)
+            self._vacate(slots)
+        new = self._occupy(into, rows) if len(into) else np.zeros(0, dtype=np.int64)
+        if not update:
+            return self.renew(late=new)
+        if not len(into):
+            return into
+        m, k = self.m, self.top
+        R, H = _tensor(m.R[:k, :k]), _tensor(m.A[:k, new])
+        H[torch.from_numpy(new)] = 0.0
+        Q = _tensor(m.A[np.ix_(new, new)])
+        V = torch.mm(R, H).neg_()
+        size = Q.diagonal().abs() + (H * V).abs().sum(0)
+        kept, L = independent(torch.addmm(Q, H.T, V), SPAN * size)
+        rejected = np.delete(np.arange(len(new)), kept)
+        positions = m.at[new[rejected]]
+        if len(kept):
+            G = torch.cholesky_inverse(L)
+            VG = V[:, kept] @ G
+            R.addmm_(VG, V[:, kept].T)
+            at = new[kept]
+            m.R[:k, at] = VG.numpy()
+            m.R[at, :k] = VG.numpy().T
+            m.R[np.ix_(at, at)] = G.numpy()
+        self._vacate(new[rejected])
+        return positions
+
+    def _occupy(self, into: Array, rows: Array) -> Array:
+        """A slot for each, with its row of Q and of A; R is not touched, alpha is 0."""
+        s = self.samples
+        while len(self.m.a) - len(self) - 1 < len(into):
+            self._allocate(8 + (len(self) + len(into)) * 5 // 4, self.m)
+        m = self.m
+        new = np.flatnonzero(m.used == 0)[: len(into)]
+        m.at[new], m.used[new], m.a[new], m.lower[new], m.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
+        m.QS[new] = rows
+        border = rows[:, m.at] * m.used
+        border[:, 0] = s.y[into]
+        m.A[new] = border
+        m.A[:, new] = border.T
+        self.top = max(self.top, int(new[-1]) + 1)
+        return new
+
+    def _shrink(self, slots: Array) -> bool:  # (l,)
+        """(14) for several; False if rounding forbids it."""
+        m, k = self.m, self.top
+        columns = _tensor(m.R[:k, slots])
+        L, info = torch.linalg.cholesky_ex(_tensor(m.R[np.ix_(slots, slots)]))
+        if int(info):
+            return False
+        W = torch.linalg.solve_triangular(L, columns.T, upper=False)
+        _tensor(m.R[:k, :k]).addmm_(W.T, W, alpha=-1.0)
+        return True
+
+    def _vacate(self, slots: Array) -> None:
+        m = self.m
+        for array in (self.R, m.A):
+            array[slots] = 0.0
+            array[:, slots] = 0.0
+        m.QS[slots] = 0.0
+        if m.W is not m.QS:
+            m.W[slots] = 0.0
+        m.at[slots], m.used[slots], m.a[slots], m.lower[slots], m.upper[slots] = 0, 0.0, 0.0, -ENDLESS, ENDLESS
+        self._trim()
+
+    def _trim(self) -> None:
+        self.top = int(np.flatnonzero(self.m.used)[-1]) + 1
+
+    def renew(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
+        """R from A anew. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
+        m = self.m
+        m.R[:] = 0.0
+        m.pending[0] = 0
+        slots = self.slots()
+        if not len(slots):
+            return slots
+        if late is not None and len(late):
+            slots = np.concatenate([slots[~np.isin(slots, late)], late])
+        own = m.A[slots, slots]
+        first = int(own.argmin())
+        if own[0] > 2.0 * own[first]:  # terms of different size cost the fewest digits when the first is the smallest
+            slots[[0, first]] = slots[[first, 0]]
+        Q, y = _tensor(m.A[np.ix_(slots, slots)]), _tensor(m.A[slots, 0])
+        kept, R = inverse(Q, y, SPAN)
+        rejected = np.delete(slots, kept)
+        positions: Array = m.at[rejected]
+        used = np.concatenate([[0], slots[kept]])
+        m.R[np.ix_(used, used)] = R.numpy()
+        if len(rejected):
+            self._vacate(rejected)
+        return positions
+
+    # -- linear systems with A -----------------------------------------------------------------------------------------
+
+    def residual(self) -> float:
+        """The relative residual of R for one right-hand side."""
+        m = self.m
+        h = m.A.sum(1)
+        return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
+
+    def _scaled(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
+        """The slots in use, D A D with a unit diagonal, and D: outliers are a matter of scale."""
+        m, used = self.m, np.flatnonzero(self.m.used)
+        D = 1.0 / np.maximum(self.samples.root[m.at[used]], 1e-150)
+        D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
+        return used, m.A[np.ix_(used, used)] * D * D[:, None], D
+
+    def invert(self) -> None:
+        """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
+        m = self.m
+        m.R[:] = 0.0
+        m.pending[0] = 0
+        used, A, D = self._scaled()
+        try:
+            m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
+        except np.linalg.LinAlgError:
+            return
+
+    def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
+        """delta with A delta = -r, refined; from A itself, backward stable, where R is of no use."""
+        m = self.m
+        for attempt in range(2):
+            R = self.R
+            delta = -(R @ r)
+            for _ in range(2):
+                delta -= R @ (m.A @ delta + r)
+            size = np.abs(m.A) @ np.abs(delta) + np.abs(r)
+            if bool((np.abs(m.A @ delta + r) <= SOLVED * size).all()):
+                return delta
+            if not attempt:
+                self.invert()
+        used, A, D = self._scaled()
+        delta = np.zeros(len(r))
+        try:
+            delta[used] = -D * np.linalg.solve(A, D * r[used])
+        except np.linalg.LinAlgError:
+            delta[used] = -D * np.linalg.lstsq(A, D * r[used], rcond=None)[0]
+        return delta
+
+
+def _tensor(values: Array) -> Tensor:
+    return torch.from_numpy(values)
+
+
+def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k), (k,) -> (r,), (r, r)
+    """The columns that are not in the span of those before them (a pivot above ``floor``), and their Cholesky factor.
+
+    Example:
+        >>> Gamma = torch.tensor([[4.0, 4.0, 2.0], [4.0, 4.0, 2.0], [2.0, 2.0, 2.0]], dtype=torch.float64)
+        >>> kept, L = independent(Gamma, torch.full((3,), 1e-10, dtype=torch.float64))
+        >>> kept.tolist(), L.tolist()
+        ([0, 2], [[2.0, 0.0], [1.0, 1.0]])
+    """
+    k = len(Gamma)
+    L, info = torch.linalg.cholesky_ex(Gamma)
+    if not int(info) and bool((L.diagonal().square() > floor).all()):
+        return np.arange(k), L
+    kept: list[int] = []
+    L, least = torch.zeros_like(Gamma), floor.tolist()
+    for start in range(0, k, PANEL):
+        stop, r = min(k, start + PANEL), len(kept)
+        P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).numpy()
+        columns = np.zeros((stop - start, k - start))
+        for j in range(stop - start):
+            pivot = float(P[j, j])
+            if pivot > least[start + j]:
+                column = columns[len(kept) - r, j:]
+                np.divide(P[j:, j], pivot**0.5, out=column)
+                P[j:, j + 1 :] -= column[:, None] * column[1 : stop - start - j]
+                kept.append(start + j)
+        L[start:, r : len(kept)] = torch.from_numpy(columns[: len(kept) - r].T)
+    at = np.array(kept, dtype=np.int64)
+    return at, L[torch.from_numpy(at), : len(kept)]
+
+
+def inverse(Q: Tensor, y: Tensor, share: float) -> tuple[Array, Tensor]:  # (k, k), (k,) -> (r,), (r + 1, r + 1)
+    """The samples that are not in the span of those before them, to ``share`` of their terms, and R for them.
+
+    The first one is S = {0}, R = [[-Q_00, y_0], [y_0, 0]]; the others enter it in one block, by (13).
+
+    Example:
+        >>> y = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
+        >>> X = y * torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)  # on a line, the first two the same
+        >>> kept, R = inverse(torch.outer(X, X), y, 1e-12)
+        >>> kept.tolist(), [[round(v, 6) for v in row] for row in R.tolist()]
+        ([0, 2], [[0.0, 0.333333, -0.666667], [0.333333, 0.111111, 0.111111], [-0.666667, 0.111111, 0.111111]])
+    """
+    R = Q.new_zeros(2, 2)
+    R[0, 0], R[0, 1], R[1, 0] = -Q[0, 0], y[0], y[0]
+    if len(Q) == 1:
+        return np.zeros(1, dtype=np.int64), R
+    H = torch.stack([y[1:], Q[0, 1:]])
+    V = -(R @ H)
+    size = Q.diagonal()[1:].abs() + (H * V).abs().sum(0)
+    kept, L = independent(torch.addmm(Q[1:, 1:], H.T, V), share * size)
+    V, G = V[:, kept], torch.cholesky_inverse(L)
+    VG = V @ G
+    out = Q.new_empty(len(kept) + 2, len(kept) + 2)
+    out[:2, :2] = torch.addmm(R, VG, V.T)
+    out[:2, 2:], out[2:, :2], out[2:, 2:] = VG, VG.T, G
+    return np.concatenate([[0], kept + 1]), out

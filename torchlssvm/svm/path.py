@@ -1,0 +1,136 @@
+"""The path: coefficients move from p = 0 to 1 while every other sample keeps its Kuhn-Tucker conditions (2), (3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchlssvm.svm import steps
+from torchlssvm.svm.kernel_rows import KernelRows
+from torchlssvm.svm.margin_set import MarginSet
+from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.steps import ENDLESS, TINY, Drive, Vectors
+
+EVENTS_PER_SAMPLE = 40
+"""A walk with more events than this for each sample, and EVENTS_LEAST, is given up."""
+EVENTS_LEAST = 1500
+KINDS = {steps.MARGIN: "margin", steps.ERROR: "error", steps.RESERVE: "reserve"}
+
+
+@dataclass
+class Event:
+    """One step of a walk: at ``p``, sample ``id`` went to ``to``: "margin", "error", "reserve"; "end" when p = 1."""
+
+    p: float
+    id: int | None
+    to: str
+    step: float
+
+
+class Path:
+    """Walks samples and margin set along a drive."""
+
+    def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
+        self.samples, self.rows, self.margin = samples, rows, margin
+        self.callback: Callable[[Event], None] | None = None
+        self.events = 0
+
+    def walk(self, up: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
+        """Take alpha to u for ``up``, unless g comes to 0 on the way, and to 0 for ``down``, which are not watched."""
+        s = self.samples
+        d = np.zeros(s.capacity)
+        d[up], d[down] = s.u[up] - s.alpha[up], -s.alpha[down]
+        s.side[up], s.side[down] = -1.0, 0.0
+        moving = np.flatnonzero(d)
+        force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
+        if not self._follow(Drive(d, np.zeros(0), force), moving, everything):
+            return False
+        s.alpha[down] = 0.0
+        arrived = up[s.side[up] < 0]
+        s.alpha[arrived] = s.u[arrived]
+        return True
+
+    def walk_to(self, u: Array) -> bool:  # (capacity,)
+        """Move the upper bounds to these, with the coefficients of E on them."""
+        s = self.samples
+        rise = u - s.u
+        d = np.where(s.side < 0, rise, 0.0)
+        if not self._follow(Drive(d, rise, self.rows.product(d)), np.flatnonzero(d), True):
+            return False
+        s.u[:] = u
+        s.alpha[s.side < 0] = u[s.side < 0]
+        m = self.margin.m
+        slots = self.margin.slots()
+        m.upper[slots] = u[m.at[slots]]
+        return True
+
+    def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
+        """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
+        s, margin, callback = self.samples, self.margin, self.callback
+        watch = margin.watch(everything or callback is not None, moving)
+        vectors = Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.root)
+        limit = EVENTS_LEAST + EVENTS_PER_SAMPLE * s.n
+        p, last, i, renewed = 0.0, 0.0, -1, False
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            while limit > 0:
+                most = limit if callback is None else 1
+                code, i, kind, p, margin.top, events = steps.walk(
+                    margin.m, margin.top, vectors, watch, drive, self.rows.cache, p, most, i
+                )
+                limit, self.events = limit - events, self.events + events
+                if callback is not None and kind and events:
+                    self._report(callback, Event(p, int(s.ids[i]), KINDS[kind], p - last))
+                    last = p
+                if code == steps.END:
+                    if callback is not None:
+                        self._report(callback, Event(1.0, None, "end", 1.0 - last))
+                    self.events += 1
+                    return True
+                if code == steps.PAUSE:
+                    i = -1
+                elif code == steps.ROW:
+                    self.rows.row(i)
+                elif code == steps.FULL:
+                    margin.grow()
+                elif code == steps.STALE:
+                    if renewed:
+                        return False
+                    margin.invert()
+                    renewed = True
+                elif code == steps.EMPTY:
+                    watch, i = self._shift_b(drive)
+                    if i < 0:
+                        return bool((np.abs(drive.d) * (1.0 - p) <= TINY * s.u.max()).all())
+                else:
+                    return False
+        return False
+
+    def _shift_b(self, drive: Drive) -> tuple[Any, int]:
+        """S is empty and the drive unbalanced: move b, alone, until a sample that can give way is at its margin."""
+        s, margin = self.samples, self.margin
+        self.refresh()
+        watch = margin.watch(True, np.flatnonzero(drive.d))
+        direction = 1.0 if float((s.y * drive.d).sum()) > 0 else -1.0
+        rate = watch.sign * s.y[watch.at] * direction
+        t = np.where(rate < 0, np.maximum(watch.slack, 0.0), ENDLESS)
+        k = int(t.argmin())
+        if not t[k] < ENDLESS:
+            return watch, -1
+        margin.m.a[0] += t[k] * direction
+        watch.slack[:] += t[k] * rate
+        return watch, int(watch.at[k])
+
+    def refresh(self) -> None:
+        """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+        s, m, k = self.samples, self.margin.m, self.margin.top
+        np.matmul(m.a[:k], m.QS[:k], out=s.g)
+        s.g += s.rest
+        s.g -= np.abs(s.y)
+
+    def _report(self, callback: Callable[[Event], None], event: Event) -> None:
+        self.margin.settle()
+        self.refresh()
+        callback(event)

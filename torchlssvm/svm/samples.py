@@ -1,0 +1,103 @@
+"""Samples of the incremental SVM: what is kept of each, by position, in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any  # a NumPy array, float64 unless said otherwise
+
+VECTORS = ("y", "weight", "u", "alpha", "side", "rest", "g", "root")
+"""Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
+E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii). All zero where a position
+is free, which makes free positions inert in every sum and comparison."""
+
+
+class Snapshot(NamedTuple):
+    """The state before an operation; :meth:`Solver.restore` brings it back bit for bit."""
+
+    vectors: Array  # (8, capacity)
+    ids: Array  # (capacity,) int64
+    margin: Array  # (s,) positions
+    a: Array  # (s,) their coefficients
+    b: float
+    events: int
+
+
+class Samples:
+    """Vectors by position. A position belongs to a sample for as long as it is held, and is free before and after.
+
+    Every vector is ``capacity`` long; ``ids`` holds -1 where a position is free.
+    """
+
+    y: Array
+    weight: Array
+    u: Array
+    alpha: Array
+    side: Array
+    rest: Array
+    g: Array
+    root: Array
+
+    def __init__(self) -> None:
+        self.n, self.capacity = 0, 0  # samples held; the length of every vector
+        self.ids = np.full(0, -1, dtype=np.int64)
+        self.where: dict[int, int] = {}  # id -> position
+        self._free: list[int] = []  # free positions, the lowest last
+        self._set(np.zeros((len(VECTORS), 0)))
+
+    def _set(self, vectors: Array) -> None:
+        self.vectors = vectors
+        for name, row in zip(VECTORS, vectors, strict=True):
+            setattr(self, name, row)
+
+    def grow(self, count: int) -> bool:
+        """Make room for so many more samples; True if the vectors became longer."""
+        if self.n + count <= self.capacity:
+            return False
+        longer = 16 + self.n + count + (self.n + count) // 8
+        vectors = np.zeros((len(VECTORS), longer))
+        vectors[:, : self.capacity] = self.vectors
+        ids = np.full(longer, -1, dtype=np.int64)
+        ids[: self.capacity] = self.ids
+        self._free = [*range(longer - 1, self.capacity - 1, -1), *self._free]
+        self.ids, self.capacity = ids, longer
+        self._set(vectors)
+        return True
+
+    def place(self, ids: Sequence[int], y: Array, weight: Array, u: Array) -> Array:  # (B,) each -> (B,) int64
+        """Give each new sample a free position; alpha is 0. There must be room."""
+        at = np.array([self._free.pop() for _ in ids], dtype=np.int64)
+        self.ids[at] = ids
+        self.where.update(zip(ids, at.tolist(), strict=True))
+        self.y[at], self.weight[at], self.u[at], self.side[at] = y, weight, u, 1.0
+        self.n += len(ids)
+        return at
+
+    def drop(self, at: Array) -> None:  # (k,)
+        """Free these positions, and overwrite what was there."""
+        for i in self.ids[at].tolist():
+            del self.where[i]
+        self.vectors[:, at] = 0.0
+        self.ids[at] = -1
+        self._free += at[::-1].tolist()
+        self.n -= len(at)
+
+    def next_free(self, count: int) -> Array:  # -> (count,) int64
+        """The positions that so many new samples will get."""
+        late = np.arange(self.capacity, self.capacity + max(0, count - len(self._free)))
+        return np.concatenate([np.array(self._free[::-1][:count], dtype=np.int64), late])
+
+    def order(self) -> Array:  # -> (n,) int64
+        """Positions in the order of ids."""
+        held = np.flatnonzero(self.ids >= 0)
+        return held[np.argsort(self.ids[held])]
+
+    def rename(self, at: Array, ids: Sequence[int]) -> None:
+        """Give the samples in these positions other ids."""
+        for i in self.ids[at].tolist():
+            del self.where[i]
+        self.ids[at] = ids
+        self.where.update(zip(ids, at.tolist(), strict=True))

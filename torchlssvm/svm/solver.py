@@ -1,0 +1,606 @@
+"""The solver of the incremental SVM: plans an operation, carries it out, certifies the end, or takes the robust way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.kernels import Kernel
+from torchlssvm.svm import steps
+from torchlssvm.svm.active_set import ActiveSet
+from torchlssvm.svm.interior_point import centred, interior_point
+from torchlssvm.svm.kernel_rows import KernelRows
+from torchlssvm.svm.margin_set import MarginSet
+from torchlssvm.svm.path import Event, Path
+from torchlssvm.svm.pivoting import Pivoting
+from torchlssvm.svm.samples import Array, Samples, Snapshot
+from torchlssvm.svm.steps import ENDLESS, EPS
+from torchlssvm.svm.warm_start import balanced, near_optimum
+
+WALKED = 32
+"""New samples on the wrong side from which block pivoting is faster than one walk for all of them."""
+FEW = 200
+"""Samples up to which a change of C walks: pivoting saves nothing."""
+DENSE = 5000
+"""Samples up to which the interior-point method takes all; beyond, the margin set and what is on the wrong side."""
+ROUNDS = 8
+"""Walks that learn what the walk before did not look at, before the robust way is taken."""
+UNDETERMINED = 1e-3
+"""A unit of rounding of g above this: alpha is not determined in float64."""
+DUST = 64.0
+"""Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
+AT_BOUND = 1e-13
+"""A coefficient this near to a bound, as a share of u, is there if all others are."""
+NARROW = 1e-9
+"""An interval for b narrower than this is one value and rounding: b stays where it was found."""
+UNITS = 256.0
+"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
+every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class Certificate(NamedTuple):
+    """The verdict on a solution."""
+
+    wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
+    feasible: bool  # 0 <= alpha <= u, and |sum y alpha| is rounding
+    violation: float  # the largest violation of (2)
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is the solution."""
+        return self.feasible and not len(self.wrong)
+
+
+class Solver:
+    """Samples, kernel rows, margin set and path of one machine; every operation ends certified, or changes nothing."""
+
+    def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
+        self.samples = Samples()
+        self.rows = KernelRows(self.samples, kernel, device, cache_bytes)
+        self.margin = MarginSet(self.samples)
+        self.path = Path(self.samples, self.rows, self.margin)
+        self.next_id = 0
+        self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
+        self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
+        self._dusted = 0  # events that are in it
+        self._before = np.zeros((4, 0))  # (4, capacity) u, alpha, side and rest at the start of the operation
+
+    # -- adding and removing -------------------------------------------------------------------------------------------
+
+    def change(
+        self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, gone: Array, method: str = "auto"
+    ) -> None:
+        """Add samples x (B, J), or (B, capacity) if precomputed, under these ids, and remove those in positions ``gone``."""
+        new, wrong = NOTHING, NOTHING
+        if x is not None and len(ids):
+            new = self._place(x, ids, y, weight, u)
+        if self.rows.fake:
+            pass
+        elif len(new) == 1 and not len(gone) and len(self.margin):
+            try:
+                wrong = self._arrive(new)
+            except BaseException:
+                self.forget(new)
+                raise
+            self.last = "path"
+            if len(wrong):
+                with self._all_or_nothing(new):
+                    self._finish(self._walk(wrong, NOTHING))
+        else:
+            with self._all_or_nothing(new):
+                self._learn(new, gone, method)
+        if len(gone):
+            self.forget(gone)
+
+    def _place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
+        """Positions for new samples, with their rows and labels."""
+        s = self.samples
+        if s.grow(len(ids)):
+            self.margin.fit_capacity()
+        new = s.place(ids, y, weight, u)
+        try:
+            self.rows.fit_capacity(x.shape[1])
+            if self.rows.kernel is None:
+                x = torch.cat([x, x.new_zeros(len(x), s.capacity - x.shape[1])], 1)
+            self.rows.put(new, x)
+        except BaseException:
+            s.drop(new)
+            raise
+        return new
+
+    def unlearn(self, gone: Array) -> None:  # (k,)
+        """Solve without these samples, which keep their positions; nothing is put back if that fails."""
+        self._learn(NOTHING, gone, "auto")
+
+    def forget(self, gone: Array) -> None:  # (k,)
+        """Erase samples that have no part in the solution."""
+        self.rows.erase(gone)
+        self.margin.erase(gone)
+        self.samples.drop(gone)
+        self._dust[gone[gone < len(self._dust)]] = 0.0
+        if not self.samples.n:
+            self.margin.m.a[0] = 0.0
+
+    def _learn(self, new: Array, gone: Array, method: str) -> None:
+        """Few samples walk; many are pivoted; a multitude is solved anew from a warm start."""
+        s = self.samples
+        left = s.y.copy()
+        left[gone] = 0.0
+        if not ((left > 0).any() and (left < 0).any()):
+            self._one_class(gone, left)
+            return
+        held = s.n - len(new) - len(gone)
+        if method == "auto" and len(new) > max(WALKED, 2 * held):
+            s.u[gone], s.side[gone] = 0.0, 0.0
+            self.rows.forget()
+            self.last = "solve"
+            self._solve(near_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
+            return
+        wrong = self._arrive(new) if len(new) else new
+        support = gone[s.alpha[gone] > 0]
+        if not len(wrong) and not len(support):
+            self.last = "path"
+            self._withdraw(gone)
+            if not len(self.margin):
+                self._centre_b()
+            return
+        many = len(wrong) >= WALKED or len(support) > s.n // 4
+        if method == "pivot" or (method == "auto" and many):
+            if self._pivot(gone):
+                return
+            s.u[gone], s.side[gone] = 0.0, 0.0
+            self.last = "solve"
+            self._solve(near_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
+            return
+        self.last = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
+        self._withdraw(gone)
+        if method == "path":
+            followed = all(self._walk(NOTHING, support[k : k + 1]) for k in range(len(support)))
+            followed = followed and all(self._walk(wrong[k : k + 1], NOTHING) for k in range(len(wrong)))
+        else:
+            followed = self._walk(wrong, support)
+        s.u[gone] = 0.0
+        self._finish(followed)
+
+    def _one_class(self, gone: Array, left: Array) -> None:
+        """No sample of the other class: alpha = 0, and b alone puts every sample on its margin."""
+        s = self.samples
+        b = float(left[np.flatnonzero(left)[0]]) if left.any() else 0.0
+        self.margin.clear(b=b)
+        s.alpha[:] = s.rest[:] = s.g[:] = 0.0
+        s.side[:] = np.where(s.ids >= 0, 1.0, 0.0)
+        s.u[gone], s.side[gone] = 0.0, 0.0
+        self.last = "path"
+
+    def _arrive(self, new: Array) -> Array:  # (B,) -> (k,)
+        """rest, g and entries of QS for new samples, alpha = 0; returns those on the wrong side."""
+        s, m = self.samples, self.margin.m
+        outside = np.where(s.side != 0, s.alpha, 0.0)
+        for part, Q in self.rows.blocks(new):
+            self.rows.extend(part, Q)
+            self.margin.extend(part, Q)
+            s.rest[part] = Q @ outside
+            s.g[part] = s.rest[part] + m.a @ m.QS[:, part] - 1.0
+            if len(new) == 1 and s.g[part[0]] < 0:
+                self.rows.keep(int(part[0]), Q[0])
+        return new[s.g[new] < 0]
+
+    def _withdraw(self, gone: Array) -> None:
+        """Samples are to go: they leave S, and the conditions no longer concern them."""
+        s, margin = self.samples, self.margin
+        margin.settle()
+        for i in gone.tolist():
+            if s.side[i] == 0:
+                slot = int(np.flatnonzero((margin.m.at == i) & (margin.m.used > 0))[-1])
+                row = margin.m.QS[slot].copy()
+                margin.leave(slot, float(s.alpha[i]), 0.0)
+                self.rows.keep(i, row)
+            s.side[i] = 0.0
+
+    # -- ways ----------------------------------------------------------------------------------------------------------
+
+    def _walk(self, up: Array, down: Array) -> bool:
+        s = self.samples
+        up, down = up[(s.side[up] != 0) & (s.alpha[up] == 0)], down[s.alpha[down] > 0]
+        if not len(up) and not len(down):
+            return True
+        if not self.path.walk(up, down):
+            return False
+        self.margin.settle()
+        return True
+
+    def _finish(self, followed: bool) -> None:
+        """The end of a walk: correct S, look at every sample, learn what is on the wrong side, certify."""
+        s = self.samples
+        for _ in range(ROUNDS):
+            if not followed:
+                break
+            self._correct()
+            self._stay_fresh()
+            found = self.certify()
+            if found.holds:
+                self._warn()
+                return
+            wrong = found.wrong
+            if not found.feasible or not len(wrong) or bool((s.side[wrong] <= 0).any()):
+                break
+            followed = self._walk(wrong, NOTHING)
+        self._robust(self._feasible())
+
+    def _pivot(self, gone: Array, factor: float = 1.0) -> bool:
+        """Pivot from the present sets, without the samples in ``gone``. factor: what u has been multiplied by."""
+        s = self.samples
+        bound = np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
+        start = s.side.copy()
+        # a new sample with g < 0 starts as a margin vector, unless it is far on the wrong side
+        fresh = (s.alpha <= 0) & (s.side > 0) & (s.g < 0)
+        start[fresh] = np.where(s.g[fresh] > -1.0, 0.0, -1.0)
+        rest = None
+        if not len(gone):
+            rest = s.rest * factor
+            late = np.flatnonzero(fresh & (start < 0))
+            rest = (
+                rest + self.rows.product(np.where(start < 0, s.u, 0.0) * (fresh & (start < 0))) if len(late) else rest
+            )
+        s.u[gone] = 0.0
+        start[gone] = 1.0
+        if not Pivoting(s, self.rows, self.margin).run(start, bound, rest):
+            return False
+        self.last = "pivot"
+        self._fresh()
+        self._correct()
+        return self.certify().holds
+
+    def _solve(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
+        """Everything anew from a guess: pivot from its sets, or the robust way."""
+        s = self.samples
+        guess = (alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0
+        bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
+        self.margin.clear(b=self.margin.b)
+        if Pivoting(s, self.rows, self.margin).run(guess, bound):
+            self._is_fresh()
+            self._correct()
+            if self.certify().holds:
+                return
+        self._robust(alpha)
+
+    def _robust(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
+        """The active-set method from here, and if it does not end, from a point of the interior-point method."""
+        s = self.samples
+        self.last = "fallback"
+        attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
+        found = None
+        for start in (alpha, None):
+            if start is None:
+                start = self._interior(alpha)
+            if attempt.run(start, self.margin.b):
+                self._fresh()
+                self._correct()
+                found = self.certify()
+                if found.holds:
+                    self.margin.watching = 0
+                    self._warn()
+                    return
+            alpha = self._feasible()
+        raise ConvergenceError(
+            "no point was found that passes the certificate of a solution"
+            + (f": (2) is violated by {found.violation:.1e} at {len(found.wrong)} sample(s)" if found else "")
+            + ". The kernel may not be positive semidefinite, or C times its values too large for float64. Nothing was changed."
+        )
+
+    def _interior(self, alpha: Array) -> Array:
+        """A point of the interior-point method, rounded to the bounds: of all samples, or of S and those on the wrong side."""
+        s = self.samples
+        at = np.flatnonzero(s.u > 0)
+        if len(at) > DENSE:
+            self.path.refresh()
+            wrong = self.certify().wrong
+            inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
+            at = np.union1d(inside, wrong)[:DENSE]
+        y, u = s.y[at], s.u[at]
+        fixed = alpha.copy()
+        fixed[at] = 0.0
+        q = (self.rows.product(fixed)[at] if fixed.any() else np.zeros(len(at))) - 1.0
+        K = self.rows.block(at, at) * y * y[:, None]
+        K, _ = centred(K)
+        found = interior_point(K * y * y[:, None], q, y, u, -float(s.y @ fixed))
+        own = s.root[at] ** 2
+        out = fixed.copy()
+        out[at] = np.where(
+            found.alpha * own < found.low, 0.0, np.where((u - found.alpha) * own < found.high, u, found.alpha)
+        )
+        return balanced(out, s.u, s.y)
+
+    def _feasible(self) -> Array:
+        """The present coefficients, in their box and balanced, without those of samples about to leave."""
+        s = self.samples
+        self.margin.settle()
+        alpha = np.where(s.u > 0, np.clip(np.nan_to_num(s.alpha), 0.0, s.u), 0.0)
+        return balanced(alpha, s.u, s.y)
+
+    # -- the certificate -----------------------------------------------------------------------------------------------
+
+    def certify(self) -> Certificate:
+        """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
+        s, b = self.samples, self.margin.b
+        off = np.where(s.side == 0, np.abs(s.g), -s.side * s.g)
+        off[(s.side == 0) & (s.u == 0)] = 0.0  # free positions, and samples about to leave
+        wrong = np.flatnonzero(~(off <= UNITS * EPS * self._least_unit()))
+        if len(wrong):
+            wrong = wrong[~(off[wrong] <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
+        return Certificate(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
+
+    def _least_unit(self) -> Array:  # -> (capacity,)
+        """A lower bound of sum_j |Q_ij| alpha_j + |b| + 1, from two sums of its terms with their signs: all, and rest."""
+        s, b = self.samples, self.margin.b
+        return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
+
+    def _is_feasible(self) -> bool:
+        """Whether every coefficient is in its box, and sum y alpha = 0 to rounding."""
+        s = self.samples
+        inside = s.alpha.min(initial=0.0) >= 0.0 and bool((s.alpha <= s.u).all())
+        return inside and bool(abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum())
+
+    def rounding_bound(self) -> float:
+        """The largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1) over the samples i held."""
+        s = self.samples
+        held = np.flatnonzero(s.ids >= 0)
+        return EPS * float(self.rows.sums(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
+
+    # -- exact ends ----------------------------------------------------------------------------------------------------
+
+    def _correct(self) -> None:
+        """A Newton step on S with what is left of (2) and (3), if it stays in the box; then every g."""
+        s, margin = self.samples, self.margin
+        if len(margin):
+            m = margin.m
+            r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
+            margin.settle()
+            r[0] = float(s.y @ s.alpha)
+            if np.abs(r).max() > 0:
+                a = m.a - steps.times_R(m, margin.top, r)
+                within = np.clip(a, m.lower, m.upper)
+                if bool((np.abs(a - within)[1:] <= 1e-9 * m.upper[1:]).all()):
+                    m.a[:] = within
+            m.a[:] = np.clip(m.a, m.lower, m.upper)
+            margin.settle()
+            self._let_b_go()
+        self.path.refresh()
+        if not len(margin):
+            self._centre_b()
+
+    def _let_b_go(self) -> None:
+        """Empty S if every margin vector is at a bound, to rounding: then nothing on the margin holds b."""
+        s, margin = self.samples, self.margin
+        slots = margin.slots()
+        a, u = margin.m.a[slots], margin.m.upper[slots]
+        bound = np.where(a > 0.5 * u, u, 0.0)
+        effect = np.abs(a - bound) * s.root[margin.m.at[slots]] * s.root.max()  # on any g, at most
+        if bool(((np.abs(a - bound) > AT_BOUND * u) | (effect > UNITS / 4 * EPS)).any()):
+            return
+        at = margin.m.at[slots].copy()
+        s.alpha[at] = bound
+        if not self._is_feasible():
+            s.alpha[at] = a
+            return
+        s.rest += bound @ margin.m.QS[slots]
+        s.side[at] = np.where(bound > 0, -1.0, 1.0)
+        margin.clear(b=margin.b)
+
+    def _centre_b(self) -> None:
+        """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
+        low, high = self.b_interval()
+        shift = 0.5 * (low + high) if low > -ENDLESS and high < ENDLESS else low if low > -ENDLESS else high
+        narrow = NARROW * (abs(self.margin.b) + 1.0)
+        if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
+            self.margin.m.a[0] += shift
+            self.samples.g += self.samples.y * shift
+
+    def b_interval(self) -> tuple[float, float]:
+        """How far b can move down and up while every sample stays on its side; for an empty margin set."""
+        s = self.samples
+        # t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
+        pull, at = s.y * s.side, -(s.y * s.g)
+        return float(at[pull > 0].max(initial=-ENDLESS)), float(at[pull < 0].min(initial=ENDLESS))
+
+    def _fresh(self) -> None:
+        """rest from the kernel."""
+        s = self.samples
+        outside = s.alpha.copy()
+        outside[self.margin.positions()] = 0.0
+        s.rest[:] = self.rows.product(outside)
+        self._is_fresh()
+
+    def _is_fresh(self) -> None:
+        """Note that rest has just come from the kernel."""
+        self.path.events += 1
+        self._dust, self._dusted = np.zeros(self.samples.capacity), self.path.events
+        self._before = self.samples.vectors[2:6].copy()
+
+    def _stay_fresh(self) -> None:
+        """rest from the kernel again, where roundings that events have left in it could show.
+
+        Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
+        square root of their number. Coefficients that were large once have left large roundings.
+        """
+        s, events = self.samples, self.path.events
+        u, alpha, side, rest = self._before
+        moved = ((s.alpha != alpha) | (s.side != side)) & ~((s.side == 0) & (side == 0))
+        largest = float((np.maximum(s.u, u) * s.root)[moved].max(initial=0.0))
+        self._dust += (1 + events - self._dusted) * (s.rest**2 + rest**2 + (s.root * largest) ** 2)
+        self._dusted = events
+        if bool((self._dust > (DUST * self._least_unit()) ** 2).any()):
+            self._fresh()
+            self._correct()
+
+    def stir(self) -> None:
+        """Samples and margin set have been put back: what is known about roundings in rest is of no use."""
+        self._dust, self._dusted = np.full(self.samples.capacity, ENDLESS), self.path.events
+
+    def _warn(self) -> None:
+        s = self.samples
+        unit = EPS * float(s.root.max(initial=0.0) * (s.root @ s.alpha) + abs(self.margin.b) + 1.0)
+        if unit > UNDETERMINED and (unit := self.rounding_bound()) > UNDETERMINED:
+            warnings.warn(
+                f"rounding alone changes g by {unit:.0e}: the problem is not determined in float64; scale the features or "
+                "lower C",
+                NumericalWarning,
+                stacklevel=2,
+            )
+
+    # -- bounds and kernels --------------------------------------------------------------------------------------------
+
+    def set_bounds(self, u: Array, method: str = "auto") -> None:  # (capacity,)
+        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        s = self.samples
+        with self._all_or_nothing():
+            if not ((s.y > 0).any() and (s.y < 0).any()):
+                s.u[:] = u
+                return
+            if method == "path" or not len(self.margin) or s.n <= FEW:
+                self.last = "joint"
+                followed = self.path.walk_to(u)
+                s.u[:] = u
+                self.margin.settle()
+                self._fresh()
+                self._finish(followed)
+                return
+            held = s.u > 0
+            factor = np.ones(s.capacity)
+            factor[held] = u[held] / s.u[held]
+            same = factor[held][0]
+            rest = bool((factor[held] == same).all())
+            start = balanced(s.alpha * factor, u, s.y)
+            s.u[:] = u
+            if not (rest and self._pivot(NOTHING, float(same))):
+                self.last = "solve"
+                self._solve(near_optimum(s, self.rows, start))
+
+    def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
+        """Change C along the path and report its events; False, and nothing changed, if it cannot be followed."""
+        old, before = self.path.callback, self.snapshot()
+        try:
+            self.path.callback = callback
+            followed = self.path.walk_to(u)
+            self.path.callback = old
+            if followed:
+                self._fresh()
+                self._correct()
+                followed = self.certify().holds
+        except BaseException:
+            self.path.callback = old
+            self.restore(before)
+            raise
+        if not followed:
+            self.restore(before)
+        return followed
+
+    def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
+        """Another kernel, or Gram matrix (capacity, capacity), on the same samples."""
+        s, old = self.samples, (self.rows.kernel, self.rows.x)
+        before = self.snapshot()
+        try:
+            self.rows.change_kernel(kernel, x)
+            if s.n and not self.rows.fake:
+                self._anew()
+        except BaseException:
+            self.rows.change_kernel(*old)
+            self.restore(before)
+            raise
+
+    def _anew(self) -> None:
+        """Solve with the sets as they are, whatever they come from."""
+        s = self.samples
+        if not ((s.y > 0).any() and (s.y < 0).any()):
+            return
+        self.margin.settle()
+        alpha, side, bound = s.alpha.copy(), s.side.copy(), np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
+        self.margin.clear(b=self.margin.b)
+        if Pivoting(s, self.rows, self.margin).run(side, bound):
+            self.last = "pivot"
+            self._is_fresh()
+            self._correct()
+            if self.certify().holds:
+                return
+        self.last = "solve"
+        self._solve(near_optimum(s, self.rows, balanced(np.clip(alpha, 0.0, s.u), s.u, s.y)))
+
+    def polish(self) -> None:
+        """R and every g anew, and Newton corrections."""
+        s = self.samples
+        if not s.n or not ((s.y > 0).any() and (s.y < 0).any()):
+            return
+        with self._all_or_nothing():
+            self.margin.invert()
+            self._fresh()
+            for _ in range(3):
+                self._correct()
+            if not self.certify().holds:
+                self._anew()
+
+    def resume(self) -> None:
+        """Go on from a saved solution: rest and g from the kernel; solved anew if it does not pass the certificate."""
+        s = self.samples
+        self._fresh()
+        self.path.refresh()
+        if (s.y > 0).any() and (s.y < 0).any() and not self.certify().holds:
+            self._correct()
+            if not self.certify().holds:
+                self._anew()
+
+    def judge(self) -> tuple[Certificate, float]:
+        """The certificate, with every g computed from the kernel, and the largest unit of rounding."""
+        s = self.samples
+        kept = s.rest.copy(), s.g.copy(), self._dust, self._dusted, self._before, self.path.events
+        self._fresh()
+        self.path.refresh()
+        found = self.certify()
+        s.rest[:], s.g[:], self._dust, self._dusted, self._before, self.path.events = kept
+        return found, self.rounding_bound()
+
+    # -- all or nothing ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _all_or_nothing(self, new: Array = NOTHING) -> Iterator[None]:  # (B,)
+        """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
+        before = self.snapshot()
+        before.vectors[:, new], before.ids[new] = 0.0, -1
+        try:
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
+
+    def snapshot(self) -> Snapshot:
+        """The state, to come back to."""
+        s, margin = self.samples, self.margin
+        slots = margin.slots()
+        if len(self._dust) < s.capacity:
+            self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
+        vectors = s.vectors.copy()
+        self._before = vectors[2:6]
+        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
+
+    def restore(self, before: Snapshot) -> None:
+        """The state as it was, bit for bit; R is made anew."""
+        s, n = self.samples, len(before.ids)
+        late = np.flatnonzero(s.ids >= 0)
+        late = late[(late >= n) | (before.ids[np.minimum(late, n - 1)] != s.ids[late])] if n else late
+        if len(late):
+            if not self.rows.fake:
+                self.rows.erase(late)
+            s.drop(late)
+        s.vectors[:] = 0.0
+        s.vectors[:, :n] = before.vectors
+        rows = self.rows.block(before.margin) if len(before.margin) else np.zeros((0, s.capacity))
+        self.margin.hold(before.margin, before.a, before.b, rows)
+        self.path.events = before.events
+        self.stir()

@@ -1,0 +1,533 @@
+r"""Numeric steps of the incremental SVM, each written once: NumPy as it stands, compiled where numba is installed.
+
+Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; S is the set of margin vectors,
+a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficients outside S move at rates d,
+
+    beta = -R [sum y d; Q_S: d]            the rates of a that keep g_S = 0 and sum y alpha = 0                     (10)
+    gamma_i = Q_i: d + Q_iS beta_S + y_i beta_0    the rate of g_i                                                  (12)
+    i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1], beta_i for a unit of alpha_i alone                      (13)
+    k leaves S:  R <- R - R_:k R_k: / R_kk                                                                          (14)
+
+R is kept as R + V^T diag(f) V, with a row of V for each event since the last time that these were added to R: sixteen products
+of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled
+functions are in this file: a compiled function contains those that it calls, and numba looks at the time of one file only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchlssvm.svm.compiled import compiled
+
+Array = Any
+
+EPS = 2.220446049250313e-16
+"""The distance of 1.0 to the next float64."""
+NOISE = 32.0
+"""Rates of g below so many units of rounding of their terms are taken for zero."""
+DEPENDENT = 1e-12
+"""gamma_i below this share of the terms it is the difference of: sample i lies in the span of S, and cannot enter it."""
+DOUBTFUL = 1e-6
+"""gamma_i below this share of its terms is computed a second time, with a refined beta."""
+DRIFT = 1e-6
+"""A relative residual of R above this asks for a new inverse; refinement takes care of what lies below."""
+REFINED_EVERY = 8
+"""Events after which beta is computed anew and refined; in between it follows (13) and (14)."""
+TINY = 1e-14
+"""Steps shorter than this, of a walk from 0 to 1, are simultaneous events."""
+PATIENCE = 60
+"""So many simultaneous events in a row are taken for a cycle."""
+ENDLESS = np.inf
+PENDING = 16
+"""Events that R may lag behind."""
+BLOCK = 64
+"""Rows of R updated at a time: the product then stays in the cache."""
+
+END, ROW, FULL, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(8)
+"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; a margin vector (S is empty and the drive unbalanced); a new
+R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are done."""
+NONE, MARGIN, ERROR, RESERVE = range(4)
+"""What the last event was: a sample came to S, or to E or R from there."""
+
+
+class Margin(NamedTuple):
+    """Arrays of the margin set."""
+
+    R: Array  # (slots, slots) without the pending events
+    V: Array  # (PENDING, slots) pending events
+    f: Array  # (PENDING,) and their factors
+    pending: Array  # (1,) int64 how many there are
+    A: Array  # (slots, slots)
+    QS: Array  # (slots, capacity) rows of Q; row 0 is y
+    W: Array  # (slots, watched) their part that is watched
+    at: Array  # (slots,) int64 position of each slot
+    used: Array  # (slots,) 1.0, or 0.0 where the slot is free
+    a: Array  # (slots,)
+    lower: Array  # (slots,)
+    upper: Array  # (slots,)
+
+
+class Vectors(NamedTuple):
+    """Arrays of the samples, see ``samples.VECTORS``."""
+
+    y: Array
+    u: Array
+    alpha: Array
+    side: Array
+    rest: Array
+    root: Array
+
+
+class Watch(NamedTuple):
+    """The samples a walk looks at: all, or those near the margin."""
+
+    at: Array  # (watched,) int64 positions
+    place: Array  # (capacity,) int64 where each position is among them, or -1
+    slack: Array  # (watched,) side * g
+    sign: Array  # (watched,) side; 0 where nothing is watched
+    root: Array  # (watched,)
+
+
+class Drive(NamedTuple):
+    """What moves from p = 0 to 1."""
+
+    d: Array  # (capacity,) rates of coefficients outside S
+    rise: Array  # (capacity,) rates of upper bounds, or (0,) if they rest
+    force: Array  # (capacity,) Q d
+
+
+@compiled
+def flush(m: Margin) -> None:
+    """Add the pending events to R."""
+    k = m.pending[0]
+    if k == 0:
+        return
+    V = m.V[:k]
+    for first in range(0, len(m.a), BLOCK):
+        stop = min(len(m.a), first + BLOCK)
+        left = np.empty((stop - first, k))
+        for e in range(k):
+            left[:, e] = m.f[e] * V[e, first:stop]
+        m.R[first:stop] += left @ V
+    m.pending[0] = 0
+
+
+@compiled
+def push(m: Margin, v: Array, factor: float) -> None:
+    """R += factor v v^T."""
+    if m.pending[0] == PENDING:
+        flush(m)
+    k = m.pending[0]
+    m.V[k] = v
+    m.f[k] = factor
+    m.pending[0] = k + 1
+
+
+@compiled
+def times_R(m: Margin, top: int, h: Array) -> Array:
+    """R h (slots,)."""
+    out = np.zeros(len(h))
+    out[:top] = m.R[:top] @ h
+    k = m.pending[0]
+    if k > 0:
+        out += (m.f[:k] * (m.V[:k] @ h)) @ m.V[:k]
+    return out
+
+
+@compiled
+def row_of_R(m: Margin, slot: int) -> Array:
+    """R_k: (slots,)."""
+    out = m.R[slot].copy()
+    k = m.pending[0]
+    if k > 0:
+        out += (m.f[:k] * m.V[:k, slot].copy()) @ m.V[:k]
+    return out
+
+
+@compiled
+def free_slot(used: Array, top: int) -> int:
+    """The first slot that is free; the number of slots if there is none."""
+    for k in range(1, top):
+        if used[k] == 0.0:
+            return k
+    return top
+
+
+@compiled
+def reach(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Array, float, float]:
+    """h = [y_i; Q_Si], beta_i = -R h, gamma_i = Q_ii + h^T beta_i, and the size of the terms of gamma_i."""
+    h = row[m.at] * m.used
+    h[0] = y
+    beta = -times_R(m, top, h)
+    terms = np.abs(h * beta).sum() + abs(row[i])
+    gamma = row[i] + (h * beta).sum()
+    if gamma < DOUBTFUL * terms:
+        beta -= times_R(m, top, h + m.A @ beta)
+        terms = np.abs(h * beta).sum() + abs(row[i])
+        gamma = row[i] + (h * beta).sum()
+    return h, beta, gamma, terms
+
+
+@compiled
+def enter(
+    m: Margin, top: int, w: Watch, row: Array, y: float, u: float, alpha: float, i: int, share: float
+) -> tuple[int, float, Array]:
+    """Sample i, with this row of Q, becomes a margin vector, by (13): its slot, gamma_i and v.
+
+    Slot 0: it cannot, gamma_i is below this share of its terms. There must be a free slot.
+    """
+    slot = free_slot(m.used, top)
+    h, v, gamma, terms = reach(m, top, row, y, i)
+    if m.used[1:top].sum() == 0.0:  # the first one
+        m.pending[0] = 0
+        m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], y, y
+    else:
+        if not gamma > share * terms:
+            return 0, gamma, v
+        v[slot] = 1.0
+        push(m, v, 1.0 / gamma)
+    m.A[slot] = h
+    m.A[:, slot] = h
+    m.A[slot, slot] = row[i]
+    m.QS[slot] = row
+    m.W[slot] = row[w.at]
+    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = i, 1.0, alpha, 0.0, u
+    return slot, gamma, v
+
+
+@compiled
+def leave(m: Margin, top: int, slot: int) -> None:
+    """The margin vector in this slot leaves, by (14)."""
+    if m.used[1:top].sum() == 1.0:
+        m.R[:] = 0.0
+        m.pending[0] = 0
+    else:
+        v = row_of_R(m, slot)
+        push(m, v, -1.0 / v[slot])
+    m.R[slot] = 0.0
+    m.R[:, slot] = 0.0
+    m.V[:, slot] = 0.0
+    m.A[slot] = 0.0
+    m.A[:, slot] = 0.0
+    m.QS[slot] = 0.0
+    m.W[slot] = 0.0
+    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = 0, 0.0, 0.0, -ENDLESS, ENDLESS
+
+
+@compiled
+def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row: Array) -> None:
+    """Put a row of Q into the cache, in place of the oldest."""
+    if row_of[i] >= 0:
+        return
+    k = clock[0]
+    if held[k] >= 0:
+        row_of[held[k]] = -1
+    rows[k] = row
+    held[k], row_of[i], clock[0] = i, k, (k + 1) % len(held)
+    clock[1] = max(clock[1], k + 1)
+
+
+@compiled
+def add_to(x: Array, factor: float, v: Array) -> None:
+    """x += factor v."""
+    x += factor * v
+
+
+@compiled
+def follow(s: Vectors, drive: Drive, t: float) -> None:
+    """alpha and rest follow the drive for a step."""
+    if t > 0.0:
+        add_to(s.alpha, t, drive.d)
+        add_to(s.rest, t, drive.force)
+
+
+@compiled
+def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
+    """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
+    beta[:] = -times_R(m, top, h)
+    if not refined:
+        return 0.0
+    r = h + m.A @ beta
+    beta -= times_R(m, top, r)
+    return float(np.abs(r).max() / max(np.abs(h).max(), 1e-300))
+
+
+@compiled
+def walk(
+    m: Margin,
+    top: int,  # slots in use lie below
+    s: Vectors,
+    w: Watch,
+    drive: Drive,
+    cache: Any,  # RowCache
+    p: float,
+    most: int,  # events
+    i: int,  # a sample that enters S first, or -1
+) -> tuple[int, int, int, float, int, int]:
+    """Follow the path from p towards 1: (why it returns, the sample concerned, the last event, p, top, events).
+
+    Between events every rate is constant. An event is a margin vector that comes to a bound, or a watched sample whose g comes
+    to 0. alpha, side, rest and u of the samples follow; g does not.
+    """
+    rising = len(drive.rise) > 0
+    rise = np.zeros(len(m.a))
+    beta = np.zeros(len(m.a))
+    known, since, stalled, events, kind, rate_in = False, REFINED_EVERY, 0, 0, NONE, 0.0
+    balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
+    pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
+    root = s.root[m.at] * m.used
+    root[0] = 0.0
+    count = m.used[1:top].sum()
+    gone = 0.0  # the way that alpha and rest have not followed yet
+    while True:
+        if i >= 0:  # sample i comes to the margin
+            if cache.row_of[i] < 0:
+                code = ROW
+                break
+            if free_slot(m.used, top) == len(m.a):
+                code = FULL
+                break
+            row = cache.rows[cache.row_of[i]]
+            if drive.d[i] != 0.0:
+                follow(s, drive, gone)
+                gone = 0.0
+            slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT)
+            if slot == 0:
+                code = DEPENDS
+                break
+            top, root[slot] = max(top, slot + 1), s.root[i]
+            if s.alpha[i] != 0.0:
+                add_to(s.rest, -s.alpha[i], row)
+            if drive.d[i] != 0.0:
+                add_to(drive.force, -drive.d[i], row)
+                drive.d[i] = 0.0
+                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
+            elif known and count > 0:
+                add_to(beta, -rate_in / gamma_i, v)
+            else:
+                known = False
+            count += 1
+            s.side[i] = 0.0
+            w.sign[w.place[i]] = 0.0
+            events, since, kind = events + 1, since + 1, MARGIN
+            if events >= most:
+                code = PAUSE
+                break
+            i = -1
+        if count == 0 and abs(balance) > slight:
+            code = EMPTY
+            break
+        if rising:
+            rise = drive.rise[m.at] * m.used
+            rise[0] = 0.0
+        if not known or since >= REFINED_EVERY:
+            h = drive.force[m.at] * m.used
+            h[0] = balance
+            if count > 0 and sensitivities(m, top, h, beta, since >= REFINED_EVERY) > DRIFT:
+                code = STALE
+                break
+            if count == 0:
+                beta[:] = 0.0
+            known, since = True, (0 if since >= REFINED_EVERY else since)
+        gamma = pull + beta[:top] @ m.W[:top]
+        # the first margin vector at a bound
+        speed = np.abs(beta)
+        floor = NOISE * EPS * max(speed[1:].max(), np.abs(rise).max())
+        up = beta - rise
+        t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, ENDLESS)
+        t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, ENDLESS)
+        high, low = t_up.argmin(), t_down.argmin()
+        # the first sample at the margin
+        rate = gamma * w.sign
+        total = (speed * root).sum() + size
+        t_in = np.where(rate < -NOISE * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, ENDLESS)
+        k = t_in.argmin()
+        t = min(min(t_up[high], t_down[low]), min(t_in[k], 1.0 - p))
+        stalled = stalled + 1 if t <= TINY else 0
+        if stalled > PATIENCE:
+            code = STUCK
+            break
+        add_to(m.a, t, beta)
+        add_to(w.slack, t, rate)
+        gone += t
+        if rising:
+            add_to(s.u, t, drive.rise)
+            add_to(m.upper, t, rise)
+        if t >= 1.0 - p:
+            code, p = END, 1.0
+            break
+        p += t
+        if t_in[k] <= t:
+            i, rate_in = w.at[k], gamma[k]
+            continue
+        to_error = t_up[high] <= t
+        slot = int(high if to_error else low)
+        j, R_k = m.at[slot], row_of_R(m, slot)
+        pivot = R_k[slot]
+        if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
+            code = STALE
+            break
+        s.alpha[j] = s.u[j] if to_error else 0.0
+        s.side[j] = -1.0 if to_error else 1.0
+        w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0
+        keep_row(cache.rows, cache.row_of, cache.held, cache.clock, j, m.QS[slot])
+        if to_error:
+            add_to(s.rest, s.u[j], m.QS[slot])
+            if rising and drive.rise[j] != 0.0:
+                follow(s, drive, gone)
+                gone, drive.d[j] = 0.0, drive.rise[j]
+                add_to(drive.force, drive.rise[j], m.QS[slot])
+                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
+        if known and count > 1:
+            add_to(beta, -beta[slot] / pivot, R_k)
+            beta[slot] = 0.0
+        else:
+            known = False
+        leave(m, top, slot)
+        count, root[slot] = count - 1, 0.0
+        while top > 1 and m.used[top - 1] == 0.0:
+            top -= 1
+        events, since, kind = events + 1, since + 1, ERROR if to_error else RESERVE
+        if events >= most:
+            code, i = PAUSE, j
+            break
+    follow(s, drive, gone)
+    return code, i, kind, p, top, events
+
+
+# -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------
+
+DONE, LEFT = -1, -2
+"""A path has ended; a path is left to the solver. What is not negative is the column that a path needs and does not have."""
+
+
+class Start(NamedTuple):
+    """Where paths start; index 0 is b, then S, then the others looked at."""
+
+    T: Array  # (rows, N) columns of the tableau, as rows
+    row: Array  # (N,) int64 row of each column, or -1
+    size: Array  # (rows,) the terms of u_k[k], added up by size
+    x: Array  # (N,) a inside P, g outside
+    lower: Array  # (N,) of x
+    upper: Array  # (N,) of x
+    alpha: Array  # (N,)
+    u: Array  # (N,)
+    root: Array  # (N,) sqrt(K_ii), 0 for b
+
+
+@compiled
+def column(
+    base: Array, scale: float, start: int, j: int, keys: Array, pivots: Array, W: Array, events: int, share: Array
+) -> tuple[Array, float]:
+    """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size."""
+    size = 0.0
+    for e in range(start, events):
+        value = scale * base[keys[e]]
+        for f in range(start, e):
+            value = (0.0 if keys[f] == keys[e] else value) - share[f] * W[f, keys[e]]
+        share[e] = value / pivots[e]
+        size += abs(share[e] * W[e, j])
+    out = scale * base
+    if events > start:
+        out -= share[start:events] @ W[start:events]
+    for e in range(start, events):
+        value = 0.0
+        for f in range(start, events):
+            value = (0.0 if keys[f] == keys[e] else value) - share[f] * W[f, keys[e]]
+        out[keys[e]] = value
+    return out, size
+
+
+@compiled
+def leave_path(
+    t: Start, m: int, c: int, alpha: float, g: float, stop_below: float, most: int, W: Array, moved: Array, beta: Array
+) -> int:
+    """The path of c leaving: DONE, LEFT or the column it lacks.
+
+    moved (N,): how far each coefficient has moved; beta (N,): u_c[P] at the end; W (most, N): room.
+    """
+    N = len(t.x)
+    pivots, share, keys = np.empty(most), np.empty(most), np.empty(most, np.int64)
+    x, lower, upper, inside = t.x.copy(), t.lower.copy(), t.upper.copy(), np.zeros(N)
+    inside[:m] = 1.0
+    moved[:] = 0.0
+    beta[:] = 0.0
+    p, d, count, events = 0.0, -alpha, m, 0
+    lower[c], upper[c] = -ENDLESS, ENDLESS
+    rate = d * t.T[t.row[c]]
+    if c < m:  # it leaves P, by (14), before it is driven
+        pivot = t.T[t.row[c], c]
+        if not pivot > 0.0:
+            return LEFT
+        keys[0], pivots[0] = c, pivot
+        W[0] = t.T[t.row[c]]
+        W[0, c] = 1.0
+        rate = (d / pivot) * W[0]
+        events, count, inside[c] = 1, m - 1, 0.0
+    while True:
+        speed = np.abs(rate)
+        inner = inside * speed
+        noise = NOISE * EPS * (t.root * ((inner * t.root).sum() + abs(d) * t.root[c]) + inner[0])
+        floor = np.where(inside > 0.0, EPS * inner[1:].max(), noise)
+        floor[0] = ENDLESS
+        room = np.where(rate > 0.0, upper - x, x - lower)
+        steps_to = np.where(speed > floor, np.maximum(room, 0.0) / speed, ENDLESS)
+        k = int(steps_to.argmin())
+        step = min(steps_to[k], 1.0 - p)
+        if step < TINY and p + step < 1.0:
+            return LEFT
+        g += step * rate[c]
+        p += step
+        x += step * rate
+        if p >= 1.0 or g < stop_below:
+            break
+        if events == most:
+            return LEFT
+        last = -1
+        for e in range(events):
+            if keys[e] == k:
+                last = e
+        if last >= 0:
+            w, terms = column(W[last], 1.0 / pivots[last], last + 1, k, keys, pivots, W, events, share)
+            terms += 1.0 / abs(pivots[last])
+        elif t.row[k] >= 0:
+            w, terms = column(t.T[t.row[k]], 1.0, 0, k, keys, pivots, W, events, share)
+            terms += t.size[t.row[k]]
+        else:
+            return k
+        pivot, up, u = w[k], rate[k] > 0.0, t.u[k]
+        if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
+            if not (pivot > 0.0 and count > 2):  # b, k and one more at least
+                return LEFT
+            moved[k] = (u if up else 0.0) - t.alpha[k]
+            x[k], lower[k], upper[k], inside[k] = 0.0, (-ENDLESS if up else 0.0), (0.0 if up else ENDLESS), 0.0
+            count -= 1
+        else:  # it enters S, by (13): from E, with alpha = u, if its g has risen to 0
+            if not pivot > 1e3 * DEPENDENT * terms:
+                return LEFT
+            x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
+            count += 1
+        w[k] = 1.0
+        W[events] = w
+        keys[events], pivots[events] = k, pivot
+        part = rate[k] / pivot
+        rate[k] = 0.0
+        rate -= part * w
+        events += 1
+    moved[:] = np.where(inside > 0.0, x - t.alpha, moved)
+    beta[:] = np.where(inside > 0.0, rate / d, 0.0)
+    moved[c] = d * p
+    return DONE
+
+
+@compiled
+def leave_paths(
+    t: Start, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array, beta: Array,
+    answer: Array,
+) -> None:  # fmt: skip
+    """The paths of samples c (B,) leaving, one after the other; ``paths`` says which of them."""
+    W = np.empty((most, len(t.x)))
+    for b in paths:
+        answer[b] = leave_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])
