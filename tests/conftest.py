@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.dense import code, ridge
+from tests.support.dense import code, ridge
 
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, print_blob=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, print_blob=True)

@@ -1,0 +1,513 @@
+"""Crafted stores and certificates given to ``verify``: a named error, exit code 3, bounded time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import pickle
+import random
+import shutil
+import signal
+import sqlite3
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import crafted as c
+from tests.support.cli_tools import write
+from torchlssvm import Certificate, VerificationError, cli, verify
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and alarms are those of POSIX")
+
+
+def mostly_slow(cases: dict[str, Any], every: int) -> list[Any]:
+    """Every so many of the cases in each run of the tests, and all of them with -m slow."""
+    return [n if k % every == 0 else pytest.param(n, marks=pytest.mark.slow) for k, n in enumerate(cases)]
+
+
+SECONDS = 20
+"""Time for one verification: most take a tenth of a second."""
+
+
+class Late(BaseException):
+    """Not an Exception: nothing swallows it."""
+
+
+@contextlib.contextmanager
+def in_time(seconds: float = SECONDS) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Late(f"not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(*arguments: Any) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of a command; an error is one line on stderr too."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), in_time():
+        code = cli.main([*map(str, arguments), "--json"])
+    said = json.loads(out.getvalue())
+    if code:
+        assert said["error"]["exit_code"] == code
+        assert err.getvalue() == f"torchlssvm: error: {said['error']['message']}\n"
+        assert len(err.getvalue()) < 2000
+    return code, said
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store ``s`` with an erasure, its certificate ``c.json`` and its head ``h.pt``."""
+    here, folder = Path.cwd(), tmp_path_factory.mktemp("good")
+    os.chdir(folder)
+    logging.disable(logging.CRITICAL)
+    write(folder)
+    columns = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
+    assert run("init", "s", "--features", 5, "--classes", 3, "--grid", 16)[0] == 0
+    assert run("add", "s", "--features", "x.npy", *columns)[0] == 0
+    assert run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact")[0] == 0
+    assert run("export", "s", "h.pt")[0] == 0
+    os.chdir(here)
+    yield folder
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def place(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them, in the current folder."""
+    shutil.copytree(good / "s", tmp_path / "s")
+    for name in ("c.json", "h.pt"):
+        shutil.copy(good / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(code: int, said: dict[str, Any]) -> str:
+    """The message of an error that is named and exits with 3."""
+    assert code == 3, said
+    assert said["error"]["type"] in ("VerificationError", "StoreError"), said
+    return str(said["error"]["message"])
+
+
+def check_store(*more: str) -> tuple[int, dict[str, Any]]:
+    return run("verify", "c.json", "--store", "s", "--allow-unsigned", *more)
+
+
+def test_the_good_ones_hold(place: Path) -> None:
+    assert check_store("--head", "h.pt")[0] == 0
+
+
+# -- stores ------------------------------------------------------------------------------------------------------------
+
+DEEP = "[" * 900 + "]" * 900
+DEEPER = "[" * 200_000 + "]" * 200_000
+HUGE = 10**30
+SCHEMA = "INSERT INTO sqlite_master VALUES "
+
+STORES: dict[str, c.Craft] = {
+    **{f"record {n} missing": c.no_record(n) for n in ("state", "head", "rows", "fingerprint")},
+    **{
+        f"record {name} {what}": c.record(name, text)
+        for name in ("state", "head", "rows", "chosen")
+        for what, text in {
+            "nested": DEEP, "nested deeper": DEEPER, "NaN": "NaN", "a list": "[]", "a number": "7", "text": '"x"',
+            "empty": "", "no JSON": "{", "infinite": '{"position": Infinity}', "an empty object": "{}",
+            "a number of 5,000 digits": "9" * 5000, "surrogate": '"\\ud800"',
+        }.items()
+        if not (name == "chosen" and what == "an empty object")  # nothing was chosen
+    },
+    "record fingerprint a list": c.record("fingerprint", '["x"]'),
+    "record state bytes": c.record("state", b"{}"),
+    "duplicate key in the state": c.record("state", '{"position": 2, "position": 2, "samples": 55, "digest": null, "chain": ""}'),
+    **{
+        f"state {field} {value!r:.20}": c.change("state", **{field: value})
+        for field in ("position", "samples", "digest", "chain")
+        for value in (..., None, -1, HUGE, True, 1.5, "zz", [1], {"a": 1})
+        if not (field == "digest" and value is None)
+    },
+    "state of another digest": c.change("state", digest="0" * 64),
+    "state without a digest": c.change("state", digest=None),
+    **{
+        f"head {field} {value!r:.20}": c.change("head", **{field: value})
+        for field, values in {
+            "type": (..., None, 3, "Other"), "in_features": (..., None, -1, 0, HUGE, 10**6, "5", True, 2.5),
+            "num_classes": (..., -1, 0, HUGE, 10**9, "3", [3]), "rho": (-1, 0, "1", None),
+            "folds": (-1, 10**9, HUGE, "x"), "grid": (..., [], ["x", 1, 2], ["0x1p+99999", 20, 0], ["0x1p+4", 19, 0], [16, 20, 0], "none", 7, {}),
+            "class_weight": (["a"], [1e400], {"a": 1}, "x", 5), "multiclass": ("x", None), "intercept": ("x", []),
+            "device": ("cuda:99", "meta", 4), "unknown": (1,), "statistics": (False,), "per_class": ("x",),
+        }.items()
+        for value in values
+    },
+    **{
+        f"rows {field} {value!r:.20}": c.change("rows", **{field: value})
+        for field, values in {
+            "features": (..., 0, -5, HUGE, "5", None, 4), "targets": (..., 0, -1, HUGE, "x", None),
+            "grid": (..., [], [1, 2], ["x", 20, 0], ["0x1p+4", "20", 0], ["0x1p+4", 99, 0], "grid", ["0x1p+99999", 1, 1]),
+            "target_grid": (..., [], {"a": 1}),
+        }.items()
+        for value in values
+        if not (field == "targets" and value in (0, -1, HUGE, "x", None))  # labels have no targets to be counted
+    },
+    **{
+        f"sample {field} {value!r:.20}": c.sample(**{field: value})
+        for field, values in {
+            "id": (b"bytes", b"\xff\xfe"), "subject": (b"x", 5), "label": ("x", -1, 3, 2**62, b"1", 1.5, None),
+            "target": (b"", b"12345678", "text", 4), "added": ("soon", b"now", "x"), "position": ("x", b"x"),
+            "nonce": ("text", b"", 5, b"x" * 10_000), "features": (b"", b"12345", "text", b"x" * 1_000_003, b"\x7f" * 20),
+            "checksum": ("x", 0, b"x"),
+        }.items()
+        for value in values
+        if (field, value) not in (("subject", 5), ("position", "x"), ("position", b"x"))
+    },
+    "all rows with a target": c.sample(-1, target=b"12345678"),
+    "all labels missing": c.sample(-1, label=None),
+    "not a number": c.sample(-1, target=b"\xff" * 24, label=None),
+    **{
+        f"entry {field} {value!r:.20}": c.entry(**{field: value})
+        for field, values in {
+            "event_id": (b"x", "", "other", b"\xff"), "kind": (b"x", "remove", ""), "time": (b"x", "never"),
+            "samples": ("x", -1, 0, 2**62), "commitments": (b"", "text", b"x" * 31, b"x" * 320_000), "mac": ("text", 5),
+        }.items()
+        for value in values
+        if (field, value) not in (("kind", "remove"), ("kind", ""), ("time", "never"), ("event_id", ""), ("event_id", "other"))
+    },
+    "an entry is missing": c.execute("DELETE FROM journal WHERE position = 1"),
+    "an entry at a far position": c.execute("UPDATE journal SET position = 9223372036854775807 WHERE position = 2"),
+    "an entry at a negative position": c.execute("UPDATE journal SET position = -7 WHERE position = 1"),
+    "a chain of text": c.entry(2, relink=False, chain="text"),
+    "a short chain": c.entry(2, relink=False, chain=b"x"),
+    # the schema
+    "a view for a table": c.execute("DROP TABLE journal", "CREATE VIEW journal AS SELECT 1 AS position"),
+    "an endless view": c.execute(
+        "DROP TABLE meta",
+        "CREATE VIEW meta AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS name, i AS value, 0 AS checksum FROM n",
+    ),
+    "one more view": c.execute("CREATE VIEW v AS SELECT 1"),
+    "one more table": c.execute("CREATE TABLE t (a)"),
+    "a virtual table": c.execute("CREATE VIRTUAL TABLE f USING fts5(a)"),
+    "a trigger": c.execute("CREATE TRIGGER t AFTER INSERT ON meta BEGIN DELETE FROM samples; END"),
+    "an index with an expression": c.execute("CREATE INDEX i ON samples (abs(label))"),
+    "a generated column": c.execute("ALTER TABLE samples ADD COLUMN g AS (hex(zeroblob(500000000)))"),
+    "a column less": c.execute("ALTER TABLE samples DROP COLUMN added"),
+    "a table less": c.execute("DROP TABLE subjects"),
+    "a hidden table": c.schema(SCHEMA + "('table', 'x', 'x', 2, NULL)"),
+    "a schema of text": c.schema("UPDATE sqlite_master SET rootpage = 'x' WHERE name = 'samples'"),
+    "a schema that points nowhere": c.schema("UPDATE sqlite_master SET rootpage = 100000 WHERE name = 'samples'"),
+    "a schema that points to itself": c.schema("UPDATE sqlite_master SET rootpage = 1 WHERE name = 'samples'"),
+    "two tables on one page": c.schema(
+        "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'journal') WHERE name = 'samples'"
+    ),
+    "a schema that is no SQL": c.schema("UPDATE sqlite_master SET sql = 'CREATE TABLE' WHERE name = 'samples'"),
+    "another application": c.execute("PRAGMA application_id = 7"),
+    "another version": c.execute("PRAGMA user_version = 99"),
+    "another text encoding": c.special(c.FILE, "empty"),
+    "a rollback journal": c.execute("PRAGMA journal_mode = DELETE"),
+    "endless samples": c.page_bomb("samples"),
+    "endless entries": c.page_bomb("journal"),
+    "an endless schema": c.page_bomb("sqlite_master"),
+    "values in a ring": c.loop_of_pages,
+    # files
+    **{
+        f"{name} is {kind}": c.special(name, kind)
+        for name in (c.FILE, c.FILE + "-wal", c.FILE + "-shm", c.FILE + "-journal")
+        for kind in ("fifo", "folder", "zeros", "loop", "socket")
+    },
+    **{f"{c.FILE} is {kind}": c.special(c.FILE, kind) for kind in ("null", "empty", "noise", "sparse")},
+    "witness of another event": c.witness(b'{"position":9,"chain":"00"}'),
+    "witness of a far event": c.witness(b'{"position":1000000000000000000000000000000,"chain":"00"}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", mostly_slow(STORES, 4))
+def test_a_crafted_store(place: Path, name: str) -> None:
+    STORES[name](place / "s")
+    refused(*check_store())
+    assert (place / "c.json").exists()
+
+
+def pickled(value: Any) -> bytes:
+    """A file of torch's with any pickle in it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(value))
+        archive.writestr("archive/version", "3\n")
+    return file.getvalue()
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def inflating(value: Any) -> bytes:
+    """A file of torch's that is a thousand times larger when it is read."""
+    file = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(saved(value))) as plain,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for item in plain.namelist():
+            archive.writestr(item, plain.read(item))
+    return file.getvalue()
+
+
+KEYS = {
+    "missing": c.no_record("key"), "nested": c.record("key", DEEP), "NaN": c.record("key", "NaN"), "a list": c.record("key", "[]"),
+    "empty": c.record("key", ""), "an empty object": c.record("key", "{}"), "no hex": c.change("key", key="zz"),
+    "since text": c.change("key", since="x"), "since a far event": c.change("key", since=-HUGE, key=""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_crafted_key_of_the_digests(place: Path, name: str) -> None:
+    """It is asked for when there are events after the certificate."""
+    assert run("relabel", "s", "--id", "s2", "--label", "0")[0] == 0
+    assert check_store()[0] == 0
+    KEYS[name](place / "s")
+    refused(*check_store())
+
+
+HEADER = {"format": "torchlssvm-snapshot-1", "position": 2, "chain": "", "digest": ""}
+FAST_ONLY: dict[str, c.Craft] = {
+    **{f"a snapshot is {kind}": (lambda s, k=kind: c.special(next(s.glob("*.snapshot.pt")).name, k)(s)) for kind in ("fifo", "folder", "zeros", "loop", "noise", "sparse", "empty")},
+    "a snapshot of a list": c.snapshot(saved([1])),
+    "a snapshot of nothing": c.snapshot(b""),
+    "a snapshot of noise": c.snapshot(b"PK\x03\x04" + bytes(1000)),
+    "a snapshot with code": c.snapshot(pickled(print)),
+    "a snapshot without fields": c.snapshot(saved({"format": "torchlssvm-snapshot-1"})),
+    "a snapshot at text": c.snapshot(saved(HEADER | {"position": "x", "statistics": {}})),
+    "a snapshot far away": c.snapshot(saved(HEADER | {"position": HUGE, "statistics": {}})),
+    "a snapshot without statistics": c.snapshot(saved(HEADER | {"statistics": None})),
+    "a snapshot of wrong statistics": c.snapshot(saved(HEADER | {"statistics": {"meta": torch.zeros(3), "counts": 7}})),
+    "a snapshot of endless sums": c.snapshot(saved(HEADER | {"statistics": {"sums": torch.zeros(1).expand(10**9, 10**9)}})),
+    "a snapshot that inflates": c.snapshot(inflating(HEADER | {"statistics": {"sums": torch.zeros(10**8)}})),
+    "a snapshot by a strange name": lambda s: (s / "٣.snapshot.pt").write_bytes(b"x") and None,
+    **{f"a witness is {kind}": c.special("acknowledged", kind) for kind in ("fifo", "folder", "zeros", "loop", "socket", "sparse")},
+    "a witness of noise": c.content("acknowledged", b"\xff" * 300),
+    "a witness that is nested": c.witness(b"[" * 200),
+    "an empty witness": c.content("acknowledged", b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAST_ONLY)
+def test_what_only_makes_opening_fast_is_not_needed(place: Path, name: str) -> None:
+    """Snapshots are not the truth, and a witness may be missing: the rows are summed, and the certificate holds."""
+    FAST_ONLY[name](place / "s")
+    code, said = check_store()
+    assert code == 0 or refused(code, said)
+    if "snapshot" in name:
+        assert code == 0
+
+
+def test_a_journal_of_another_program_deletes_no_file(place: Path) -> None:
+    """SQLite deletes the file that a rollback journal names as the one of several databases."""
+    victim = place / "precious.txt"
+    victim.write_bytes(b"\0")
+    name = str(victim).encode()
+    with c.sql(place / "s") as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = 4096
+    magic = bytes.fromhex("d9d505f920a163d7")
+    head = (
+        magic + (0).to_bytes(4, "big") * 2 + (1).to_bytes(4, "big") + (512).to_bytes(4, "big") + size.to_bytes(4, "big")
+    )
+    lock_page = 2**30 // size + 1
+    total = sum(name) & 0xFFFFFFFF
+    tail = lock_page.to_bytes(4, "big") + name + len(name).to_bytes(4, "big") + total.to_bytes(4, "big") + magic
+    (place / "s" / (c.FILE + "-journal")).write_bytes(head.ljust(512, b"\0") + tail)
+    refused(*check_store())
+    assert victim.exists()
+
+
+# -- certificates ------------------------------------------------------------------------------------------------------
+
+Certify = Callable[[dict[str, Any]], bytes]
+CERTIFICATES: dict[str, Certify] = {
+    **{
+        f"{key} {what}": c.raw(key, text)
+        for key in ("scope", "events", "grid", "position")
+        for what, text in {
+            "NaN": "NaN", "infinite": "-Infinity", "nested": DEEP, "nested deeper": DEEPER, "nested objects": '{"a":' * 900 + "1" + "}" * 900,
+            "5,000 digits": "9" * 5000, "float": "1e400", "truncated": "[", "control": '"\x01"',
+        }.items()
+    },
+    "scope with NaN inside": c.raw("scope", '{"choices": {"a": NaN}}'),
+    "scope with a float": c.raw("scope", '{"choices": {"a": 1.5}}'),
+    "scope nested inside": c.raw("scope", '{"choices": ' + '{"a":' * 900 + "1" + "}" * 901),
+    "a key twice": lambda good: json.dumps(good).replace("{", '{"samples": 1, ', 1).encode(),
+    "a key twice, inside": lambda good: json.dumps(good).replace('"kind"', '"kind": "add", "kind"', 1).encode(),
+    **{
+        f"{name} {value!r:.20}": c.in_certificate(name, value=value)
+        for name in ("events", "digest", "position", "chain", "grid", "shape", "samples", "compacted", "scope", "library", "time", "format", "signature", "fingerprint")
+        for value in (..., [], {}, 1.5, True, -1, 10**400)
+        if (name, value) not in (("compacted", True), ("scope", {}), ("shape", {}), ("grid", {}))
+    },
+    **{
+        f"event {name} {value!r:.20}": c.in_certificate("events", 0, name, value=value)
+        for name in ("event_id", "kind", "position", "time", "samples", "commitments")
+        for value in (..., None, [], {}, [[]], [{}], [None], True, 1.5, -1, 10**400, "x", "x" * 100_000, "\ud800")
+    },
+    "commitments of lists": c.in_certificate("events", 0, "commitments", value=[[]] * 5),
+    "commitments of other texts": c.in_certificate("events", 0, "commitments", value=["x"] * 5),
+    "choices a list": c.in_certificate("scope", "choices", value=["calibration"]),
+    "choices text": c.in_certificate("scope", value={"choices": "x"}),
+    "snapshots a number": c.in_certificate("scope", "snapshots", value=3),
+    "checkpoints of objects": c.in_certificate("scope", "checkpoints", value=[{}]),
+    "shape of texts": c.in_certificate("shape", value={"features": "x", "classes": None}),
+    "grid of a list": c.in_certificate("grid", value={"limit": [1]}),
+    "one event twice": lambda good: json.dumps(good | {"events": good["events"] * 2, "position": 9}).encode(),
+    "empty": lambda good: b"",
+    "white space": lambda good: b" " * 1_000_000,
+    "no UTF-8": lambda good: b"\xff\xfe{}",
+    "UTF-16": lambda good: json.dumps(good).encode("utf-16") + b"\xd8",
+    "a list": lambda good: b"[" + json.dumps(good).encode() + b"]",
+    "two of them": lambda good: json.dumps(good).encode() * 2,
+}  # fmt: skip
+WORDS = ("event event_id 'x", "event event_id '\\ud", "event time 'x", "event time '\\ud")
+
+
+@pytest.mark.parametrize("name", mostly_slow(CERTIFICATES, 8))
+@pytest.mark.parametrize("with_store", [False, True])
+def test_a_crafted_certificate(place: Path, name: str, with_store: bool) -> None:
+    data = CERTIFICATES[name](json.loads((place / "c.json").read_text()))
+    (place / "c.json").write_bytes(data)
+    store = ["--store", "s"] if with_store else []
+    said = run("verify", "c.json", *store, "--head", "h.pt", "--allow-unsigned")
+    if not with_store and name.startswith(WORDS):
+        assert said[0] == 0  # only a signature or the journal could tell
+        return
+    refused(*said)
+    if not with_store:
+        with pytest.raises(VerificationError):
+            verify(data, allow_unsigned=True)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
+def test_a_certificate_is_a_regular_file(place: Path, kind: str) -> None:
+    (place / "c.json").unlink()
+    c.make_special(place / "c.json", kind)
+    refused(*run("verify", "c.json", "--allow-unsigned"))
+    with pytest.raises(VerificationError), in_time():
+        Certificate.load("c.json")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
+@pytest.mark.parametrize("option", ["--head", "--public-key"])
+def test_a_head_and_a_key_are_regular_files(place: Path, kind: str, option: str) -> None:
+    c.make_special(place / "other", kind)
+    code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
+    assert code == (3 if option == "--head" else 1), said
+
+
+HEADS: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "a list": lambda good: saved([1, 2]),
+    "code": lambda good: pickled(print),
+    "no config": lambda good: saved({k: v for k, v in good.items() if k != "config"}),
+    "a config of text": lambda good: saved(good | {"config": "x"}),
+    "a million features": lambda good: saved(good | {"config": good["config"] | {"in_features": 10**6}}),
+    "features without end": lambda good: saved(good | {"config": good["config"] | {"in_features": 10**30}}),
+    "a state of lists": lambda good: saved(good | {"state_dict": {k: [1] for k in good["state_dict"]}}),
+    "a state of text": lambda good: saved(good | {"state_dict": "x"}),
+    "no state": lambda good: saved(good | {"state_dict": {}}),
+    "weights without end": lambda good: saved(
+        good | {"state_dict": good["state_dict"] | {"w": torch.zeros(1).expand(10**9, 10**9)}}
+    ),
+    "inflating": lambda good: inflating(good | {"more": torch.zeros(10**8)}),
+    "options that are nested": lambda good: saved(
+        good | {"state_dict": good["state_dict"] | {"options": torch.frombuffer(bytearray(DEEPER.encode()), dtype=torch.uint8)}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_crafted_head(place: Path, name: str) -> None:
+    good = torch.load("h.pt", weights_only=True)
+    (place / "h.pt").write_bytes(HEADS[name](good))
+    refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    None, True, 0, -1, 2**31, 2**63 - 1, -(2**63), 1.5, "", "x", "0" * 64, "NaN", "[" * 2000, b"", b"\xff" * 3, b"x" * 32, b"x" * 5000,
+]  # fmt: skip
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """One thing changed somewhere in a structure of JSON."""
+    if isinstance(value, dict | list) and value and dice.random() < 0.9:
+        out = value.copy()
+        key = dice.choice(sorted(out)) if isinstance(out, dict) else dice.randrange(len(out))
+        if dice.random() < 0.1:
+            del out[key]
+        else:
+            out[key] = mutated(out[key], dice)
+        return out
+    return dice.choice(
+        [None, True, -1, 0, 10**30, 1.5, "", "x", "0" * 64, [], {}, [[]], {"a": []}, float("nan"), "\ud800"]
+    )
+
+
+def craft_at_random(store: Path, dice: random.Random) -> None:
+    """Change a record, a cell or a file, with right checksums where there are some."""
+    kind = dice.random()
+    if kind < 0.4:
+        with c.sql(store) as db:
+            name, text = dice.choice(db.execute("SELECT name, value FROM meta ORDER BY name").fetchall())
+        c.record(name, json.dumps(mutated(json.loads(text), dice)))(store)
+    elif kind < 0.6:
+        c.sample(dice.randrange(50), **{dice.choice(c.SAMPLE): dice.choice(JUNK)})(store)
+    elif kind < 0.8:
+        name = dice.choice(["position", "event_id", "kind", "time", "samples", "commitments", "mac", "chain"])
+        c.entry(dice.choice([1, 2]), dice.random() < 0.5, **{name: dice.choice(JUNK)})(store)
+    elif kind < 0.9:
+        name = dice.choice(["type", "name", "tbl_name", "rootpage", "sql"])
+        value = dice.choice(["NULL", "''", "0", "1", "2", "3", "-1", "999999", "'CREATE TABLE x (a)'", "x'ff'"])
+        row = dice.randrange(1, 9)
+        c.schema(f"UPDATE sqlite_master SET {name} = {value} WHERE rowid = {row}")(store)
+    else:
+        data = bytearray((store / c.FILE).read_bytes())
+        for _ in range(dice.choice([1, 3, 30])):
+            page = dice.randrange(len(data) // 4096) * 4096
+            data[page + dice.randrange(dice.choice([12, 120, 4096]))] = dice.randrange(256)
+        (store / c.FILE).write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_stores_at_random(place: Path, count: int) -> None:
+    dice, codes = random.Random(count), []
+    shutil.copytree("s", "kept")
+    for _ in range(count):
+        shutil.rmtree("s")
+        shutil.copytree("kept", "s")
+        with contextlib.suppress(sqlite3.Error, OverflowError, StopIteration):  # what SQLite itself refuses to write
+            craft_at_random(place / "s", dice)
+        code, said = check_store()
+        assert code == 0 or refused(code, said)
+        codes.append(code)
+    assert codes.count(3) > count / 3
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_certificates_at_random(place: Path, count: int) -> None:
+    dice, good = random.Random(count), json.loads((place / "c.json").read_text())
+    codes = []
+    for _ in range(count):
+        (place / "c.json").write_text(json.dumps(mutated(good, dice)))
+        code, said = run("verify", "c.json", "--allow-unsigned")
+        assert code == 0 or refused(code, said)
+        codes.append(code)
+    assert codes.count(3) > count / 3

@@ -1,0 +1,245 @@
+"""The command line: exit codes, one-line errors, and a demo whose numbers hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchlssvm
+from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, cli, demo
+from torchlssvm.store import SampleStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python_m(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchlssvm", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_version_in_a_subprocess() -> None:
+    run = python_m("--version")
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"torchlssvm {torchlssvm.__version__}\n", "")
+
+
+def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["--nonsense"], ["demo", "--seed", "x"], ["demo", "--seed", "-1"], ["demo", "--seed", str(2**64)]],
+)
+def test_a_wrong_command_line_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    assert leaving.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [TorchLSSVMError("no luck"), ValueError("no luck"), OSError("no luck")])
+def test_a_failure_is_one_line_and_exit_1(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("torchlssvm.demo.run", fail)
+    assert cli.main(["demo"]) == 1
+    assert capsys.readouterr() == ("", "torchlssvm: error: no luck\n")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchlssvm.demo.run", lambda *arguments: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("sklearn.datasets", "scikit-learn")])
+def test_a_missing_extra_is_named(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    if module != "matplotlib":
+        pytest.importorskip("matplotlib")
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 1
+    message = f"torchlssvm: error: the demo needs {package}: pip install 'torchlssvm[sklearn,plot]'\n"
+    assert capsys.readouterr() == ("", message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("mine")
+    assert cli.main(["demo", "--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err.startswith("torchlssvm: error: ")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# -- the demo ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def story() -> demo.Story:
+    pytest.importorskip("sklearn")
+    return demo.Story(demo.load(0))
+
+
+def test_the_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "new" / "folder"
+    assert cli.main(["demo", "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+
+    assert said["passed"] is True
+    assert said["digests_equal"] is True
+    assert said["bit_identical"] is True
+    assert said["digest_after"] == said["digest_never_saw"] != said["digest_before"]
+    assert said["samples"]["learn"] == said["samples"]["verify"] + said["samples"]["erase"] == 1297
+    assert said["test_samples"] == 500
+    assert said["erased"] == said["samples"]["erase"] == said["samples"]["certify"] > 0
+    assert said["compacted"] is True
+    assert said["traces"] == 0
+    assert said["signed"] is (find_spec("cryptography") is not None)
+    assert set(said["verification"]) == {"signature", "journal", "erased", "rows", "head"}
+    assert said["chance"] == pytest.approx(0.2, abs=1e-3)
+    assert said["precision"] > 0.8
+    accuracy = said["accuracy"]
+    assert accuracy["noisy"] + 0.02 < accuracy["corrected"] < accuracy["clean"] + 0.02
+    assert accuracy["erased"] == pytest.approx(accuracy["corrected"], abs=0.02)
+    assert all(ms > 0 for ms in said["milliseconds"].values())
+
+    picture = out / "torchlssvm_demo.png"
+    assert said["picture"] == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_other_seeds_hold_too(seed: int) -> None:
+    pytest.importorskip("sklearn")
+    other = demo.Story(demo.load(seed))
+    assert other.passed
+    assert other.precision > 0.8
+
+
+def test_features_are_exact_and_on_the_grid(story: demo.Story) -> None:
+    """The digests are those of every machine: no rounding in the features, none on the grid."""
+    assert torch.equal(story.head.grid.snap(story.task.x), story.task.x.double())
+    again = demo.load(0)
+    assert torch.equal(again.x, story.task.x)
+    assert torch.equal(again.given, story.task.given)
+
+
+def failed(story: demo.Story) -> demo.Story:
+    """The same story with every check failed, and slow."""
+    out = copy.copy(story)
+    out.steps = [replace(step, passed=False, milliseconds=98765.4) for step in story.steps]
+    out.digests_equal = False
+    return out
+
+
+def test_table_fits_and_ends_with_the_digests(story: demo.Story) -> None:
+    lines = demo.table(story, Path("x.png")).splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if line[0:1].isdigit()][:7]
+    assert [row.split()[1] for row in rows] == ["learn", "find", "correct", "erase", "certify", "verify", "compare"]
+    assert lines[-1].split() == [story.digest_after[:16]] * 2 + ["equal:", "True"]
+
+
+def test_a_failed_check_shows_and_exits_1(
+    story: demo.Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(demo, "Story", lambda task: failed(story))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("FAILED" in line for line in lines) == 7
+    assert max(map(len, lines)) <= 100
+    assert lines[-1].endswith("equal: False")
+    assert (tmp_path / demo.PICTURE).is_file()
+
+
+def test_a_sample_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the head: by the certificate's verification, and by the head that never saw it."""
+    pytest.importorskip("sklearn")
+    remove = LSSVMHead.remove
+    monkeypatch.setattr(LSSVMHead, "remove", lambda head, x, y, **more: remove(head, x[1:], y[1:], **more))
+    other = demo.Story(demo.load(0))
+    assert not other.digests_equal
+    assert not other.bit_identical
+    assert not other["verify"].passed
+    assert list(other.verification) == ["failed"]
+    assert not other.passed
+
+
+def test_bytes_left_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the files: by looking into them. The head itself is right."""
+    pytest.importorskip("sklearn")
+    compact = SampleStore.compact
+
+    def careless(store: SampleStore) -> Any:
+        done = compact(store)
+        (store.path / "backup").write_text("user-17 wrote digit-0001")
+        return done
+
+    monkeypatch.setattr(SampleStore, "compact", careless)
+    other = demo.Story(demo.load(0))
+    assert other.traces >= 1
+    assert [step.name for step in other.steps if not step.passed] == ["certify"]
+
+
+def test_without_cryptography_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr("torchlssvm.demo.story.find_spec", lambda name: None)
+    other = demo.Story(demo.load(0))
+    assert other.passed
+    assert other.signed is False
+    assert other.certificate.signature == ""
+    text = demo.table(other, Path("x.png"))
+    assert "not signed" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_leave_one_out_is_that_of_retraining(story: demo.Story) -> None:
+    x, y = story.task.x, story.task.given
+    head = demo.new_head().add(x, y)
+    scores = demo.leave_one_out(head, x, y)
+    worst = story.suspicious[:2].tolist()  # large residuals, where a wrong formula would show
+    for i in [*worst, 0, 600, len(x) - 1]:
+        rest = torch.arange(len(x)) != i
+        without = demo.new_head().add(x[rest], y[rest])(head.grid.snap(x[i : i + 1]))
+        torch.testing.assert_close(scores[i : i + 1], without, rtol=1e-9, atol=1e-9)
+
+
+def test_leave_one_out_off_the_grid() -> None:
+    """Features that the grid moves, another rho, few samples."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 6, generator=random), torch.arange(30) % 3
+    build = {"rho": 0.3, "grid": FixedPoint(8.0, bits=8)}
+    head = LSSVMHead(6, 3, **build).add(x, y)
+    scores = demo.leave_one_out(head, x, y)
+    for i in range(5):
+        rest = torch.arange(30) != i
+        without = LSSVMHead(6, 3, **build).add(x[rest], y[rest])(head.grid.snap(x[i : i + 1]))
+        torch.testing.assert_close(scores[i : i + 1], without, rtol=1e-9, atol=1e-9)
+
+
+def test_margins() -> None:
+    scores = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -1.0]])
+    assert demo.margins(scores, torch.tensor([0, 2])).tolist() == [0.5, -3.0]

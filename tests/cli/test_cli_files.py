@@ -1,0 +1,319 @@
+"""What `add` and `preview` read: .npy, .pt and CSV give the same store, and no bad file gives a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.cli_tools import N, Shell, head_of, write
+from torchlssvm.cli.arrays import load_matrix
+from torchlssvm.cli.columns import Column
+from torchlssvm.cli.samples import FileSamples
+from torchlssvm.cli.settings import Settings
+from torchlssvm.cli.tables import CSVTable
+from torchlssvm.store import SampleStore
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """An empty store "s" of 5 features and 3 classes, and the data as .npy."""
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys, tmp_path)
+    write(tmp_path)
+    shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+    return shell
+
+
+def csv_text(header: bool = True) -> str:
+    x, y, subjects = write(Path())
+    lines = [
+        ",".join([f"s{i}", *map(repr, map(float, x[i])), subjects[i], ("ant", "bee", "cow")[y[i]]]) for i in range(N)
+    ]
+    return "\n".join(["who,f0,f1,f2,f3,f4,person,kind", *lines] if header else lines) + "\n"
+
+
+# -- the same samples in every form ------------------------------------------------------------------------------------
+
+
+def test_every_form_gives_the_same_head(shell: Shell) -> None:
+    x, y, subjects = write(shell.folder)
+    torch.save(torch.tensor(x), "x.pt")
+    torch.save(torch.tensor(y), "y.pt")
+    np.save("big.npy", x.astype(">f8"))
+    np.save("names.npy", np.array(["ant", "bee", "cow"])[y])
+    np.save("numbers.npy", np.arange(N))
+    Path("x.csv").write_text(csv_text())
+    Path("x.csv.gz").write_bytes(gzip.compress(csv_text(header=False).encode()))
+    Path("y.txt").write_text("".join(f"{k}.0\n" for k in y))
+    rows = np.random.default_rng(0).permutation(N)
+    Path("y.csv").write_text("id,label,subject\n" + "".join(f"s{i},{y[i]},{subjects[i]}\n" for i in rows))
+    forms = {
+        "npy": ["--features", "x.npy", "--labels", "y.npy"],
+        "pt": ["--features", "x.pt", "--labels", "y.pt"],
+        "big-endian": ["--features", "big.npy", "--labels", "names.npy", "--ids", "numbers.npy"],
+        "csv": ["--features", "x.csv", "--labels", "kind", "--ids", "who", "--subjects", "person"],
+        "csv.gz": ["--features", "x.csv.gz", "--labels", "-1", "--ids", "0", "--subjects", "6"],
+        "text": ["--features", "x.npy", "--labels", "y.txt", "--ids", "ids.txt", "--subject", "all", "--by-position"],
+        "by id": [
+            "--features",
+            "x.npy",
+            "--labels",
+            "y.csv",
+            "--ids",
+            "ids.txt",
+            "--subjects",
+            "y.csv",
+            "--by-position",
+        ],
+    }
+    for name, arguments in forms.items():
+        shell("init", name, "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+        said = shell.json("add", name, *arguments, "--batch-size", 17)
+        assert said["digest"] == head_of(x, y).digest(), name
+    for name in ("csv", "csv.gz", "by id"):
+        with SampleStore(name) as store:
+            assert store.find() == [f"s{i}" for i in range(N)]
+            assert [sample.subject for sample in store] == subjects
+    with SampleStore("text") as store:
+        assert store.subjects() == {"all": N}
+    with SampleStore("npy") as store:
+        assert store.find()[:2] == ["x.npy:0", "x.npy:1"]
+        assert store.subjects() == {}
+
+
+def test_other_types_of_numbers(shell: Shell) -> None:
+    x = np.random.default_rng(0).integers(-8, 8, size=(N, 5))
+    y = np.arange(N) % 3
+    for i, kind in enumerate(["i1", "u2", "u8", "f2", "f4", "f8", "g", "i8"]):
+        np.save("t.npy", np.abs(x).astype(kind))
+        shell("init", f"s{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        said = shell.json("add", f"s{i}", "--features", "t.npy", "--labels", "y.npy")
+        assert said["digest"] == head_of(np.abs(x).astype("f8"), y).digest()
+    for i, dtype in enumerate([torch.bfloat16, torch.int32]):
+        torch.save(torch.tensor(x).to(dtype), "t.pt")
+        shell("init", f"t{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        said = shell.json("add", f"t{i}", "--features", "t.pt", "--labels", "y.npy")
+        assert said["digest"] == head_of(x.astype("f8"), y).digest()
+
+
+def test_npy_is_mapped_not_loaded(tmp_path: Path) -> None:
+    big = np.lib.format.open_memmap(tmp_path / "big.npy", mode="w+", dtype="f4", shape=(200_000, 64))  # 51 MB
+    big[-1] = 7
+    big.flush()
+    tracemalloc.start()
+    source = FileSamples(tmp_path / "big.npy", Settings(), 3, labels=None, ids=None, subjects=None)
+    assert isinstance(load_matrix(tmp_path / "big.npy"), np.memmap)
+    last = None
+    for batch in source.batches(1024):
+        last = batch
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert last is not None
+    assert (last.ids[-1], float(last.x[-1, 0])) == ("big.npy:199999", 7.0)
+    assert peak < 5e6
+
+
+# -- bad files ---------------------------------------------------------------------------------------------------------
+
+
+def bad_npy(change: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, change(write(Path())[0]), allow_pickle=True)
+    return buffer.getvalue()
+
+
+BAD: dict[str, Any] = {
+    "missing.npy": None,
+    "x.txt": b"1 2 3",
+    "empty.npy": b"",
+    "noise.npy": b"\x93NUMPY\x01\x00\xff\xff{{{{",
+    "half.npy": lambda: bad_npy(lambda x: x)[:-100],
+    "header.npy": lambda: bad_npy(lambda x: x)[:40],
+    "flat.npy": lambda: bad_npy(lambda x: x[:, 0]),
+    "wide.npy": lambda: bad_npy(lambda x: x[:, :4]),
+    "short.npy": lambda: bad_npy(lambda x: x[:-1]),
+    "none.npy": lambda: bad_npy(lambda x: x[:0]),
+    "nan.npy": lambda: bad_npy(lambda x: np.where(x == x[40, 2], np.nan, x)),
+    "huge.npy": lambda: bad_npy(lambda x: x * 1e6),
+    "text.npy": lambda: bad_npy(lambda x: x.astype(str)),
+    "complex.npy": lambda: bad_npy(lambda x: x.astype(complex)),
+    "objects.npy": lambda: bad_npy(lambda x: x.astype(object)),
+    "zip.npy": b"PK\x03\x04 something",
+    "empty.pt": b"",
+    "noise.pt": b"\x80\x02nonsense",
+    "zip.pt": b"PK\x03\x04 something",
+    "empty.csv": b"",
+    "header.csv": b"a,b,c,d,e\n",
+    "text.csv": b"a,b,c,d,e\n1,2,3,4,5\n1,2,many,4,5\n",
+    "ragged.csv": b"1,2,3,4,5\n1,2,3,4\n",
+    "binary.csv": b"\xff\xfe\x00\x01\x02",
+    "nul.csv": b"1,2,3,4,5\n1,\x00,3,4,5\n",
+    "quote.csv": b'1,2,3,4,"5\n' + b"1" * 200_000,
+    "plain.csv.gz": b"1,2,3,4,5\n",
+    "half.csv.gz": lambda: gzip.compress(csv_text().encode())[:-200],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_features(shell: Shell, name: str) -> None:
+    content = BAD[name]
+    if content is not None:
+        Path(name).write_bytes(content() if callable(content) else content)
+    before = shell.json("stats", "s")["digest"]
+    message = shell("add", "s", "--features", name, "--labels", "y.npy", code=1)
+    assert name in message
+    assert shell.json("stats", "s")["digest"] == before
+    shell("preview", "s", "--id", "s0", "--features", name, code=1)
+
+
+def test_a_pickle_is_not_run(shell: Shell) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path("boom").touch, ())
+
+    torch.save({"x": Bomb()}, "bomb.pt")
+    shell("add", "s", "--features", "bomb.pt", "--labels", "y.npy", code=1)
+    np.save("bomb.npy", np.array([Bomb()] * N), allow_pickle=True)
+    shell("add", "s", "--features", "x.npy", "--labels", "bomb.npy", code=1)
+    assert not Path("boom").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "reason"),
+    [
+        ("--labels", "0\n1\n", "2 values of label for 60 samples"),
+        ("--labels", "dog\n" * N, "neither a class nor a number"),
+        ("--labels", "3\n" * N, "out of range"),
+        ("--labels", "-1\n" * N, "out of range"),
+        ("--labels", "0.5\n" * N, "neither a class nor a number"),
+        ("--labels", "inf\n" * N, "neither a class nor a number"),
+        ("--labels", "\n" * N, "neither a class nor a number"),
+        ("--ids", "a\n" * N, "'a' stands there twice"),
+        ("--ids", "\n".join(map(str, range(N - 1))) + "\n\n", "must be a text"),
+        ("--ids", "a\n", "1 values of id"),
+        ("--subjects", "a\n", "1 values of subject"),
+        ("--subjects", ("a" * 600 + "\n") * N, "1 to 512 characters"),
+    ],
+)
+def test_bad_columns(shell: Shell, option: str, content: str, reason: str) -> None:
+    Path("column.txt").write_text(content)
+    arguments = {"--labels": "y.npy", "--ids": "ids.txt", option: "column.txt"}
+    before = shell.json("stats", "s")["digest"]
+    assert reason in shell(
+        "add", "s", "--features", "x.npy", "--by-position", *[a for pair in arguments.items() for a in pair], code=1
+    )
+    assert shell.json("stats", "s")["digest"] == before
+
+
+def test_a_wrong_column_is_named(shell: Shell) -> None:
+    Path("x.csv").write_text(csv_text())
+    assert "'sort' is neither a column" in shell("add", "s", "--features", "x.csv", "--labels", "sort", code=1)
+    message = shell("add", "s", "--features", "x.csv", "--labels", "kind", code=1)
+    assert "line 2, column 'who': 's0' is not a number" in message
+    Path("x.csv").write_text(csv_text().replace("cow", "dog"))
+    columns = ["--labels", "kind", "--ids", "who", "--subjects", "person"]
+    assert "line 4: 'dog' is neither a class" in shell("add", "s", "--features", "x.csv", *columns, code=1)
+    Path("y.csv").write_text("id,label\ns0,0\ns0,1\n")
+    assert "'s0' stands there twice" in shell("add", "s", "--features", "x.npy", "--labels", "y.csv", code=1)
+    Path("y.csv").write_text("id,label\ns0,0\n")
+    assert "no label for the id 'x.npy:0'" in shell("add", "s", "--features", "x.npy", "--labels", "y.csv", code=1)
+
+
+def test_a_bad_batch_leaves_the_ones_before(shell: Shell) -> None:
+    x, y, _ = write(shell.folder)
+    x[45, 1] = 1e9
+    np.save("x.npy", x)
+    message = shell("add", "s", "--features", "x.npy", "--labels", "y.npy", "--batch-size", 20, code=1)
+    assert "samples 40 to 59" in message
+    assert "(40 samples before were added)" in message
+    assert shell.json("stats", "s")["digest"] == head_of(x[:40], y[:40]).digest()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--features", "x.npy"], ["--labels", "y.npy"], ["--features", "x.npy", "--images", "."], ["--images", ".", "--labels", "y.npy"],
+        ["--images", ".", "--ids", "ids.txt"], ["--features", "x.npy", "--labels", "y.npy", "--subject", "a", "--subjects", "b"],
+        ["--features", "x.npy", "--labels", "y.npy", "--batch-size", "0"], ["--features", "x.npy", "--labels", "y.npy", "--weights", "w"],
+        ["--images", ".", "--fingerprint", "f"],
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together(shell: Shell, arguments: list[str]) -> None:
+    assert "error: " in shell("add", "s", *arguments, code=2)
+
+
+@pytest.mark.parametrize("command", ["add", "remove", "relabel", "preview", "history", "stats", "compact", "export"])
+@pytest.mark.parametrize("place", ["nowhere", "x.npy", "folder", "foreign"])
+def test_no_store_there(shell: Shell, command: str, place: str) -> None:
+    Path("folder").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/samples.sqlite").write_bytes(b"SQLite format 3\0" + b"\x01" * 4096)
+    more = {"add": ["--features", "x.npy", "--labels", "y.npy"], "remove": ["--id", "a"], "preview": ["--id", "a"],
+            "relabel": ["--id", "a", "--label", "0"], "export": ["out.pt"]}  # fmt: skip
+    said = shell.json(command, place, *more.get(command, []), code=1)
+    assert said["error"]["type"] in ("StoreError", "NotADirectoryError")
+    assert not Path("out.pt").exists()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    name=st.sampled_from(["x.npy", "x.pt", "x.csv", "x.csv.gz"]),
+    flips=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 4000) | st.none(),
+)
+def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, flips: Any, cut: int | None) -> None:
+    """Bytes changed and cut off anywhere: the readers give samples or a ValueError or OSError, nothing else."""
+    x, y = write(tmp_path)[:2]
+    path = tmp_path / name
+    if name.endswith(".pt"):
+        torch.save(torch.tensor(x), path)
+    elif ".csv" in name:
+        text = "\n".join(",".join(map(str, [*row, k])) for row, k in zip(x.tolist(), y.tolist(), strict=True)).encode()
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    raw = bytearray(path.read_bytes())[: len(path.read_bytes()) if cut is None else cut]
+    for at, value in flips:
+        if at < len(raw):
+            raw[at] = value
+    path.write_bytes(raw)
+    labels = "5" if ".csv" in name else str(tmp_path / "y.npy")
+    try:
+        source = FileSamples(path, Settings(), 3, labels=labels, ids=None, subjects=None)
+        read = [batch.x for batch in source.batches(16)]
+    except (ValueError, OSError):
+        return
+    assert sum(map(len, read)) == source.total
+    assert all(part.shape[1] == source.width for part in read)
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "header"),
+    [
+        ("1,2,3\n", (), False), ("a,b,c\n", (), True), ("1,2,cow\n", ("-1",), False), ("1,2,cow\n", (), True),
+        ("0,1,label\n", ("label",), True), ("0,1,label\n", ("-1",), False), ("s0,1,cow\n", ("0", "2"), False),
+        ("id,f0,kind\n", ("0", "2"), True), ("0,1,2\n", ("2",), False),
+    ],
+)  # fmt: skip
+def test_no_sample_is_taken_for_a_header(tmp_path: Path, text: str, named: tuple[str], header: bool) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert (CSVTable(tmp_path / "a.csv", named).header is not None) is header
+
+
+def test_columns_by_position(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
+    table = CSVTable(tmp_path / "a.csv", ())
+    assert [table.find(v) for v in ("0", "-1", "3", "x", None)] == [0, 2, None, None, None]
+    assert table.numbers(list(table.rows()), [2, 0]).tolist() == [[3.0, 1.0], [6.0, 4.0]]
+    torch.save(["a", "b"], tmp_path / "c.pt")
+    assert Column(tmp_path / "c.pt", "id").take(1, ["?"]) == ["b"]
+    torch.save({"a": 1}, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match="one value for each sample, it holds dict"):
+        Column(tmp_path / "c.pt", "id")

@@ -1,0 +1,323 @@
+"""The callbacks: corrections that survive a kill, drift, probes, fits and audits, each with any module that has a head."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.lightning_events import AFTER, BEFORE, DURING, EXTRA, Kill, Writer, X, Y, carried, expected, write
+from tests.support.lightning_tools import K, Network, Recorder, loader, module, quiet, truth
+from torchlssvm import Certificate, FixedPoint, KernelLSSVM, LSSVMHead, TorchLSSVMError, verify
+from torchlssvm.events import Add, Remove
+from torchlssvm.kernels import RBF
+from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
+from torchlssvm.lightning.label_suspects import rank_suspects
+from torchlssvm.store import SampleStore
+
+VAL = DataLoader(TensorDataset(X, Y), batch_size=16)
+
+
+def in_a_process(work: Any) -> int:
+    """Run in a forked process; its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(100)
+    return process.exitcode if process.exitcode is not None else -1
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("kill", [None, 1, 3, 5, 7])
+def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kill: int | None, stored: bool) -> None:
+    """Events come before, during and after; the run is killed between a checkpoint and the next, and resumed."""
+    path, dead = tmp_path / "events.jsonl", tmp_path / "dead.jsonl"
+    write(path, BEFORE)
+    options = {"store": str(tmp_path / "store")} if stored else {}
+
+    def callbacks() -> list[Any]:
+        save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_last=True, save_top_k=0)
+        return [Writer(path, DURING), DataCorrection(path, dead_letters=dead), save]
+
+    if kill is not None:
+        run = quiet(tmp_path, callbacks=[*callbacks(), Kill(kill)], enable_checkpointing=True)
+        assert in_a_process(lambda: run.fit(module(**options), loader())) == -signal.SIGKILL
+    m, hooks = module(**options), callbacks()
+    last = tmp_path / "last.ckpt"
+    trainer = quiet(tmp_path, callbacks=hooks, enable_checkpointing=True)
+    trainer.fit(m, loader(), ckpt_path=str(last) if last.exists() else None)
+    write(path, AFTER)
+    if stored:
+        m.setup("fit")
+        m.on_fit_start()
+        hooks[1].corrector = None
+    hooks[1].look(trainer, m)
+    digest = m.head.digest()
+    m.teardown("fit")
+    assert digest == expected(stored)
+    reasons = [json.loads(text)["reason"] for text in dead.read_text().splitlines()]
+    assert any("not JSON" in r for r in reasons)
+    assert stored or any("bit for bit" in r for r in reasons)
+
+
+def test_what_was_done_is_logged(tmp_path: Path) -> None:
+    ear, events = Recorder(), queue.Queue()
+    x, y = EXTRA
+    correction = DataCorrection(events, every=4)
+    assert correction.state_key != DataCorrection("a.jsonl").state_key != DataCorrection("b.jsonl").state_key
+
+    class Late(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                events.put(Add(ids=[f"n{i}" for i in range(30)], x=x, y=(y + 1) % K))
+                events.put(17)
+
+    trainer = quiet(tmp_path, max_epochs=2, logger=ear.logger, callbacks=[correction, Late()])
+    m = module()
+    trainer.fit(m, loader(), VAL)
+    report = next(r for r in correction.reports)
+    assert (report.applied, report.refused, report.samples) == (1, 1, 30)
+    before = truth(X, Y)
+    after = truth(torch.cat([X, x]), torch.cat([Y, (y + 1) % K]))
+    assert report.accuracy_before == pytest.approx(float((before.predict(X) == Y).float().mean()))
+    assert report.accuracy_after == pytest.approx(float((after.predict(X) == Y).float().mean()))
+    assert report.accuracy_after < report.accuracy_before
+    said = next(s for s in ear.logger.said if "corrections/applied" in s)
+    assert said["corrections/samples"] == 30
+    assert said["corrections/milliseconds"] > 0
+    assert (tmp_path / "dead_letters.jsonl").exists()
+
+
+def test_a_run_may_be_stopped_by_a_bad_event(tmp_path: Path) -> None:
+    with pytest.raises(TorchLSSVMError, match="cannot be applied"):
+        quiet(tmp_path, callbacks=[DataCorrection([Remove(ids=["z"])], on_error="raise")]).fit(module(), loader())
+
+
+def test_sanity_checking_takes_no_events(tmp_path: Path) -> None:
+    correction = DataCorrection([carried(Remove, 0)], every=9)
+    looked: list[int] = []
+
+    class Look(Callback):
+        def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+            looked.append(len(correction.reports) + correction.source.cursor)
+
+    quiet(tmp_path, num_sanity_val_steps=1, callbacks=[correction, Look()]).fit(module(), loader(), VAL)
+    assert looked == [0]
+    assert sum(r.applied for r in correction.reports) == 1
+
+
+def test_removals_through_a_store_are_certified(tmp_path: Path) -> None:
+    m = module(store=str(tmp_path / "store"))
+    correction = DataCorrection([Remove(ids=["1", "2"])], every=9, certificates=tmp_path / "certificates")
+    quiet(tmp_path, callbacks=[correction]).fit(m, loader())
+    files = list((tmp_path / "certificates").iterdir())
+    assert len(files) == 1
+    with SampleStore(tmp_path / "store") as store:
+        assert verify(Certificate.load(files[0]), store=store, allow_unsigned=True)
+    with pytest.raises(ValueError, match="need a store"):
+        quiet(tmp_path, callbacks=[DataCorrection([], certificates=tmp_path)]).fit(module(), loader())
+
+
+def test_a_removal_that_was_applied_without_a_certificate_gets_one_when_it_comes_again(tmp_path: Path) -> None:
+    events = [Remove(ids=["1"], event_id="a"), Remove(ids=["2"], event_id="b")]
+    quiet(tmp_path, callbacks=[DataCorrection(events[:1])]).fit(module(store=str(tmp_path / "store")), loader())
+    for time in range(2):  # the second time both have one
+        folder = tmp_path / "certificates"
+        correction = DataCorrection(iter([*events, events[0]]), certificates=folder)
+        correction.name = f"source {time}"
+        quiet(tmp_path, callbacks=[correction]).fit(module(store=str(tmp_path / "store")), loader())
+        (path,) = folder.iterdir()
+        certificate = Certificate.load(path)
+        assert sorted(e["event_id"] for e in certificate.events) == ["a", "b"]
+        with SampleStore(tmp_path / "store") as store:
+            assert verify(certificate, store=store, allow_unsigned=True)
+            assert store.note("uncertified") is None
+
+
+def test_the_head_follows_a_store_that_others_change(tmp_path: Path) -> None:
+    m = module()
+    with SampleStore(tmp_path / "s", head=m.head) as store:
+        store.apply(Add(ids=[str(i) for i in range(67)], x=X, y=Y))
+
+        class Other(Callback):
+            def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+                if len(store) == 67:
+                    with SampleStore(tmp_path / "s") as same:
+                        same.apply(Remove(ids=["5", "6"]))
+
+        correction = DataCorrection(store)
+        trainer = quiet(tmp_path, callbacks=[correction, Other()])
+        trainer.validate(m, VAL, verbose=False)
+        trainer.validate(m, VAL, verbose=False)
+        keep = torch.tensor([i not in (5, 6) for i in range(67)])
+        assert m.head.digest() == truth(X[keep], Y[keep]).digest()
+        assert [r.samples for r in correction.reports] == [2]
+
+
+@pytest.mark.parametrize("head", [None, KernelLSSVM(RBF(gamma=0.1), num_classes=K)])
+def test_fit_head_fits_what_the_network_is_by_then(tmp_path: Path, head: Any) -> None:
+    net, fit = Network(head), FitHead(when="train_end")
+    quiet(tmp_path, max_epochs=2, callbacks=[fit, FitHead(when="validation")]).fit(net, VAL, VAL)
+    net.eval()
+    with torch.no_grad():
+        phi = net.backbone(X)
+    if head is None:
+        assert net.head.digest() == LSSVMHead(8, K, grid=FixedPoint(64.0)).add(phi, Y).digest()
+    else:
+        alone = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
+        alone.add(phi, Y)
+        torch.testing.assert_close(net.head(phi), alone(phi), atol=1e-6, rtol=1e-6)
+    assert fit.state_dict() == {"fits": 1}
+    with pytest.raises(ValueError, match="when must be one of"):
+        FitHead(when="sometimes")
+
+
+def test_fit_head_puts_every_mode_back(tmp_path: Path) -> None:
+    net = Network()
+    net.backbone[1].eval()
+    modes: list[Any] = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            modes.append([m.training for m in pl_module.backbone])
+
+    quiet(tmp_path, callbacks=[FitHead(when="fit_start"), Look()]).fit(net, VAL)
+    assert modes[0] == [True, False, True]
+    assert net.head.n == 67
+
+
+def test_a_probe_is_the_head_of_its_window(tmp_path: Path) -> None:
+    net, probe, ear = Network(), OnlineProbe("backbone", K, window=20), Recorder()
+    kept: list[Any] = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            kept.extend(zip(probe_x[-1], args[1][1], strict=True))
+
+    probe_x: list[Any] = []
+    net.backbone.register_forward_hook(lambda m, i, o: probe_x.append(o.detach().clone()) if m.training else None)
+    run = quiet(tmp_path, max_epochs=2, logger=ear.logger, num_sanity_val_steps=1, callbacks=[probe, Look()])
+    run.fit(net, VAL, VAL)
+    last = kept[-20:]
+    window = probe.window
+    grid = window.machine.grid
+    alone = LSSVMHead(8, K, grid=grid).add(torch.stack([x for x, _ in last]), torch.stack([y for _, y in last]))
+    assert window.machine.digest() == alone.digest()
+    assert probe.seen == 2 * 67
+    net.eval()
+    with torch.no_grad():
+        right = float((alone.predict(net.backbone(X)) == Y).float().mean())
+    assert probe.accuracy == pytest.approx(right)
+    assert [s["probe_accuracy"] for s in ear.logger.said if "probe_accuracy" in s][-1] == probe.accuracy
+    with pytest.raises(ValueError, match="has no module"):
+        quiet(tmp_path, callbacks=[OnlineProbe("nowhere", K)]).fit(Network(), VAL)
+
+
+def test_a_probe_moves_to_a_larger_grid(tmp_path: Path) -> None:
+    probe = OnlineProbe("backbone", K, window=1000)
+
+    class Grow(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            with torch.no_grad():
+                pl_module.backbone[1].weight *= 1000
+
+    quiet(tmp_path, callbacks=[probe, Grow()]).fit(Network(), VAL)
+    assert probe.window.machine.n == 67
+
+
+def test_drift_is_logged_and_mended(tmp_path: Path) -> None:
+    ear, monitor = Recorder(), DriftMonitor(every=2, threshold=0.0)
+    m = module()
+    events = [carried(Remove, i) for i in range(8)]
+    quiet(tmp_path, logger=ear.logger, callbacks=[DataCorrection(events, limit=1), monitor]).fit(m, loader())
+    drifts = [s["drift"] for s in ear.logger.said if "drift" in s]
+    assert len(drifts) == 5
+    assert max(drifts) < 1e-9
+    assert torch.equal(m.head.w, truth(X[8:], Y[8:]).w) or monitor.last <= 0.0
+    other = DriftMonitor()
+    other.load_state_dict(monitor.state_dict())
+    assert other.refreshes == monitor.refreshes
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_audit_finds_wrong_labels_and_its_file_mends_them(tmp_path: Path, stored: bool) -> None:
+    wrong = Y.clone()
+    bad = [4, 21, 50]
+    wrong[bad] = (wrong[bad] + 1) % K
+    far = X.clone()
+    far[:, :K] += 6 * nn.functional.one_hot(Y, K)  # easy classes: the audit should be right
+    from torchlssvm.lightning import Indexed, ResumableLoader
+
+    data = Indexed(TensorDataset(far, wrong))
+    file = tmp_path / "suspects.jsonl"
+    audit = LabelAudit(file, fraction=0.1)
+    m = module(**({"store": str(tmp_path / "store")} if stored else {}))
+    ear = Recorder()
+    run = quiet(tmp_path, logger=ear.logger, callbacks=[audit], num_sanity_val_steps=1)
+    run.fit(m, ResumableLoader(data, 8), VAL)
+    assert sorted(int(s.id) for s in audit.suspects) == bad
+    assert all(s.suggested == int(Y[int(s.id)]) for s in audit.suspects)
+    scores = truth(far, wrong)
+    for s in audit.suspects:  # the margin is that of a head that never saw the sample
+        i = int(s.id)
+        alone = truth(far, wrong).remove(far[i : i + 1], wrong[i : i + 1])(far[i : i + 1])[0]
+        rest = torch.cat([alone[: s.label], alone[s.label + 1 :]])
+        assert s.margin == pytest.approx(float(alone[s.label] - rest.max()), abs=1e-4)  # the grid aside
+    assert len(rank_suspects(scores, [str(i) for i in range(67)], far, wrong)) == 67
+    text = file.read_text().splitlines()
+    assert text[0].startswith("# 3 suspicious")
+    edited = [t for t in text if json.dumps("21") not in t]  # a person takes one out
+    file.write_text("\n".join(edited) + "\n")
+    run = quiet(tmp_path, max_epochs=2, callbacks=[DataCorrection(file, every=1)])
+    again = m if stored else module()
+    run.fit(again, ResumableLoader(data, 67))
+    y = Y.clone()
+    y[21] = wrong[21]
+    assert again.head.digest() == truth(far, y).digest()
+
+
+def test_an_audit_comes_after_the_choice_of_rho(tmp_path: Path) -> None:
+    m, audit = module(select_rho="gcv"), LabelAudit(tmp_path / "a.jsonl", fraction=1.0)
+    quiet(tmp_path, callbacks=[audit]).fit(m, loader())
+    chosen = truth(X, Y)
+    chosen.select_rho(method="gcv")
+    assert m.head.rho == chosen.rho != 1.0
+    expected = [s for s in rank_suspects(chosen, [str(i) for i in range(67)], X, Y) if s.margin < 0]
+    assert [s.id for s in audit.suspects] == [s.id for s in expected]
+    assert [s.margin for s in audit.suspects] == pytest.approx([s.margin for s in expected])
+
+
+def test_a_callback_says_what_it_cannot_find(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="say where its head is"):
+        quiet(tmp_path, callbacks=[FitHead(head="nowhere", when="fit_start")]).fit(Network(), VAL)
+    with pytest.raises(ValueError, match="is no head"):
+        quiet(tmp_path, callbacks=[FitHead(head="fc", when="fit_start")]).fit(Network(), VAL)
+    with pytest.raises(ValueError, match="needs the samples"):
+        quiet(tmp_path, callbacks=[LabelAudit(tmp_path / "a")]).fit(Network(), VAL)
+    for bad in (0, True, 1.5):
+        with pytest.raises(ValueError, match="every must be"):
+            DataCorrection([], every=bad)
+
+
+def test_callbacks_survive_weights_only(tmp_path: Path) -> None:
+    hooks = [
+        DataCorrection([carried(Remove, 0)]),
+        DriftMonitor(),
+        OnlineProbe("classifier.backbone", K),
+        LabelAudit(tmp_path / "a"),
+    ]
+    trainer = quiet(tmp_path, callbacks=hooks)
+    trainer.fit(module(), loader(), VAL)
+    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    saved = torch.load(tmp_path / "c.ckpt", weights_only=True)["callbacks"]
+    assert len(saved) == 4
+    assert saved[hooks[0].state_key]["cursor"] == 1

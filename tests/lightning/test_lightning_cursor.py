@@ -1,0 +1,290 @@
+"""A run with a store that is resumed: what was erased stays out, also when nothing remembers it, and all else is learned."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.utils.data import DataLoader, RandomSampler, Subset
+
+from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
+from torchlssvm import StoreError
+from torchlssvm.corrections.run_progress import RunProgress, forgets
+from torchlssvm.events import Add, Remove
+from torchlssvm.lightning import Indexed, ResumableLoader
+from torchlssvm.store import SampleStore
+
+ERASED = (3, 40)  # learned in batches 0 and 5; the checkpoint that is resumed is from before batch 2
+
+
+def without(*gone: int) -> str:
+    x, y = samples()
+    keep = torch.tensor([i not in gone for i in range(67)])
+    return truth(x[keep], y[keep]).digest()
+
+
+def stopped(folder: Path, train: Any, after: int = 6, epoch: int = 0, **options: Any) -> Path:
+    """A run over a store that stops after so many batches; returns its checkpoint from before batch 2."""
+    save = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    run = quiet(folder, callbacks=[save, Stop(after, epoch)], enable_checkpointing=True, **options)
+    interrupted(run, module(store=str(folder / "store")), train)
+    return folder / "step=2.ckpt"
+
+
+def erase(folder: Path, *ids: int, order: str) -> None:
+    """By somebody else, between two runs."""
+    with SampleStore(folder / "store") as store:
+        for step in order.split():
+            if step == "erase":
+                store.apply(Remove(ids=[str(i) for i in ids]))
+            else:
+                store.compact()
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("order", ["erase", "erase compact", "compact erase", "compact erase compact"])
+def test_a_checkpoint_from_before_an_erasure_brings_nothing_back(
+    tmp_path: Path, order: str, shuffle: bool, epochs: int
+) -> None:
+    """The data set still has the erased samples; one was in the checkpoint, one came after it."""
+    start = stopped(tmp_path, loader(shuffle=shuffle))
+    with SampleStore(tmp_path / "store") as store:
+        held = {int(i) for i in store.find()}
+    first = int(loader(shuffle=shuffle).dataset[next(iter(loader(shuffle=shuffle).sampler))][2])
+    gone = {first, max(held - {first})}
+    erase(tmp_path, *gone, order=order)
+    for path in (start, start):  # the second time the run is over, and the old checkpoint is used once more
+        m = module(store=str(tmp_path / "store"))
+        quiet(tmp_path, max_epochs=epochs).fit(m, loader(shuffle=shuffle), ckpt_path=str(path))
+        assert m.head.digest() == without(*gone)
+    again = module(store=str(tmp_path / "store"))
+    again.setup("predict")
+    again.on_predict_start()
+    assert again.head.digest() == m.head.digest()
+    again.teardown("predict")
+
+
+def test_what_is_left_out_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    start = stopped(tmp_path, loader())
+    erase(tmp_path, *ERASED, order="erase compact")
+    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(start))
+    said = capsys.readouterr().out
+    assert "in batches that this run has not passed yet" in caplog.text
+    assert "samples in them that the store does not hold are left out" in said
+    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())  # a run of its own
+    assert "are left out" not in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_in_its_second_epoch(tmp_path: Path) -> None:
+    start = stopped(tmp_path, loader(), after=4, epoch=1, max_epochs=2)
+    erase(tmp_path, *ERASED, order="erase compact")
+    for path in (start, tmp_path / "step=12.ckpt"):
+        m = module(store=str(tmp_path / "store"))
+        quiet(tmp_path, max_epochs=3).fit(m, loader(), ckpt_path=str(path))
+        assert m.head.digest() == without(*ERASED)
+
+
+def test_a_run_that_began_on_a_compacted_store(tmp_path: Path) -> None:
+    """What it was offered while the store held it is remembered, though it added nothing of it."""
+    with SampleStore(tmp_path / "store", head=module().head):
+        pass
+    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())
+    with SampleStore(tmp_path / "store") as store:
+        store.compact()
+
+    class Erase(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 0:
+                pl_module.store.apply(Remove(ids=["3"]))
+
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path, max_epochs=2, callbacks=[Erase()]).fit(m, loader())
+    assert m.head.digest() == without(3)
+    start = stopped(tmp_path, loader())  # another one, in another process, which is stopped
+    erase(tmp_path, 40, order="erase")
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path).fit(m, loader(), ckpt_path=str(start))
+    assert m.head.digest() == without(3, 40)
+
+
+def test_a_run_that_adds_nothing_moves_on_too(tmp_path: Path) -> None:
+    """The second run over the same data adds nothing; what is erased from its first batches stays out of it all the same."""
+    quiet(tmp_path).fit(module(store=str(tmp_path / "store")), loader())
+    start = stopped(tmp_path, loader())
+    erase(tmp_path, *ERASED, order="erase compact")
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path).fit(m, loader(), ckpt_path=str(start))
+    assert m.head.digest() == without(*ERASED)
+
+
+def test_a_new_run_cannot_know_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start = stopped(tmp_path, loader())
+    erase(tmp_path, *ERASED, order="erase compact")
+    keep = [i for i in range(67) if i not in ERASED]
+    m = module(store=str(tmp_path / "store"))
+    with caplog.at_level(logging.WARNING):
+        quiet(tmp_path).fit(m, ResumableLoader(Subset(indexed(), keep), 8))
+    assert "nothing remembers which" in caplog.text
+    assert m.head.digest() == without(*ERASED)  # they have left the data set
+    loaded = type(m).load_from_checkpoint(start, weights_only=True)
+    quiet(tmp_path).fit(loaded, loader())  # weights of a checkpoint, but a run of its own
+    assert loaded.head.digest() == without()
+
+
+def other_order(kind: str) -> Any:
+    data = indexed()
+    if kind == "seed":
+        return ResumableLoader(data, 8, shuffle=True, seed=1)
+    if kind == "sequential":
+        return ResumableLoader(data, 8)
+    if kind == "batch size":
+        return ResumableLoader(data, 4, shuffle=True)
+    if kind == "fewer samples":
+        return ResumableLoader(Indexed([data.dataset[i] for i in range(60)]), 8, shuffle=True)
+    return ResumableLoader(data, 8, sampler=RandomSampler(data))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("kind", ["seed", "sequential", "batch size", "fewer samples", "random"])
+def test_another_order_in_the_middle_of_an_epoch_is_refused(tmp_path: Path, kind: str, stored: bool) -> None:
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    folder = str(tmp_path / "store") if stored else None
+    run = quiet(tmp_path, callbacks=[save, Stop(6)], enable_checkpointing=True)
+    interrupted(run, module(store=folder), loader(shuffle=True))
+    if stored:
+        with SampleStore(tmp_path / "store") as store:
+            before = store.head.digest()
+    with pytest.raises(
+        ValueError, match=r"resumed in the middle of an epoch, (with other batches|but its train loader)"
+    ):
+        quiet(tmp_path).fit(module(store=folder), other_order(kind), ckpt_path=str(tmp_path / "step=2.ckpt"))
+    if stored:
+        with SampleStore(tmp_path / "store") as store:
+            assert store.head.digest() == before
+
+
+class AtStart(Callback):
+    """A checkpoint from before the first batch: Lightning lets any loader go on from there."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(Path(trainer.default_root_dir) / "start.ckpt")
+
+
+def test_an_order_that_cannot_be_told_is_refused_only_where_it_matters(tmp_path: Path) -> None:
+    def train() -> DataLoader[Any]:
+        return DataLoader(indexed(), batch_size=8, shuffle=True)
+
+    run = quiet(tmp_path, callbacks=[AtStart(), Stop(4)], enable_checkpointing=False)
+    interrupted(run, module(store=str(tmp_path / "store")), train())
+    m = module(store=str(tmp_path / "store"))
+    interrupted(quiet(tmp_path, callbacks=[Stop(5)]), m, train(), ckpt_path=str(tmp_path / "start.ckpt"))  # ids tell
+    with SampleStore(tmp_path / "store") as store:
+        store.apply(Remove(ids=store.find()[:1]))
+        store.compact()
+        before = store.head.digest()
+    with pytest.raises(ValueError, match="shuffles anew each time"):
+        quiet(tmp_path).fit(module(store=str(tmp_path / "store")), train(), ckpt_path=str(tmp_path / "start.ckpt"))
+    with SampleStore(tmp_path / "store") as store:
+        assert store.head.digest() == before
+
+
+def test_a_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:
+    start = stopped(tmp_path, loader())
+    with pytest.raises(StoreError, match="knows nothing of the run"):
+        quiet(tmp_path).fit(module(store=str(tmp_path / "other")), loader(), ckpt_path=str(start))
+    unstored = tmp_path / "unstored.ckpt"
+    run = quiet(tmp_path)
+    run.fit(module(), loader())
+    run.save_checkpoint(unstored)
+    with pytest.raises(StoreError, match="knows nothing of the run"):
+        quiet(tmp_path, max_epochs=2).fit(module(store=str(tmp_path / "store")), loader(), ckpt_path=str(unstored))
+
+
+def test_certificates_name_the_checkpoints_of_a_run(tmp_path: Path) -> None:
+    """Those from before the erasure, that are still there; also one that was saved when the run was over."""
+    store_at, late = str(tmp_path / "store"), tmp_path / "late.ckpt"
+    save = ModelCheckpoint(
+        tmp_path / "kept", every_n_train_steps=2, save_top_k=2, monitor="step", mode="max", save_last=True
+    )
+
+    class Erase(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            if args[2] == 6:
+                receipt = pl_module.store.apply(Remove(ids=["3"], event_id="first"))
+                found.append(pl_module.store.certificate(receipt.event_id).scope["checkpoints"])
+
+    found: list[Any] = []
+    m = module(store=store_at)
+    run = quiet(tmp_path, callbacks=[save, Erase()], enable_checkpointing=True)
+    run.fit(m, loader())
+    kept = sorted(str(path) for path in (tmp_path / "kept").iterdir())
+    assert [Path(path).name for path in kept] == ["epoch=0-step=6.ckpt", "epoch=0-step=8.ckpt", "last.ckpt"]
+    assert [sorted(Path(path).name for path in paths) for paths in found] == [
+        ["epoch=0-step=4.ckpt", "epoch=0-step=6.ckpt", "last.ckpt"]
+    ]
+    run.save_checkpoint(late)
+    with SampleStore(store_at) as store:
+        assert store.certificate("first").scope["checkpoints"] == kept[:1]  # step 8 and last came after the erasure
+        assert not store.knows_checkpoint(tmp_path / "kept" / "epoch=0-step=4.ckpt")  # removed by Lightning
+        second = store.apply(Remove(ids=["4"]))
+        assert store.certificate(second.event_id).scope["checkpoints"] == sorted([*kept, str(late)])
+        assert store.compact().checkpoints == sorted([*kept, str(late)])
+        late.unlink()
+        assert store.certificate(second.event_id).scope["checkpoints"] == kept
+
+
+def test_a_checkpoint_that_was_not_finished_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+    path, m = tmp_path / "a.ckpt", module(store=str(tmp_path / "store"))
+    run = quiet(tmp_path)
+    run.fit(m, loader())
+    whole = TorchCheckpointIO.save_checkpoint
+
+    def dies(self: Any, checkpoint: Any, path: Any, *args: Any) -> None:
+        Path(path).write_bytes(b"the first half")
+        raise OSError("no space")
+
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", dies)
+    with pytest.raises(OSError, match="no space"):
+        run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:
+        receipt = store.apply(Remove(ids=["3"]))
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(path)]
+    run.fit(m, loader())  # the head without 3
+    with pytest.raises(OSError, match="no space"):
+        run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:  # the old content may still be there
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == [str(path)]
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", whole)
+    run.save_checkpoint(path)
+    with SampleStore(tmp_path / "store") as store:
+        assert store.certificate(receipt.event_id).scope["checkpoints"] == []
+
+
+def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path) -> None:
+    stopped(tmp_path, loader(), after=5)
+    with SampleStore(tmp_path / "store") as store:
+        ((name, note),) = ((k, v) for k, v in store.notes().items() if k.startswith("training/"))
+        cursor = RunProgress.resume(store, name.removeprefix("training/"))
+        assert len(store) == 40
+        assert (cursor.epoch, cursor.batches) == (0, 5)
+        assert set(note) == {"start", "first", "epoch", "batches", "loader"}
+        assert note["loader"] == {"order": "as they are, 67 samples", "ranks": 1, "batch_size": 8}
+        assert not forgets(store)
+        store.apply(Remove(ids=["3"]))
+        store.compact()
+        assert forgets(store)
+        assert not forgets(store, store.position)
+        x, y = samples()
+        known = Add(ids=["4"], x=x[4:5], y=y[4:5], fingerprint=store.fingerprint)
+        with pytest.raises(ValueError, match="already"):  # a batch that is refused does not count as learned
+            store.apply(known, notes=cursor.after(0, 5).note())
+        assert RunProgress.resume(store, cursor.run) == cursor

@@ -1,0 +1,107 @@
+"""The same data over 1, 2 and 3 processes: the same sums, weights and answers, and events that are applied once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.lightning_tools import K, samples, truth
+from torchlssvm import KernelLSSVM
+from torchlssvm.events import from_primitives
+from torchlssvm.kernels import RBF
+
+WORLDS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: Any) -> dict[int, tuple[Path, list[dict[str, Any]]]]:
+    """All scenarios of tests/ddp_worker.py, once for each number of processes."""
+    worker = Path(__file__).parents[1] / "support" / "ddp_worker.py"
+    folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
+    jobs = [f"{folder}:{world}" for world, folder in folders.items()]
+    done = subprocess.run(
+        [sys.executable, str(worker), *jobs], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=400, check=False,
+    )  # fmt: skip
+    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
+    assert done.returncode == 0, done.stderr[-1000:] + logs
+    return {
+        world: (folder, [json.loads((folder / f"rank{r}.json").read_text()) for r in range(world)])
+        for world, folder in folders.items()
+    }
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_rank_ends_with_the_head_of_all_samples(runs: Any, world: int) -> None:
+    x, y = samples()
+    expected = truth(x, y)
+    for found in runs[world][1]:
+        assert found["plain"] == expected.digest()  # 67 samples: the sampler pads, nothing is counted twice
+        assert found["val"] == pytest.approx(float((expected.predict(x) == y).float().mean()), abs=1e-6)
+        assert found["auto"][1] == 67
+        assert found["auto"] == runs[world][1][0]["auto"]
+
+
+def test_checkpoints_have_the_same_weights_bit_for_bit(runs: Any) -> None:
+    for name in ("plain.ckpt", "events.ckpt"):
+        states = [torch.load(runs[w][0] / name, weights_only=True)["state_dict"] for w in WORLDS]
+        for key in ("w", "b", "C", "P"):
+            values = [state[f"classifier.head.{key}"] for state in states]
+            assert all(torch.equal(values[0], other) for other in values[1:]), (name, key)
+    x, y = samples()
+    saved = torch.load(runs[3][0] / "plain.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(saved["classifier.head.w"], truth(x, y).w)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_events_are_applied_once_on_all_ranks(runs: Any, world: int) -> None:
+    x, y = samples()
+    y = y.clone()
+    y[[5, 40]] = (y[[5, 40]] + 1) % K
+    keep = torch.tensor([i not in (2, 11, 66) for i in range(67)])
+    folder, ranks = runs[world]
+    for found in ranks:
+        assert found["events"] == truth(x[keep], y[keep]).digest()
+        assert [sum(r[k] for r in found["reports"]) for k in range(3)] == [5, 0, 0]
+        assert found["pending"] == ["bad"]  # the sample 999 has not come by
+    assert not (folder / "dead.jsonl").exists()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_store_under_several_ranks(runs: Any, world: int) -> None:
+    x, y = samples()
+    keep = torch.tensor([i not in (2, 11, 66) for i in range(67)])
+    folder, ranks = runs[world]
+    assert {found["store"] for found in ranks} == {truth(x[keep], y[keep]).digest()}
+    lines = [line for line in (folder / "audit.jsonl").read_text().splitlines() if not line.startswith("#")]
+    assert lines
+    assert all(from_primitives(json.loads(line)) for line in lines)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_kernel_machines_learn_alike_on_all_ranks(runs: Any, world: int) -> None:
+    x, y = samples()
+    keep = torch.tensor([i != 2 for i in range(67)])
+    machine = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
+    machine.add(x[keep], y[keep])
+    for found in runs[world][1]:
+        assert found["kernel_n"] == 66
+        torch.testing.assert_close(
+            torch.tensor(found["kernel"]).double(), machine(x[:4]).flatten(), atol=1e-6, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_fit_head_and_probe_see_each_sample_once(runs: Any, world: int) -> None:
+    for found in runs[world][1]:
+        assert found["fit"][0] == 67
+        assert found["fit"][1] == found["fit_alone"]
+        assert found["probe"][1] == 67
+        assert found["probe"] == runs[world][1][0]["probe"]

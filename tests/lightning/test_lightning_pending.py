@@ -1,0 +1,545 @@
+"""Corrections for samples that have not come by: held, applied when they do, and never lost without a word."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("jsonargparse")
+
+from tests.support.lightning_events import Kill, Writer, write
+from tests.support.lightning_tools import K, indexed, loader, module, quiet, samples, truth
+from torchlssvm import Certificate, KernelLSSVM, verify
+from torchlssvm.cli import main
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.pending_events import PendingEvents
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
+from torchlssvm.kernels import RBF
+from torchlssvm.lightning import DataCorrection, LSSVMModule, ResumableLoader
+from torchlssvm.lightning.learner import Learner
+from torchlssvm.store import SampleStore
+
+X, Y = samples()
+OTHER, _ = samples(67, seed=5)
+OWNERS = [i % 5 for i in range(67)]
+ROOT = Path(__file__).resolve().parents[2]
+QUIET = [f"--trainer.{name}=false" for name in ("enable_progress_bar", "enable_model_summary", "logger")]
+
+
+class Reference:
+    """The truth: all samples are there from the start, then the events come one by one."""
+
+    def __init__(self) -> None:
+        self.held = {str(i): (X[i], int(Y[i]), str(OWNERS[i])) for i in range(67)}
+
+    def apply(self, event: Event) -> bool:
+        if isinstance(event, Add):
+            if any(i in self.held for i in event.ids):
+                return False
+            new = {i: (event.x[k], int(event.y[k]), event.subjects[k] or "") for k, i in enumerate(event.ids)}
+            self.held |= new
+            return True
+        ids = event.ids or [i for i, (_, _, s) in self.held.items() if s == event.subject]
+        if not ids or any(i not in self.held for i in ids):
+            return False
+        for k, i in enumerate(ids):
+            x, y, owner = self.held[i]
+            if isinstance(event, Remove):
+                del self.held[i]
+            elif isinstance(event, Relabel):
+                self.held[i] = (x, int(event.y) if event.y.ndim == 0 else int(event.y[k]), owner)
+            else:
+                self.held[i] = (event.x[k], y if event.y is None else int(event.y[k]), owner)
+        return True
+
+    def digest(self) -> str:
+        rows = list(self.held.values())
+        return truth(torch.stack([x for x, _, _ in rows]), torch.tensor([y for _, y, _ in rows])).digest()
+
+
+def after(*events: Event) -> Reference:
+    reference = Reference()
+    for event in events:
+        reference.apply(event)
+    return reference
+
+
+def owned(**options: Any) -> ResumableLoader:
+    return ResumableLoader(indexed(subjects=OWNERS), 8, **options)
+
+
+def run(folder: Path, source: Any, stored: bool = True, train: Any = None, epochs: int = 1, **options: Any) -> Any:
+    """A fit with corrections; returns module and callback."""
+    m = module(store=str(folder / "store") if stored else None)
+    correction = DataCorrection(source, dead_letters=folder / "dead.jsonl", **options)
+    quiet(folder, max_epochs=epochs, callbacks=[correction]).fit(m, train or owned())
+    return m, correction
+
+
+def removal(i: int, **more: Any) -> Remove:
+    """With the sample as it will be added, for a head without a store."""
+    return Remove(ids=[str(i)], x=X[i : i + 1], y=Y[i : i + 1], **more)
+
+
+# -- the cases ---------------------------------------------------------------------------------------------------------
+
+
+def test_removals_at_the_start_of_the_shipped_config_are_all_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from sklearn.datasets import load_digits
+
+    from torchlssvm import FixedPoint, LSSVMHead
+
+    monkeypatch.chdir(tmp_path)
+    gone = random.Random(0).sample(range(1438), 100)
+    write(tmp_path / "events.jsonl", [Remove(ids=[f"train/{i}"], event_id=f"e{k}") for k, i in enumerate(gone)])
+    assert main(["fit", "--config", str(ROOT / "configs/events/file.yaml"), *QUIET]) == 0
+    found = load_digits()
+    train = torch.arange(len(found.data)) % 5 != 4
+    x, y = torch.from_numpy(found.data).float()[train] / 16, torch.from_numpy(found.target).long()[train]
+    keep = torch.ones(1438, dtype=torch.bool)
+    keep[gone] = False
+    with SampleStore(tmp_path / "store") as store:
+        assert store.head.digest() == LSSVMHead(64, 10, grid=FixedPoint(4.0)).add(x[keep], y[keep]).digest()
+        certified = set()
+        for path in (tmp_path / "certificates").iterdir():
+            certificate = Certificate.load(path)
+            assert verify(certificate, store=store, allow_unsigned=True)
+            certified |= {e["event_id"] for e in certificate.events}
+        assert certified == {f"e{k}" for k in range(100)}
+        assert not len(PendingEvents(store))
+    assert not (tmp_path / "runs" / "dead_letters.jsonl").exists()
+    assert "100 sample(s) were kept out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("at", ["start", "during", "end"])
+def test_each_kind_of_event_waits_for_its_sample(tmp_path: Path, stored: bool, at: str) -> None:
+    """3 is in the first batch, 60 in the last; 5 and 50 are named by one event."""
+    both = [5, 50]
+    events = [
+        removal(3),
+        removal(60),
+        Relabel(ids=["61"], x=X[61:62], y_old=Y[61:62], y=(Y[61:62] + 1) % K),
+        Replace(ids=["62"], x=OTHER[62:63], x_old=X[62:63], y_old=Y[62:63]),
+        Remove(ids=["5", "50"], x=X[both], y=Y[both]),
+    ]
+    path = tmp_path / "events.jsonl"
+    write(path, events if at == "start" else [])
+    m = module(store=str(tmp_path / "store") if stored else None)
+    correction = DataCorrection(path, dead_letters=tmp_path / "dead.jsonl")
+    writer = Writer(path, {4: events} if at == "during" else {}, events if at == "end" else [])
+    quiet(tmp_path, callbacks=[writer, correction]).fit(m, owned())
+    assert m.head.digest() == after(*events).digest()
+    assert sum(r.applied for r in correction.reports) == 5
+    assert m.unanswered == correction.refused == 0
+
+
+def test_a_sample_that_is_kept_out_never_decides_the_grid(tmp_path: Path) -> None:
+    x = X.clone()
+    x[2] *= 1e4
+    data = TensorDataset(x, Y)
+    event = Remove(ids=["2"], x=x[2:3], y=Y[2:3])
+    keep = torch.arange(67) != 2
+    for stored in (False, True):
+        m = module(store=str(tmp_path / "store") if stored else None, grid="auto")
+        from torchlssvm.lightning import Indexed
+
+        quiet(tmp_path, callbacks=[DataCorrection([event])]).fit(m, DataLoader(Indexed(data), batch_size=8))
+        plain = module(grid="auto")
+        quiet(tmp_path).fit(plain, DataLoader(TensorDataset(x[keep], Y[keep]), batch_size=8))
+        assert m.head.grid == plain.head.grid
+
+
+def test_a_kernel_machine_keeps_samples_out(tmp_path: Path) -> None:
+    m = LSSVMModule("identity", K, in_features=X.shape[1], head=KernelLSSVM(RBF(gamma=0.1), num_classes=K))
+    quiet(tmp_path, callbacks=[DataCorrection([Remove(ids=["60", "2"]), Relabel(ids=["61"], y=[0])])]).fit(m, loader())
+    keep = torch.tensor([i not in (2, 60) for i in range(67)])
+    y = Y.clone()
+    y[61] = 0
+    alone = KernelLSSVM(RBF(gamma=0.1), num_classes=K)
+    alone.add(X[keep], y[keep])
+    assert len(m.head.ids) == 65
+    torch.testing.assert_close(m.head(X[:5]), alone(X[:5]), atol=1e-6, rtol=1e-6)
+
+
+ORDERS: dict[str, list[Event]] = {
+    "relabel, then remove": [Relabel(ids=["60"], y=[2]), Remove(ids=["60"])],
+    "remove, then relabel": [Remove(ids=["60"]), Relabel(ids=["60"], y=[2])],
+    "remove, then add": [Remove(ids=["60"]), Add(ids=["60"], x=OTHER[:1], y=[1])],
+    "remove, add, remove": [Remove(ids=["60"]), Add(ids=["60"], x=OTHER[:1], y=[1]), Remove(ids=["60"])],
+    "remove twice": [Remove(ids=["60"]), Remove(ids=["60"])],
+    "relabel twice": [Relabel(ids=["60"], y=[2]), Relabel(ids=["60"], y=[1])],
+    "replace, then relabel": [Replace(ids=["60"], x=OTHER[:1]), Relabel(ids=["60"], y=[1])],
+    "an event for two, then for one of them": [Relabel(ids=["1", "60"], y=[2, 2]), Remove(ids=["1"])],
+    "a subject, then one of its samples": [Remove(subject="0"), Relabel(ids=["60"], y=[2])],
+    "one of its samples, then a subject": [Relabel(ids=["60"], y=[2]), Remove(subject="0")],
+    "a subject is relabelled, then removed": [Relabel(subject="0", y=1), Remove(subject="0")],
+    "a subject is removed, then added anew": [
+        Remove(subject="0"),
+        Add(ids=["n"], x=OTHER[:1], y=[1], subject="0"),
+    ],
+    "an addition, its removal": [Add(ids=["n"], x=OTHER[:1], y=[1]), Remove(ids=["n"])],
+}
+
+
+@pytest.mark.parametrize("batch", [None, 0, 3, 8])
+@pytest.mark.parametrize("name", ORDERS)
+def test_events_are_applied_in_the_order_they_came(tmp_path: Path, name: str, batch: int | None) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, ORDERS[name] if batch is None else [])
+    m = module(store=str(tmp_path / "store"))
+    writer = Writer(path, {} if batch is None else {batch: ORDERS[name]})
+    quiet(tmp_path, callbacks=[writer, DataCorrection(path, dead_letters=tmp_path / "dead")]).fit(m, owned())
+    assert m.head.digest() == after(*ORDERS[name]).digest()
+    assert m.unanswered == 0
+
+
+def test_the_same_event_twice_is_applied_once(tmp_path: Path) -> None:
+    event, liar = Remove(ids=["60"], event_id="e"), Remove(ids=["61"], event_id="e")
+    write(tmp_path / "again.jsonl", [event])
+    m, correction = run(tmp_path, [event, event, liar])
+    assert m.head.digest() == after(event).digest()
+    assert [sum(getattr(r, s) for r in correction.reports) for s in ("applied", "repeated", "refused")] == [1, 1, 1]
+    assert "another event with the id 'e'" in (tmp_path / "dead.jsonl").read_text()
+    again, correction = run(tmp_path, tmp_path / "again.jsonl")
+    assert again.head.digest() == m.head.digest()
+    assert [r.repeated for r in correction.reports] == [1]
+
+
+def test_an_event_for_a_sample_of_the_same_batch(tmp_path: Path) -> None:
+    """It arrives while the batch is learned, and is read right after."""
+    for batch in range(9):
+        event = Remove(ids=[str(8 * batch)])
+        path = tmp_path / f"{batch}.jsonl"
+        m = module(store=str(tmp_path / f"store{batch}"))
+        quiet(tmp_path, callbacks=[Writer(path, {batch: [event]}), DataCorrection(path)]).fit(m, owned())
+        assert m.head.digest() == after(event).digest()
+
+
+def test_a_pending_event_that_turns_out_bad_is_a_dead_letter_and_holds_up_nothing(tmp_path: Path, capsys: Any) -> None:
+    events = [Relabel(ids=["60"], y=[99], event_id="bad"), Remove(ids=["60"]), Remove(ids=["61"])]
+    m, correction = run(tmp_path, events)
+    assert m.head.digest() == after(*events[1:]).digest()
+    assert (correction.refused, m.unanswered) == (1, 0)
+    assert json.loads((tmp_path / "dead.jsonl").read_text())["event"]["event_id"] == "bad"
+    assert "1 event(s) could not be applied" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch", [None, 2, 6])
+def test_a_subject_stays_out_for_the_rest_of_the_run(tmp_path: Path, batch: int | None, shuffle: bool) -> None:
+    path, event = tmp_path / "events.jsonl", Remove(subject="3", event_id="whose")
+    write(path, [event] if batch is None else [])
+    m = module(store=str(tmp_path / "store"))
+    correction = DataCorrection(path, certificates=tmp_path / "certificates")
+    hooks = [Writer(path, {} if batch is None else {batch: [event]}), correction]
+    quiet(tmp_path, max_epochs=2, callbacks=hooks).fit(m, owned(shuffle=shuffle))
+    assert m.head.digest() == after(event).digest()
+    with SampleStore(tmp_path / "store") as store:
+        assert store.find(subject="3") == []
+        (entry,) = (e for e in store.history() if e.event_id == "whose")
+        assert entry.samples == 13 if batch is None else 0 < entry.samples <= 13
+        (path,) = (tmp_path / "certificates").iterdir()
+        assert verify(Certificate.load(path), store=store, allow_unsigned=True)
+        assert not len(PendingEvents(store))  # what stood for the run has ended with it
+
+
+def test_a_subject_is_relabelled_for_the_rest_of_the_run(tmp_path: Path) -> None:
+    event = Relabel(subject="3", y=2)
+    path = tmp_path / "events.jsonl"
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path, callbacks=[Writer(path, {3: [event]}), DataCorrection(path)]).fit(m, owned())
+    assert m.head.digest() == after(event).digest()
+
+
+def test_an_empty_file_and_no_file_are_nothing(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    for name in ("empty.jsonl", "none.jsonl"):
+        m, correction = run(tmp_path, tmp_path / name)
+        assert correction.reports == []
+    assert m.head.digest() == Reference().digest()
+    assert "not answered" not in capsys.readouterr().out
+
+
+# -- what is not answered ----------------------------------------------------------------------------------------------
+
+
+def fit(folder: Path, *more: str) -> int:
+    os.chdir(folder)
+    return main(["fit", "--config", str(ROOT / "configs/events/file.yaml"), *QUIET, *more])
+
+
+def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    events = [
+        Remove(ids=["train/300"], event_id="later"),
+        Remove(ids=["train/5", "nobody"], event_id="never"),
+        Relabel(ids=["train/5"], y=[1], event_id="behind"),
+    ]
+    write(tmp_path / "events.jsonl", events)
+    assert fit(tmp_path, "--data.init_args.limit=200") == 1
+    said = capsys.readouterr().out
+    assert "3 event(s) are not answered" in said
+    assert "torchlssvm drop store EVENT" in said
+    assert all(e.event_id in said for e in events)
+    assert main(["pending", "store", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["pending"]
+    assert [p["event_id"] for p in listed] == ["later", "never", "behind"]
+    assert main(["drop", "store", "never", "nothing"]) == 1
+    assert main(["drop", "store", "never"]) == 0
+    assert "dropped: remove never" in capsys.readouterr().out
+    assert fit(tmp_path) == 0  # the sample comes by in the next run, and nothing is in the way of the third event
+    with SampleStore(tmp_path / "store") as store:
+        assert len(store) == 1437
+        assert "train/300" not in store
+        assert int(store.get(["train/5"]).y[0]) == 1
+        assert [e.event_id for e in store.history() if e.kind != "add"] == ["behind", "later"]
+    assert main(["pending", "store"]) == 0
+    assert "no event is pending" in capsys.readouterr().out
+
+
+def test_a_refused_event_is_an_exit_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "events.jsonl").write_text("nonsense\n")
+    assert fit(tmp_path) == 1
+    assert "1 event(s) could not be applied" in capsys.readouterr().out
+
+
+def test_without_a_store_pending_events_are_in_the_checkpoint(tmp_path: Path) -> None:
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    event = removal(60, event_id="e")
+    m = module()
+    quiet(tmp_path, callbacks=[DataCorrection([event]), save], enable_checkpointing=True).fit(m, loader())
+    saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
+    assert [p["event"]["event_id"] for p in saved["torchlssvm"]["learner"]["corrector"]["pending"]] == ["e"]
+    again = module()
+    quiet(tmp_path).fit(again, loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))  # and no callback
+    assert again.head.digest() == m.head.digest() == after(event).digest()
+
+
+def test_a_fit_without_the_callback_answers_what_a_store_holds(tmp_path: Path) -> None:
+    events = [Remove(ids=["60"]), Remove(subject="3")]
+    few = ResumableLoader(torch.utils.data.Subset(indexed(subjects=OWNERS), [0, 1, 2]), 8)
+    m, _ = run(tmp_path, events, train=few)
+    assert m.unanswered == 2
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path).fit(m, owned())
+    assert m.head.digest() == after(*events).digest()
+    assert m.unanswered == 0
+
+
+def test_nothing_of_an_answered_event_is_left_after_compaction(tmp_path: Path) -> None:
+    owners = [f"customer-{i % 5}" for i in range(67)]
+    prefix = "picture-of-a-person-"
+    from torchlssvm.lightning import Indexed
+
+    data = ResumableLoader(Indexed(TensorDataset(X, Y), prefix=prefix, subjects=owners), 8)
+    events = [Remove(ids=[f"{prefix}60"]), Remove(subject="customer-3"), Remove(ids=[f"{prefix}nobody"], event_id="x")]
+    run(tmp_path, events, train=data)
+    with SampleStore(tmp_path / "store") as store:
+        kept = b"".join(p.read_bytes() for p in (tmp_path / "store").iterdir())
+        assert f"{prefix}nobody".encode() in kept  # it waits, and has to know for whom
+        store.compact()
+    assert main(["drop", str(tmp_path / "store"), "x"]) == 0
+    with SampleStore(tmp_path / "store") as store:
+        store.compact()
+    kept = b"".join(p.read_bytes() for p in (tmp_path / "store").iterdir())
+    assert f"{prefix}0".encode() in kept
+    assert not any(word in kept for word in (f"{prefix}60".encode(), b"customer-3", f"{prefix}nobody".encode()))
+
+
+# -- kill and resume ---------------------------------------------------------------------------------------------------
+
+
+def killed(work: Any) -> None:
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(100)
+    assert process.exitcode == -signal.SIGKILL
+
+
+LATE: list[Event] = [
+    Remove(ids=["60"], event_id="a"), Relabel(ids=["61"], y=[0], event_id="b"), Remove(ids=["1", "62"], event_id="c"),
+    Remove(subject="3", event_id="d"), Remove(ids=["20"], event_id="e"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("after_batch", [1, 3, 6, 8])
+def test_killed_between_hold_and_apply(tmp_path: Path, after_batch: int) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, LATE)
+
+    def fitted(*more: Any) -> Any:
+        m = module(store=str(tmp_path / "store"))
+        save = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_last=True, save_top_k=0)
+        correction = DataCorrection(path, certificates=tmp_path / "certificates", dead_letters=tmp_path / "dead")
+        last = tmp_path / "last.ckpt"
+        trainer = quiet(tmp_path, callbacks=[correction, save, *more], enable_checkpointing=True)
+        trainer.fit(m, owned(), ckpt_path=str(last) if last.exists() else None)
+        return m
+
+    killed(lambda: fitted(Kill(after_batch)))
+    if after_batch < 8:
+        with SampleStore(tmp_path / "store") as store:
+            assert "a" in PendingEvents(store)
+    m = fitted()
+    assert m.head.digest() == after(*LATE).digest()
+    assert m.unanswered == 0
+    assert not (tmp_path / "dead").exists()
+    check_certified(tmp_path, {"a": 1, "c": 2, "d": 13, "e": 1})
+
+
+def check_certified(folder: Path, expected: dict[str, int]) -> None:
+    found: dict[str, int] = {}
+    with SampleStore(folder / "store") as store:
+        for path in (folder / "certificates").iterdir():
+            certificate = Certificate.load(path)
+            assert verify(certificate, store=store, allow_unsigned=True)
+            found |= {e["event_id"]: e["samples"] for e in certificate.events}
+        assert len({e.event_id for e in store.history()}) == len(store.history())
+    assert found == expected
+
+
+@pytest.mark.parametrize("call", range(1, 26))
+def test_killed_at_each_change_of_the_store(tmp_path: Path, call: int) -> None:
+    """Also between a batch and the events it answers, and between an event and its certificate."""
+    path = tmp_path / "events.jsonl"
+    write(path, LATE)
+
+    def fitted() -> Any:
+        m = module(store=str(tmp_path / "store"))
+        correction = DataCorrection(path, certificates=tmp_path / "certificates", dead_letters=tmp_path / "dead")
+        quiet(tmp_path, callbacks=[correction]).fit(m, owned())
+        return m
+
+    def dies() -> None:
+        count, apply = [0], SampleStore.apply
+
+        def counted(self: Any, *args: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return apply(self, *args, **options)
+
+        SampleStore.apply = counted  # type: ignore[method-assign]
+        fitted()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(dies)
+    m = fitted()  # a new run over the same store: what was kept out or erased does not come back
+    assert m.head.digest() == after(*LATE).digest()
+    assert not (tmp_path / "dead").exists()
+    with SampleStore(tmp_path / "store") as store:
+        assert {e.event_id for e in store.history() if e.kind != "add"} == set("abcde")
+
+
+# -- any order ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_does_not_matter_when_an_event_arrives(tmp_path: Path, seed: int) -> None:
+    """Random events at random moments, samples in a random order, process restarted at random: the truth is one by one."""
+    chance = random.Random(seed)
+    order, events, now = list(range(67)), [], {}
+    chance.shuffle(order)
+    for n in range(chance.randint(1, 25)):
+        i = chance.choice(order)
+        name = {"event_id": f"event{n}", "ids": [str(i)]}
+        x, y = now.get(i, (X[i : i + 1], Y[i : i + 1]))
+        kind = chance.choice(["remove", "relabel", "replace", "pair"])
+        other = chance.choice(order)
+        if kind == "remove":
+            events.append(Remove(**name, x=x, y=y))
+        elif kind == "relabel":
+            new = torch.tensor([chance.randrange(K)])
+            events.append(Relabel(**name, x=x, y_old=y, y=new))
+            now[i] = (x, new)
+        elif kind == "replace":
+            events.append(Replace(**name, x_old=x, y_old=y, x=OTHER[n : n + 1]))
+            now[i] = (OTHER[n : n + 1], y)
+        elif other != i and other not in now and i not in now:
+            events.append(Remove(ids=[str(i), str(other)], x=X[[i, other]], y=Y[[i, other]], event_id=f"event{n}"))
+    stored = bool(seed % 2)
+    head = module().head
+    learner = Learner(head)
+    if stored:
+        learner.open(str(tmp_path / "store"), torch.nn.Identity())
+    times = sorted(chance.randint(0, 9) for _ in events)
+    for step in range(10):
+        learner.corrector.apply([e for e, at in zip(events, times, strict=True) if at == step])
+        part = order[7 * step : 7 * step + 7]
+        if part:
+            learner.learn(X[part], Y[part], [str(i) for i in part], None, (0, step))
+        if stored and chance.random() < 0.3:
+            learner.close()
+            head = module().head
+            learner = Learner(head)
+            learner.open(str(tmp_path / "store"), torch.nn.Identity())
+    learner.end_pass()
+    assert head.digest() == after(*events).digest()
+    assert learner.corrector.pending.unanswered == [] or all(p.refusal for p in learner.corrector.pending.unanswered)
+    learner.close()
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_corrector_without_a_run_refuses_at_once(tmp_path: Path) -> None:
+    corrector = Corrector(module().head)
+    assert [o.status for o in corrector.apply([removal(0)])] == ["refused"]
+    assert len(corrector.pending) == 0
+
+
+def test_pending_events_come_back_as_they_were(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "store", head=module().head) as store:
+        pending = PendingEvents(store)
+        pending.hold(LATE)
+        found = list(PendingEvents(store))
+        assert [to_primitives(p.event) for p in found] == [to_primitives(e) for e in LATE]
+        other = PendingEvents()
+        other.load_state_dict(pending.state_dict())
+        assert other.state_dict() == pending.state_dict()
+
+
+def test_an_event_that_was_dropped_meanwhile_keeps_nothing_out(tmp_path: Path) -> None:
+    learner = Learner(module().head)
+    learner.open(str(tmp_path / "store"), torch.nn.Identity())
+    learner.corrector.apply([Remove(ids=["5"], event_id="e")])
+    assert main(["drop", str(tmp_path / "store"), "e"]) == 0
+    learner.learn(X, Y, [str(i) for i in range(67)], None)
+    assert learner.head.digest() == Reference().digest()
+    learner.close()
+
+
+def test_samples_without_ids_are_not_counted_twice_in_silence(tmp_path: Path) -> None:
+    m, data = module(), DataLoader(TensorDataset(X, Y), batch_size=8)
+    quiet(tmp_path).fit(m, data)
+    with pytest.warns(UserWarning, match="counted twice.*ckpt_path.*Indexed"):
+        quiet(tmp_path).fit(m, data)
+    with_ids = module()
+    for _ in range(2):
+        quiet(tmp_path).fit(with_ids, loader())
+    assert with_ids.head.n == 67
+
+
+def test_an_event_for_samples_without_ids_is_tried_again_at_the_end_of_the_pass(tmp_path: Path) -> None:
+    m = module()
+    correction = DataCorrection([removal(60)])
+    quiet(tmp_path, callbacks=[correction]).fit(m, DataLoader(TensorDataset(X, Y), batch_size=8))
+    keep = torch.arange(67) != 60
+    assert m.head.digest() == truth(X[keep], Y[keep]).digest()
+    assert m.unanswered == 0

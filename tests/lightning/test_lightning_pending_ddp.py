@@ -1,0 +1,63 @@
+"""One process and two end with the same samples, digest and certificates, whenever a correction arrives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ddp_pending_worker import MOMENTS, OTHER, X, Y
+from tests.support.lightning_tools import K, truth
+
+WORLDS = (1, 2)
+REMOVED = {"r0": 1, "r7": 1, "r31": 1, "r66": 1, "pair": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: Any) -> dict[int, list[dict[str, Any]]]:
+    worker = Path(__file__).parents[1] / "support" / "ddp_pending_worker.py"
+    folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in WORLDS}
+    done = subprocess.run(
+        [sys.executable, str(worker), *(f"{folder}:{world}" for world, folder in folders.items())],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    logs = "\n".join(log.read_text()[-1500:] for folder in folders.values() for log in folder.glob("log*"))
+    assert done.returncode == 0, done.stderr[-1000:] + logs
+    return {w: [json.loads((folders[w] / f"rank{r}.json").read_text()) for r in range(w)] for w in WORLDS}
+
+
+def expected(stored: bool) -> tuple[str, list[str]]:
+    x, y = X.clone(), Y.clone()
+    y[40], x[41] = (Y[40] + 1) % K, OTHER[0]
+    gone = {0, 7, 31, 66, 13, 58}
+    if stored:
+        gone |= {i for i in range(67) if i % 5 == 3}
+        y[torch.arange(67) % 5 == 4] = 1
+    keep = [i for i in range(67) if i not in gone]
+    return truth(x[keep], y[keep]).digest(), sorted(map(str, keep))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_one_process_and_two_end_alike(runs: Any, moment: str, shuffle: bool, stored: bool) -> None:
+    name = f"{moment} {shuffle} {stored}"
+    digest, ids = expected(stored)
+    for found in itertools.chain.from_iterable(runs.values()):
+        assert (found[name]["digest"], found[name]["n"]) == (digest, len(ids))
+        assert (found[name]["unanswered"], found[name]["refused"]) == (1, 0)
+        assert found[name]["applied"] == (9 if stored else 7)
+    if stored:
+        certified = [runs[world][0][name]["certified"] for world in WORLDS]
+        assert [runs[world][0][name]["ids"] for world in WORLDS] == [ids, ids]
+        for found in certified:
+            whose = found.pop("whose")
+            assert found == REMOVED
+            assert 0 < whose <= 13 if moment == "during" else whose >= 11  # 13 and 58 may have gone before

@@ -1,0 +1,185 @@
+"""Against dense float64 retraining on the same gridded features, after 1,000 random operations."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.dense import code, relative, ridge
+from torchlssvm import FixedPoint, LSSVMHead
+
+
+def random_features(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(700, 64, generator=generator, dtype=torch.float64) + 1.0, torch.arange(700) % 3, 1.0
+
+
+def ill_conditioned():
+    """A = rho I + Phi Phi^T with a condition number of 1e6: spectrum of the features over three decades."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(700, 64, generator=generator, dtype=torch.float64)
+    mix, _ = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64))
+    x = (x * torch.logspace(0, -3.5, 64, dtype=torch.float64)) @ mix
+    return x, torch.arange(700) % 3, 5e-4
+
+
+def mnist_pixels():
+    import gzip
+    import os
+
+    import numpy as np
+
+    root = Path(os.environ["TORCHLSSVM_DATA"]) / "mnist"
+    raw = [
+        gzip.decompress((root / f"train-{name}.gz").read_bytes()) for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    ]
+    images = np.frombuffer(raw[0], np.uint8, offset=16).reshape(-1, 784)
+    labels = np.frombuffer(raw[1], np.uint8, offset=8)
+    return torch.from_numpy(images[:2000] / 255.0), torch.from_numpy(labels[:2000].astype("int64")), 1.0
+
+
+def breast_cancer():
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    return torch.from_numpy(x), torch.from_numpy(y), 1.0
+
+
+def run(head, make, x, y, rho, operations, check_every, seed=0):
+    """Random add/remove/relabel/replace/update/merge operations; the largest relative errors of w and scores on the way."""
+    generator = torch.Generator().manual_seed(seed)
+    K, grid = head.num_classes, head.grid
+    gridded = x if grid is None else grid.snap(x)
+    y = y.clone()
+    held = torch.zeros(len(x), dtype=torch.bool)
+    held[: len(x) // 2] = True
+    head.add(x[held], y[held])
+    worst = [0.0, 0.0]
+
+    def pick(mask, most):
+        index = mask.nonzero()[:, 0]
+        size = int(torch.randint(1, most + 1, (), generator=generator))
+        return index[torch.randperm(len(index), generator=generator)[:size]]
+
+    for step in range(operations):
+        low, high = held.sum() < 0.4 * len(x), held.sum() > 0.8 * len(x)
+        kind = (
+            "add" if low else "remove" if high else ["add", "remove", "relabel", "replace", "update", "merge"][step % 6]
+        )
+        if kind == "merge" and head.statistics is None:
+            kind = "update"
+        into, out = pick(~held, 8), pick(held, 8)
+        if kind == "add":
+            head.add(x[into], y[into])
+        elif kind == "remove":
+            head.remove(x[out], y[out])
+        elif kind == "relabel":
+            new = torch.randint(K, (len(out),), generator=generator)
+            head.relabel(x[out], y[out], new)
+            y[out] = new
+        elif kind == "replace":
+            into, out = into[: len(out)], out[: len(into)]
+            head.replace(x[out], y[out], x[into], y[into])
+        elif kind == "update":
+            head.update(add=(x[into], y[into]), remove=(x[out], y[out]))
+        else:
+            head += make().add(x[into], y[into])
+        held[into] |= kind in ("add", "replace", "update", "merge")
+        held[out] &= kind not in ("remove", "replace", "update")
+        if step % 7 == 0:
+            _ = head.P
+        if step % 3 == 0:
+            _ = head.w
+        if step % check_every == 0 or step == operations - 1:
+            w, b = ridge(gridded[held], code(y[held], K), rho)
+            worst[0] = max(worst[0], relative(head.w, w))
+            worst[1] = max(worst[1], relative(head(x), x @ w + b))
+    return worst
+
+
+@pytest.mark.parametrize("form", ["statistics", "compact"])
+@pytest.mark.parametrize(
+    "features",
+    [
+        pytest.param(random_features, id="random"),
+        pytest.param(ill_conditioned, id="ill-conditioned"),
+        pytest.param(breast_cancer, id="breast cancer"),
+        pytest.param(mnist_pixels, id="mnist", marks=[pytest.mark.data, pytest.mark.slow]),
+    ],
+)
+def test_thousand_operations(features, form):
+    x, y, rho = features()
+    K = int(y.max()) + 1
+    grid = FixedPoint(2.0 ** float(x.abs().max().log2().ceil()), bits=20)
+    gridded = grid.snap(x)
+    if features is ill_conditioned:
+        centred = gridded - gridded.mean(0)
+        spectrum = torch.linalg.eigvalsh(centred.T @ centred) + rho
+        assert 5e5 < spectrum[-1] / spectrum[0] < 2e6
+
+    def make():
+        return LSSVMHead(x.shape[1], K, rho=rho, grid=grid, statistics=form == "statistics")
+
+    worst = run(make(), make, x, y, rho, operations=1000, check_every=50)
+    print(f"{features.__name__}, {form}: w {worst[0]:.1e}, scores {worst[1]:.1e}")
+    assert max(worst) <= (1e-9 if form == "statistics" else 1e-8)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 400])
+def test_refresh_is_bit_identical_for_any_history(chunk):
+    """Order, chunking, partition and detours leave no trace in the weights after refresh()."""
+    x, y, rho = random_features(2)
+    grid = FixedPoint(8.0)
+    fresh = LSSVMHead(64, 3, rho=rho, grid=grid).add(x[:500], y[:500])
+    head, other = LSSVMHead(64, 3, rho=rho, grid=grid), LSSVMHead(64, 3, rho=rho, grid=grid)
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(chunk))
+    for part in order[:300].split(chunk):
+        head.add(x[part], y[part])
+    _ = head.w
+    head.add(x[500:], y[500:])
+    _ = head.P
+    other.add(x[order[300:]], y[order[300:]])
+    head += other
+    head.remove(x[500:], y[500:])
+    assert head.drift() < 1e-12
+    head.refresh()
+    for name in ("w", "b", "C", "P"):
+        assert torch.equal(getattr(head, name), getattr(fresh, name)), name
+    assert head.digest() == fresh.digest()
+
+
+@pytest.mark.parametrize("J", [40, 64, 200])
+@pytest.mark.parametrize("n", [3, 30, 150])
+@pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
+def test_paths_agree(J, n, intercept):
+    """Theorem 1, the dual form and a solve give the same answer, for n < J, L > J and in between."""
+    generator = torch.Generator().manual_seed(J + n)
+    x, y = torch.randn(n, J, generator=generator), torch.arange(n) % 2
+    head = LSSVMHead(J, 2, intercept=intercept, grid=FixedPoint(8.0)).add(x, y)
+    w, b = ridge(FixedPoint(8.0).snap(x), code(y, 2), 1.0, intercept)
+    assert relative(head.w, w) < 1e-10
+    assert float((head.b - b).abs().max()) < 1e-10
+    before = head.w.clone()
+    assert relative(head.refresh().w, before) < 1e-10
+    compact = LSSVMHead(J, 2, intercept=intercept, grid=FixedPoint(8.0), statistics=False).add(x, y)
+    assert relative(compact.w, w) < 1e-9
+
+
+def test_means_far_from_zero_cost_nothing():
+    """Features with a mean 1e5 times their spread: centring in floating point would lose ten digits."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1.0 + 1e-5 * torch.randn(500, 60, generator=generator, dtype=torch.float64)
+    y = torch.arange(500) % 2
+    grid = FixedPoint(2.0, bits=26)
+    head = LSSVMHead(60, 2, rho=1e-9, grid=grid).add(x, y)
+    w, _ = ridge(grid.snap(x), code(y, 2), 1e-9)
+    assert relative(head.w, w) < 1e-9
+
+
+def test_what_the_grid_costs():
+    """20 bits against ungridded features: scores move by about 1e-5, predictions by none here."""
+    x, y, rho = breast_cancer()
+    gridded = LSSVMHead(30, 2, rho=rho).add(x, y)
+    plain = LSSVMHead(30, 2, rho=rho, grid=None).add(x, y)
+    assert float((gridded(x) - plain(x)).abs().max()) < 3e-5
+    assert torch.equal(gridded.predict(x), plain.predict(x))

@@ -1,0 +1,53 @@
+"""The recipe of label errors, and the benchmark's own comparison with retraining, on small parts of MNIST."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz")
+
+
+@pytest.fixture
+def recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), str(ROOT / "recipes" / "benchmarks"), *sys.path])
+
+
+@pytest.mark.data(*FILES)
+def test_label_errors_are_found(recipes) -> None:
+    recipe = importlib.import_module("label_errors")
+    x, truth = recipe.mnist(2000)
+    truth = truth.numpy()
+    found = recipe.find(x, recipe.flipped(truth), truth, logistic=False)
+    assert found["leave-one-out margin"][0] > 0.5  # 0.1 by chance
+
+
+@pytest.mark.slow
+@pytest.mark.data(*FILES)
+def test_and_better_than_by_logistic_regression(recipes) -> None:
+    recipe = importlib.import_module("label_errors")
+    x, truth = recipe.mnist(4000)
+    truth = truth.numpy()
+    found = recipe.find(x, recipe.flipped(truth), truth, logistic=True, multiclass=["ovr", "ovo"])
+    rest, pairs = (found.pop(f"leave-one-out margin{name}")[0] for name in ("", ", one against one"))
+    assert all(pairs > rest >= precision for precision, _ in found.values())
+
+
+def test_calibration_error_falls_to_half(recipes) -> None:
+    recipe = importlib.import_module("label_errors")
+    for load in (recipe.load_digits, recipe.load_breast_cancer, recipe.load_wine):
+        softmax, clipped, calibrated = recipe.calibration(load)
+        assert calibrated <= softmax / 2
+        assert calibrated <= clipped / 2
+
+
+@pytest.mark.data(*FILES)
+def test_leaving_out_is_retraining(recipes) -> None:
+    benchmark = importlib.import_module("judging")
+    x, y = benchmark.mnist(3000)
+    head = benchmark.LSSVMHead(784, 10, grid=benchmark.GRID).add(x, y)
+    digest = head.digest()
+    assert max(benchmark.against_retraining(head, x, y)) < 1e-8
+    assert head.digest() == digest

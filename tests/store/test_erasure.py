@@ -1,0 +1,229 @@
+"""Erasure means erasure: no byte, no hash and no digest is left that answers "was X in it?"."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, StoreBusyError
+from torchlssvm.events import Add, Relabel, Remove, Replace
+from torchlssvm.store import SampleStore
+
+J, K, N = 48, 3, 120
+SUBJECT = "Ada Lovelace, 10 December 1815"
+
+
+def new_head(**options: object) -> LSSVMHead:
+    return LSSVMHead(J, K, **({"grid": FixedPoint(8.0)} | options))  # type: ignore[arg-type]
+
+
+def filled(path: Path, **options: object) -> tuple[SampleStore, torch.Tensor, torch.Tensor, list[str]]:
+    """A store with 12 samples of one subject among 120, in several events, snapshots and all."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(N, J, generator=generator), torch.arange(N) % K
+    ids = [f"photograph-{i:05d}" for i in range(N)]
+    subjects = [SUBJECT if i % 10 == 3 else f"somebody else {i % 7}" for i in range(N)]
+    store = SampleStore(path, head=new_head(**options), snapshot_rows=30)
+    for start in range(0, N, 20):
+        part = slice(start, start + 20)
+        store.apply(Add(ids=ids[part], x=x[part], y=y[part], subject=subjects[part]))
+    store.apply(Relabel(ids=[ids[3], ids[13]], y=[2, 2]))
+    store.apply(Replace(ids=[ids[23]], x=x[:1] + 1))
+    return store, x, y, ids
+
+
+def traces(folder: Path, needles: dict[str, bytes]) -> dict[str, list[str]]:
+    """Which needles are found in which files."""
+    found: dict[str, list[str]] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            for name, needle in needles.items():
+                if needle in content:
+                    found.setdefault(name, []).append(path.name)
+    return found
+
+
+def needles_of(store: SampleStore, ids: list[str]) -> dict[str, bytes]:
+    """Ids, subject, nonces and pieces of the features as they are written."""
+    rows = store.get(ids)
+    out = {f"id {i}": i.encode() for i in ids} | {"subject": SUBJECT.encode()}
+    out |= {f"nonce of {i}": n for i, n in zip(ids, rows.nonces, strict=True)}
+    for i, blob in zip(ids, store._table.codec.encode(rows.x), strict=True):
+        data = bytes(blob)
+        out |= {f"features of {i} from {at}": data[at : at + 12] for at in range(0, len(data) - 12, 12)}
+    return out
+
+
+@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"grid": None}], ids=str)
+def test_no_byte_is_left(tmp_path: Path, options: dict[str, object]) -> None:
+    store, x, y, ids = filled(tmp_path / "store", **options)
+    erased = store.find(subject=SUBJECT)
+    needles = needles_of(store, erased)
+    assert set(traces(tmp_path, needles)) == set(needles)  # the test can find them
+    store.apply(Remove(subject=SUBJECT))
+    report = store.compact()
+    torch.save(store.head.state_dict(), tmp_path / "head.pt")
+    assert traces(tmp_path, needles) == {}
+    store.close()
+    assert traces(tmp_path, needles) == {}
+    if "grid" not in options:
+        assert report.removed  # snapshots from before the erasure
+        kept = [i for i in range(N) if ids[i] not in erased]
+        never = new_head(**options).add(x[kept], y[kept])
+        with SampleStore(tmp_path / "store") as again:
+            assert again.head.digest() == never.digest()
+            assert torch.equal(again.head.refresh().w, never.refresh().w)
+    assert len(list((tmp_path / "store").glob("*.snapshot.pt"))) == ("grid" not in options)
+
+
+def test_before_compaction_the_certificate_says_so(tmp_path: Path) -> None:
+    store, *_ = filled(tmp_path / "store")
+    torch.save(store.head.state_dict(), tmp_path / "head.pt")
+    store.register_checkpoint(tmp_path / "head.pt")
+    store.register_checkpoint(tmp_path / "gone.pt")
+    receipt = store.apply(Remove(subject=SUBJECT))
+    before = store.certificate(receipt.event_id)
+    assert not before.compacted
+    assert len(before.scope["snapshots"]) == 1
+    assert before.scope["checkpoints"] == [str(tmp_path / "head.pt")]
+    report = store.compact()
+    assert report.removed == before.scope["snapshots"]
+    assert report.checkpoints == [str(tmp_path / "head.pt")]
+    after = store.certificate(receipt.event_id)
+    assert after.compacted
+    assert after.scope["snapshots"] == []
+    store.register_checkpoint(tmp_path / "head.pt")  # written anew
+    assert store.certificate(receipt.event_id).scope["checkpoints"] == []
+    store.apply(Remove(ids=store.find()[:1], event_id="later"))
+    assert not store.certificate("later").compacted
+    assert store.certificate(receipt.event_id).compacted
+    store.close()
+
+
+def test_an_open_reader_keeps_the_log_and_compaction_says_so(tmp_path: Path) -> None:
+    store, *_ = filled(tmp_path / "store")
+    store._db.connection.execute("PRAGMA busy_timeout = 50")
+    needles = needles_of(store, store.find(subject=SUBJECT))
+    reader = SampleStore(tmp_path / "store", readonly=True)
+    with reader.view():
+        assert len(reader) == N
+        receipt = store.apply(Remove(subject=SUBJECT))
+        with pytest.raises(StoreBusyError, match="not compacted"):
+            store.compact()
+        assert traces(tmp_path, needles)
+        assert not store.certificate(receipt.event_id).compacted
+    store.compact()
+    assert traces(tmp_path, needles) == {}
+    assert store.certificate(receipt.event_id).compacted
+    reader.close()
+    store.close()
+
+
+def test_no_row_is_wider_because_of_an_erased_one(tmp_path: Path) -> None:
+    """Two stores with the same samples at the end, one of which once held an outlier in the same event."""
+    sizes = []
+    for outlier in (0.0, 7.0):
+        x = torch.full((3, J), 2.0**-10)
+        x[1] = outlier
+        with SampleStore(tmp_path / f"{outlier}", head=new_head()) as store:
+            store.apply(Add(ids=["a", "b", "c"], x=x, y=[0, 1, 2]))
+            store.apply(Remove(ids=["b"]))
+            assert torch.equal(store.get(["a"]).x, x[:1].double())
+            rows = store._db.all("SELECT id, length(features) FROM samples ORDER BY seq")
+            sizes.append(rows)
+    assert sizes[0] == sizes[1] == [("a", 2 * J), ("c", 2 * J)]
+
+
+@pytest.mark.parametrize(
+    "steps", [0, 1, -1, 127, -128, 128, -129, 32767, -32768, 32768, -32769, 2**23 - 1, -(2**23), 2**23]
+)
+def test_every_width_is_read_back(tmp_path: Path, steps: int) -> None:
+    grid = FixedPoint(2.0**26, bits=26)
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=grid)) as store:
+        x = torch.zeros(4, J, dtype=torch.float64)
+        x[1, 5], x[2] = steps, steps
+        store.apply(Add(ids=list("abcd"), x=x, y=[0, 1, 2, 0]))
+        assert torch.equal(store.get(list("abcd")).x, x)
+        least = next(w for w in (1, 2, 3, 4) if -(1 << 8 * w - 1) <= steps < 1 << 8 * w - 1)
+        assert [r[0] for r in store._db.all("SELECT length(features) FROM samples ORDER BY seq")] == [
+            J,
+            least * J,
+            least * J,
+            J,
+        ]
+
+
+def test_guessing_finds_nothing(tmp_path: Path) -> None:
+    """An attacker has every file of the store and the certificate after an erasure, and knows the sample but for one doubt.
+
+    Without precautions two tests would settle the doubt: the old digest against the live statistics plus the guess, and a
+    salted hash of the id. The attack first shows that it works where the secret is still there.
+    """
+    store, _, _, ids = filled(tmp_path / "store")
+    victim = ids[3]
+    rows = store.get([victim])
+    nonce, features = rows.nonces[0], rows.x
+    key_before = bytes.fromhex(store._db.get("key")["key"])
+    digest_before = store.head.digest()
+    receipt = store.apply(Remove(ids=[victim]))
+    entries = store.history()
+    guessed = LSSVMHead.from_config(store.head.config()).merge(store.head).add(features, rows.y)
+    assert (
+        guessed.digest() == digest_before
+    )  # the guess is right, and with the old digest in clear it would be confirmed
+    macs = {e.mac for e in entries if e.mac}
+    assert hmac.digest(key_before, guessed.digest().encode(), "sha256") in macs  # ... or with the old key
+    commitments = {c for e in entries for c in e.commitment_list}
+    assert hashlib.sha256(nonce + victim.encode()).hexdigest() in commitments  # ... or with the nonce
+    store.compact()
+    certificate = store.certificate(receipt.event_id)
+    store.close()
+
+    material = b"".join(p.read_bytes() for p in (tmp_path / "store").iterdir()) + certificate.to_json().encode()
+    for secret in (nonce, nonce.hex().encode(), key_before, key_before.hex().encode()):
+        assert secret not in material
+    for form in (digest_before.encode(), bytes.fromhex(digest_before)):
+        assert form not in material
+    # Every 32-byte window and every hex string as a key or nonce: nothing confirms the true guess.
+    again = SampleStore(tmp_path / "store", readonly=True)
+    entries = again.history()
+    macs = {e.mac for e in entries if e.mac}
+    commitments = {bytes.fromhex(c) for e in entries for c in e.commitment_list}
+    tokens = {material[i : i + 32] for i in range(len(material) - 31)}
+    tokens |= {bytes.fromhex(t) for t in hex_strings(material)}
+    digest = digest_before.encode()
+    for token in tokens:
+        assert hmac.digest(token, digest, "sha256") not in macs
+        assert hashlib.sha256(token + victim.encode()).digest() not in commitments
+    for i in range(N):  # nor does the whole id space without a secret
+        for form in (f"photograph-{i:05d}".encode(), f"photograph-{i:05d}\n".encode()):
+            assert hashlib.sha256(form).digest() not in commitments
+    again.close()
+
+
+def hex_strings(material: bytes) -> list[str]:
+    """Runs of 64 hex digits."""
+    digits = b"0123456789abcdef"
+    runs = ["".join(map(chr, group)) for hexes, group in itertools.groupby(material, lambda c: c in digits) if hexes]
+    return [r[i : i + 64] for r in runs if len(r) >= 64 for i in range(0, len(r) - 63, 2)]
+
+
+def test_an_auditor_computes_the_digest_without_the_library(tmp_path: Path) -> None:
+    store, *_ = filled(tmp_path / "store")
+    store.apply(Remove(subject=SUBJECT))
+    digest = store.head.digest()
+    store.close()
+    script = Path(__file__).parents[1] / "support" / "auditor.py"
+    assert "torchlssvm" not in "".join(line for line in script.read_text().splitlines() if "import" in line)
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == digest

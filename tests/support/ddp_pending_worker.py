@@ -1,0 +1,78 @@
+"""Runs with corrections at the start, during and at the end, for tests/test_lightning_pending_ddp.py: ``FOLDER:WORLD ...``.
+
+Each rank writes what every scenario ended with into FOLDER/rank<r>.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.lightning_events import Writer, write  # noqa: E402
+from tests.support.lightning_ranks import launch, trainer  # noqa: E402
+from tests.support.lightning_tools import K, indexed, module, samples  # noqa: E402
+from torchlssvm import Certificate  # noqa: E402
+from torchlssvm.events import Relabel, Remove, Replace  # noqa: E402
+from torchlssvm.lightning import DataCorrection, ResumableLoader  # noqa: E402
+from torchlssvm.store import SampleStore  # noqa: E402
+
+X, Y = samples()
+OTHER, _ = samples(67, seed=5)
+MOMENTS = ("start", "during", "end")
+
+
+def corrections(stored: bool) -> list[Any]:
+    """For samples near the start and the end of any order; with a store also for subjects."""
+    pair = [13, 58]
+    events = [
+        *(Remove(ids=[str(i)], x=X[i : i + 1], y=Y[i : i + 1], event_id=f"r{i}") for i in (0, 7, 31, 66)),
+        Remove(ids=["13", "58"], x=X[pair], y=Y[pair], event_id="pair"),
+        Relabel(ids=["40"], x=X[40:41], y_old=Y[40:41], y=(Y[40:41] + 1) % K, event_id="label"),
+        Replace(ids=["41"], x=OTHER[:1], x_old=X[41:42], y_old=Y[41:42], event_id="features"),
+        Remove(ids=["nobody"], x=X[:1], y=Y[:1], event_id="never"),
+    ]
+    whose = [Remove(subject="3", event_id="whose"), Relabel(subject="4", y=1, event_id="whose label")]
+    return [*events, *whose] if stored else events
+
+
+def main(folder: Path, rank: int, world: int) -> None:
+    found: dict[str, Any] = {}
+    for moment, shuffle, stored in itertools.product(MOMENTS, (False, True), (False, True)):
+        name = f"{moment} {shuffle} {stored}"
+        place = folder / name.replace(" ", "_")
+        if rank == 0:
+            place.mkdir()
+            write(place / "events.jsonl", corrections(stored) if moment == "start" else [])
+        m = module(store=str(place / "store") if stored else None)
+        script = {4 // world: corrections(stored)} if moment == "during" else {}
+        writer = Writer(place / "events.jsonl", script, corrections(stored) if moment == "end" else [])
+        certificates = {"certificates": place / "certificates"} if stored else {}
+        correction = DataCorrection(place / "events.jsonl", every=2, dead_letters=place / "dead.jsonl", **certificates)
+        train = ResumableLoader(indexed(subjects=[i % 5 for i in range(67)]), 8, shuffle=shuffle)
+        trainer(folder, world, callbacks=[writer, correction]).fit(m, train)
+        found[name] = {
+            "digest": m.head.digest(), "n": m.head.n, "unanswered": m.unanswered, "refused": correction.refused,
+            "applied": sum(r.applied for r in correction.reports),
+        }  # fmt: skip
+        if stored and rank == 0:
+            with SampleStore(place / "store") as store:
+                found[name]["ids"] = sorted(store.find())
+            events = [e for path in (place / "certificates").iterdir() for e in Certificate.load(path).events]
+            found[name]["certified"] = {e["event_id"]: e["samples"] for e in events}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:]:
+        path, size = given.split(":")
+        codes = launch(int(size), main, Path(path))
+        if any(codes):
+            sys.exit(f"{path}: exit codes {codes}")
