@@ -11,7 +11,6 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from tests.svm.truth import exact, kkt, libsvm, rbf
 from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
-from torchlssvm.svm.solver import Solver
 
 
 def blobs(n=80, d=2, seed=0, noise=0.7):
@@ -254,13 +253,13 @@ def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts
     x, y = blobs(60, d=6)
     whole = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y).regularization_path(10.0)
     svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
-    real, calls = Solver.follow_bounds, []
+    real, calls = PathSolver.follow_bounds, []
 
     def fails_at_first(solver, u, callback):
         calls.append(1)
         return len(calls) > failures and real(solver, u, callback)
 
-    monkeypatch.setattr(Solver, "follow_bounds", fails_at_first)
+    monkeypatch.setattr(PathSolver, "follow_bounds", fails_at_first)
     parts = svm.regularization_path(10.0)
     assert_optimal_all_along(parts, x, y)
     torch.testing.assert_close(parts.alpha[-1], whole.alpha[-1], rtol=0, atol=1e-9)
@@ -273,13 +272,13 @@ def test_regularization_path_that_cannot_be_followed_changes_nothing(passed, mon
     x, y = blobs(60, d=6)
     svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
     before = {name: value.clone() for name, value in svm.state_dict().items() if name != "R"}
-    real, calls = Solver.follow_bounds, []
+    real, calls = PathSolver.follow_bounds, []
 
     def fails(solver, u, callback):
         calls.append(1)
         return len(calls) == 7 and passed and real(solver, u, callback)
 
-    monkeypatch.setattr(Solver, "follow_bounds", fails)
+    monkeypatch.setattr(PathSolver, "follow_bounds", fails)
     with pytest.raises(ConvergenceError):
         svm.regularization_path(10.0)
     assert svm.C == 0.1

@@ -8,7 +8,6 @@ import torch
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.solver import Solver
 
 
 def points(n=120, d=3):
@@ -36,7 +35,7 @@ def test_an_interruption_changes_nothing(name, place, monkeypatch):
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(x[:100], y[:100])
     before = (svm.ids, svm.alpha, svm.b, svm.C, svm(x))
     with monkeypatch.context() as patch:
-        owner, calls = (Solver, []) if place == "walk" else (MarginSet, [])
+        owner, calls = (PathSolver, []) if place == "walk" else (MarginSet, [])
         method = "_correct" if place == "walk" else "settle"
         real = getattr(owner, method)
 

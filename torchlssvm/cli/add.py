@@ -18,7 +18,7 @@ from torchlssvm.cli.store_folder import open_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
-    from torchlssvm.cli.samples import SampleBatch, SampleSource
+    from torchlssvm.cli.samples import FileBatch, SampleSource
     from torchlssvm.store import SampleStore
 
 
@@ -120,7 +120,7 @@ def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[Sample
 
 def add_batch(
     store: SampleStore,
-    batch: SampleBatch,
+    batch: FileBatch,
     subject: str | None,
     source: str | None,
     tolerance: float,

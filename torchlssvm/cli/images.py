@@ -11,7 +11,7 @@ import torch
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, preprocessing
 from torchlssvm.cli.columns import Column
-from torchlssvm.cli.samples import SampleBatch, as_subjects
+from torchlssvm.cli.samples import FileBatch, as_subjects
 from torchlssvm.cli.settings import Settings
 from torchlssvm.linear import AttachedClassifier, attach
 
@@ -73,7 +73,7 @@ class ImageSamples:
         self.width = backbone.classifier.in_features
         return self
 
-    def batches(self, size: int) -> Iterator[SampleBatch]:
+    def batches(self, size: int) -> Iterator[FileBatch]:
         """Yield the features of all images, ``size`` at a time."""
         for start in range(0, self.total, size):
             paths = self.paths[start : start + size]
@@ -83,7 +83,7 @@ class ImageSamples:
             x = self.backbone.classifier.features(images)
             y = [self.settings.label(self.class_name(p), self.classes) for p in paths]
             where = f"{self.folder}, {ids[0]} to {ids[-1]}"
-            yield SampleBatch(where, ids, as_subjects(names), x, y)
+            yield FileBatch(where, ids, as_subjects(names), x, y)
 
     def _read(self, path: Path) -> torch.Tensor:
         from PIL import Image

@@ -20,7 +20,7 @@ Cells: TypeAlias = list[tuple[int, list[str]]]
 
 
 @dataclass(frozen=True)
-class SampleBatch:
+class FileBatch:
     """Consecutive samples: x (B, J), y (B,) or (B, K) or None, and where they come from, for a message."""
 
     where: str
@@ -37,7 +37,7 @@ class SampleSource(Protocol):
     width: int
     tolerance: float
 
-    def batches(self, size: int) -> Iterator[SampleBatch]:
+    def batches(self, size: int) -> Iterator[FileBatch]:
         """Yield all samples, ``size`` at a time."""
 
 
@@ -117,7 +117,7 @@ class FileSamples:
             return [row[self.cells[name]].strip() for _, row in rows]
         return self.columns[name].take(start, ids) if name in self.columns else None
 
-    def batches(self, size: int) -> Iterator[SampleBatch]:
+    def batches(self, size: int) -> Iterator[FileBatch]:
         """Yield all samples, ``size`` at a time."""
         parts: Iterator[Cells] = self._rows(size) if self.table is not None else iter([[]] * -(-self.total // size))
         start = 0
@@ -131,7 +131,7 @@ class FileSamples:
             ids = as_texts(self._take("id", rows, start, default)) or default
             y = self._labels(rows, self._take("label", rows, start, ids))
             where = f"{self.path}, samples {start} to {start + len(x) - 1}"
-            yield SampleBatch(where, ids, as_subjects(self._take("subject", rows, start, ids)), x, y)
+            yield FileBatch(where, ids, as_subjects(self._take("subject", rows, start, ids)), x, y)
             start += len(x)
 
 

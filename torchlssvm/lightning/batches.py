@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 
-class SampleBatch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
 
     x: Tensor
@@ -20,7 +20,7 @@ class SampleBatch(NamedTuple):
     subjects: list[str | None] | None
 
 
-def unpack(batch: Any) -> SampleBatch:
+def unpack(batch: Any) -> TrainingBatch:
     """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
     if isinstance(batch, Mapping):
         parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
@@ -39,7 +39,7 @@ def unpack(batch: Any) -> SampleBatch:
     if subjects is not None:
         given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
         owners = [None if s is None or s == "" else str(s) for s in given]
-    return SampleBatch(x, y, names, owners)
+    return TrainingBatch(x, y, names, owners)
 
 
 class Indexed(Dataset[Any]):

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.batches import SampleBatch, unpack
+from torchlssvm.lightning.batches import TrainingBatch, unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
@@ -190,14 +190,14 @@ class LSSVMModule(LightningModule):
             )
         return loss
 
-    def _real(self, batch: SampleBatch, stage: str, loader: Any) -> SampleBatch:
+    def _real(self, batch: TrainingBatch, stage: str, loader: Any) -> TrainingBatch:
         """Cut off what a distributed sampler repeats to make all ranks even."""
         epoch = self.current_epoch
         position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
         size = len(batch.y)
         keep = ranks.without_padding(loader, position, size)
         self._at[stage] = (epoch, position + size)
-        return batch if keep == size else SampleBatch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
+        return batch if keep == size else TrainingBatch(*(None if part is None else part[:keep] for part in batch))  # type: ignore[arg-type]
 
     def _check_loader(self, loader: Any) -> None:
         """Before the first batch: a run that was stopped in the middle of an epoch goes on behind the batches it has done."""

@@ -20,7 +20,7 @@ from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import ENDLESS, EPS
 
 if TYPE_CHECKING:
-    from torchlssvm.svm.solver import Certificate
+    from torchlssvm.svm.solver import OptimalityCheck
 
 SPANNED = 64 * EPS
 """gamma_i below this share of its terms is rounding: what lies above it enters S, however badly conditioned A becomes."""
@@ -34,7 +34,7 @@ class ActiveSet:
     """Brings samples and margin set from any feasible alpha to the optimum."""
 
     def __init__(
-        self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], Certificate]
+        self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], OptimalityCheck]
     ):
         self.samples, self.rows, self.margin, self.path, self.certify = samples, rows, margin, path, certify
         self.parked: list[int] = []  # inside their box, and not in S yet

@@ -26,7 +26,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import NOTHING, UNITS, Solver
+from torchlssvm.svm.solver import NOTHING, UNITS, PathSolver
 from torchlssvm.svm.steps import ENDLESS, EPS, Margin, Start
 
 LOOK_SHARE, LOOK_LEAST = 16, 64
@@ -61,7 +61,7 @@ class LeaveOneOut(NamedTuple):
         return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
 
 
-def exact(solver: Solver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
+def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
     """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning: no answer."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
@@ -82,7 +82,7 @@ def exact(solver: Solver, stop_below: float, batched: bool) -> Array:  # -> (cap
     return out
 
 
-def alone(solver: Solver, c: int) -> float:
+def alone(solver: PathSolver, c: int) -> float:
     """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
     s, margin, path = solver.samples, solver.margin, solver.path
     vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
@@ -101,7 +101,7 @@ def alone(solver: Solver, c: int) -> float:
         solver.stir()
 
 
-def squared_distances(solver: Solver) -> Array:  # -> (capacity,)
+def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
     """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
     s, m = solver.samples, solver.margin.m
     if not len(solver.margin):
@@ -115,7 +115,7 @@ def squared_distances(solver: Solver) -> Array:  # -> (capacity,)
     return np.maximum(gamma, 0.0)
 
 
-def span_rule(solver: Solver) -> Array:  # -> (capacity,)
+def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
     """g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and nothing could balance it."""
     s = solver.samples
     distance = squared_distances(solver)
@@ -126,7 +126,7 @@ def span_rule(solver: Solver) -> Array:  # -> (capacity,)
 class Tableau:
     """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others looked at."""
 
-    def __init__(self, solver: Solver):
+    def __init__(self, solver: PathSolver):
         self.samples, self.rows = solver.samples, solver.rows
         s = solver.samples
         m, slots = solver.margin.m, solver.margin.slots()
@@ -191,7 +191,7 @@ class Tableau:
 class Paths:
     """The paths of samples c (B,) leaving; none of them changes the machine."""
 
-    def __init__(self, solver: Solver, c: Array, stop_below: float):
+    def __init__(self, solver: PathSolver, c: Array, stop_below: float):
         self.samples, self.rows, self.b = solver.samples, solver.rows, solver.margin.b
         self.tableau, self.stop_below = Tableau(solver), stop_below
         self.c = self.tableau.index[c]

@@ -124,10 +124,10 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def _start(self, device: torch.device) -> None:
-        from torchlssvm.svm.solver import Solver  # with numba, which takes its time to load
+        from torchlssvm.svm.solver import PathSolver  # with numba, which takes its time to load
 
         self.device = device
-        self._solver = Solver(self.kernel, device, self._cache_bytes)
+        self._solver = PathSolver(self.kernel, device, self._cache_bytes)
         self._dropped: set[int] = set()  # ids of samples that reserve_limit has forgotten
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
         self.inexact = False

@@ -16,7 +16,7 @@ is free, which makes free positions inert in every sum and comparison."""
 
 
 class Snapshot(NamedTuple):
-    """The state before an operation; :meth:`Solver.restore` brings it back bit for bit."""
+    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
 
     vectors: Array  # (8, capacity)
     ids: Array  # (capacity,) int64

@@ -46,7 +46,7 @@ every term makes. A sum of a thousand terms, in any order, stays within a hundre
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-class Certificate(NamedTuple):
+class OptimalityCheck(NamedTuple):
     """The verdict on a solution."""
 
     wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
@@ -59,7 +59,7 @@ class Certificate(NamedTuple):
         return self.feasible and not len(self.wrong)
 
 
-class Solver:
+class PathSolver:
     """Samples, kernel rows, margin set and path of one machine; every operation ends certified, or changes nothing."""
 
     def __init__(self, kernel: Kernel | None, device: torch.device, cache_bytes: int):
@@ -328,7 +328,7 @@ class Solver:
 
     # -- the certificate -----------------------------------------------------------------------------------------------
 
-    def certify(self) -> Certificate:
+    def certify(self) -> OptimalityCheck:
         """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
         s, b = self.samples, self.margin.b
         off = np.where(s.side == 0, np.abs(s.g), -s.side * s.g)
@@ -336,7 +336,7 @@ class Solver:
         wrong = np.flatnonzero(~(off <= UNITS * EPS * self._least_unit()))
         if len(wrong):
             wrong = wrong[~(off[wrong] <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
-        return Certificate(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
+        return OptimalityCheck(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
 
     def _least_unit(self) -> Array:  # -> (capacity,)
         """A lower bound of sum_j |Q_ij| alpha_j + |b| + 1, from two sums of its terms with their signs: all, and rest."""
@@ -556,7 +556,7 @@ class Solver:
             if not self.certify().holds:
                 self._anew()
 
-    def judge(self) -> tuple[Certificate, float]:
+    def judge(self) -> tuple[OptimalityCheck, float]:
         """The certificate, with every g computed from the kernel, and the largest unit of rounding."""
         s = self.samples
         kept = s.rest.copy(), s.g.copy(), self._dust, self._dusted, self._before, self.path.events
