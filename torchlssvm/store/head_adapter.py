@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError, StoreError
+from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.diagnostics.calibration import Calibration, choices_to_save
@@ -70,6 +70,17 @@ class LinearAdapter:
     def lock(self) -> AbstractContextManager[Any]:
         """A lock that the store holds while the head is between two states, so that readers of the head wait."""
         return self.head.locked()
+
+    @property
+    def torn(self) -> bool:
+        """True if a change of the sums was interrupted, also one by a reader that settled them."""
+        with self.lock:  # a change that another thread is making is none that was interrupted
+            try:
+                if self.head.statistics is not None:
+                    self.head.statistics.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
 
     def holds(self, digest: str | None, samples: int) -> bool:
         """Compare the state with the one that was recorded: by the digest, or else by the number of samples."""
@@ -213,7 +224,7 @@ class LinearAdapter:
 class KernelAdapter:
     """Drives a kernel machine: its ``add(x, y)`` returns ids, its ``remove(ids)`` and ``relabel(ids, y)`` take them."""
 
-    exact = False
+    exact = torn = False
 
     def __init__(self, head: Any):
         self.head = head
