@@ -91,6 +91,8 @@ class LiveHead:
     def follow(self) -> HeadAdapter:
         """Bring the head in step with what the open view or transaction shows."""
         adapter, changes = self.required(), self.db.changes()
+        if adapter.torn:
+            self.distrust()
         if not self.stale and changes == self._seen:
             return adapter
         if self.stale or self.db.get("state")["position"] != self.position:
