@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.distributed import sync
 from torchlssvm.lightning import DigitsData
-from torchlssvm.lightning.ranks import several, without_padding
+from torchlssvm.lightning.ranks import are_several, without_padding
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def learn(fabric: Fabric) -> dict[str, Any]:
         keep = without_padding(loader, position, len(y))  # the sampler repeats samples to make all shares even
         position += len(y)
         head.add(x[:keep], y[:keep])
-    if several():
+    if are_several():
         sync(head)
     x, y = data.train.tensors
     test_x, test_y = data.val.tensors

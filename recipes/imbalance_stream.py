@@ -126,7 +126,7 @@ def stream(task: Task, steps: int, batch: int, window: int) -> dict[str, Any]:
         counts = ways["no weights"].counts
         r["share"].append(float(counts[1] / counts.sum()))
     head, fresh = ways["weights of the moment"], task.head(class_weight="complement", intercept="penalized")
-    for part in windows["weights of the moment"]._parts:
+    for part in windows["weights of the moment"]:
         fresh.add(*part)
     r["exact"] = head.digest() == fresh.digest()
     low, high = min(r["share"]), max(r["share"])

@@ -38,7 +38,7 @@ def extract(backbone: nn.Module, dataset: Any, what: str, batch: int = 64) -> tu
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = backbone.to(device).eval()
     xs, ys = [], []
-    with torch.inference_mode(), ProgressBar(what, len(dataset)) as bar:
+    with torch.inference_mode(), ProgressBar(argparse.Namespace(json=False), what, len(dataset)) as bar:
         for x, y in DataLoader(dataset, batch_size=batch):
             xs.append(backbone(x.to(device)).flatten(1).cpu())
             ys.append(y)

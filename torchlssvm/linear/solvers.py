@@ -91,7 +91,7 @@ def real_targets(batch: SampleBatch, K: int) -> Tensor:
     if batch.targets is None:  # no samples
         return torch.zeros(0, K, dtype=torch.float64, device=batch.x.device)
     grid = batch.choices.target_grid
-    return batch.targets if grid is None else batch.targets * grid.resolution
+    return batch.targets.clone() if grid is None else batch.targets * grid.resolution  # never the caller's memory
 
 
 def weighted(
