@@ -11,6 +11,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from tests.svm.truth import exact, kkt, libsvm, rbf
 from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
+from torchlssvm.svm.solver import PathSolver
 
 
 def blobs(n=80, d=2, seed=0, noise=0.7):

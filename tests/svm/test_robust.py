@@ -8,6 +8,7 @@ import torch
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
 from torchlssvm.svm.margin_set import MarginSet
+from torchlssvm.svm.solver import PathSolver
 
 
 def points(n=120, d=3):
