@@ -144,9 +144,9 @@ class Statistics:
 
     def check_whole(self) -> None:
         """InterruptedUpdateError if a change of the sums was interrupted."""
-        self.integrity.check()
-        if self.accumulator is not None:
-            self.accumulator.integrity.check()
+        for part in (self, self.accumulator):
+            if part is not None and part.integrity.torn:
+                part.integrity.check()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
