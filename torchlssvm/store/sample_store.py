@@ -513,7 +513,7 @@ class SampleStore:
         ValueError or GridError for samples the head refuses, StoreError for a head that was changed behind the store's back,
         StoreBusyError while another writer is at work, StoreDiskError for a disk that is full.
 
-        Threads may share a store: they take turns, and whoever reads the head meanwhile waits. After an interrupt the events
+        Threads may share a store: they take turns, and a reader of the head waits meanwhile. After an interrupt the events
         are applied or not, as with any other error; repeat them with their event ids.
         """
         given = as_events(events)
