@@ -91,7 +91,7 @@ def test_raw_breast_cancer_is_solved_in_seconds(C):
 def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others(monkeypatch):
     x, y = tensors(*problem(80))
     svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
-    whole, real, calls = svm.leave_one_out(batched=False), leave_one_out.Solver.unlearn, []
+    whole, real, calls = svm.leave_one_out(batched=False), leave_one_out.PathSolver.unlearn, []
 
     def fails_once(solver, gone):
         calls.append(1)
@@ -99,7 +99,7 @@ def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others(monkeypatch)
             raise ConvergenceError("no end")
         real(solver, gone)
 
-    monkeypatch.setattr(leave_one_out.Solver, "unlearn", fails_once)
+    monkeypatch.setattr(leave_one_out.PathSolver, "unlearn", fails_once)
     with pytest.warns(NumericalWarning, match="1 sample"):
         found = svm.leave_one_out(batched=False)
     lost = found.margin.isnan()
