@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import linear
 
 SECRET_VECTORS = 4
 """Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
@@ -40,9 +41,10 @@ def secret_vectors(key: bytes, columns: int) -> Tensor:
 
 def products(rows: Tensor, vectors: Tensor) -> Tensor:
     """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26; vectors: (J, 4)."""
-    total = (rows[:, :BLOCK_COLUMNS] @ vectors[:BLOCK_COLUMNS]).to(torch.int64)
+    across = vectors.mT.contiguous()  # (4, J): a narrow product is twice as fast this way round
+    total = linear(rows[:, :BLOCK_COLUMNS], across[:, :BLOCK_COLUMNS]).to(torch.int64)
     for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
-        total += (rows[:, a : a + BLOCK_COLUMNS] @ vectors[a : a + BLOCK_COLUMNS]).to(torch.int64)
+        total += linear(rows[:, a : a + BLOCK_COLUMNS], across[:, a : a + BLOCK_COLUMNS]).to(torch.int64)
     return total
 
 
