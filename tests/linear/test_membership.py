@@ -224,6 +224,17 @@ def test_memory_of_a_row_is_at_most_64_bytes() -> None:
     assert held(h.rows.held.tables[0]) <= 64 * n
 
 
+def test_rows_that_come_one_by_one_do_not_pile_up() -> None:
+    h = LSSVMHead(4, K, grid=FixedPoint(8.0))
+    x, y = torch.randn(700, 4).clamp(-4, 4), torch.arange(700) % K
+    for i in range(700):
+        h.add(x[i : i + 1], y[i : i + 1])
+    assert len(h.rows.held.tables[0].waiting) <= 256
+    assert h.remove(x[:350], y[:350]).digest() == LSSVMHead(4, K, grid=FixedPoint(8.0)).add(x[350:], y[350:]).digest()
+    with pytest.raises(RemovalError, match="row 0 is not held"):
+        h.remove(x[:1], y[:1])
+
+
 def test_products_are_exact() -> None:
     generator = torch.Generator().manual_seed(0)
     for width in (3, 2048, 5000):

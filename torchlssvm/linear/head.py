@@ -652,7 +652,7 @@ class LSSVMHead(nn.Module):
 
     @property
     def choices(self) -> dict[str, str]:
-        """GridChoices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
+        """Choices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
         return self.data_choices.describe(self.rho, self.version)
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
@@ -863,9 +863,7 @@ class LSSVMHead(nn.Module):
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
-        first, second = sorted(
-            (self, other), key=id
-        )  # one order for all threads, so that none waits for another for ever
+        first, second = sorted((self, other), key=id)  # one order for all threads: none waits for another for ever
         with first.locked(), second.locked():
             other.check_whole()
             theirs = theirs.copy() if mine is theirs else theirs

@@ -32,6 +32,9 @@ PRODUCT_ROWS = 1024
 MERGE_RATIO = 8
 """A run of fingerprints joins the one before it when it has an eighth of its size: few runs, and a row moves rarely."""
 
+WAITING_BATCHES = 256
+"""Batches that wait to be hashed: each is a few small tensors, which single rows would make 20 times as large as their hash."""
+
 COLUMN_TYPES = ("<u8", "<i4", "<i4", "<i8")
 """Types of the columns of a run in a file."""
 
@@ -280,6 +283,8 @@ class Membership:
         for batch in (b for b, s in changes if s < 0):
             out = out._without(batch)
         own = out.tables[0]
+        if len(own.waiting) >= WAITING_BATCHES:
+            own = own.hashed()
         new = tuple(
             (batch_products(b, own.key), _copy(b.labels), _copy(b.folds), _copy(b.mult)) for b, s in changes if s > 0
         )

@@ -20,7 +20,7 @@ from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import Database, checksums
 
 ROWS_PER_BATCH = 1024
-"""StoredRows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
+"""Rows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
 
 NONCE_BYTES = 32
 """Random bytes of a commitment: as many as its SHA-256 has, so that no guess at an id can be tested."""
