@@ -100,6 +100,28 @@ def test_a_hundred_runs_of_four_threads() -> None:
         change_from_four_threads(seed)
 
 
+def test_a_checkpoint_beside_a_writer_is_of_one_state() -> None:
+    h, done = head().add(X[:300], Y[:300]), threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            for i in range(300, 340):
+                h.add(X[i : i + 1], Y[i : i + 1])
+            h.remove(X[300:340], Y[300:340])
+
+    def save() -> None:
+        try:
+            for _ in range(60):
+                loaded = head()
+                loaded.load_state_dict(h.state_dict())  # refuses sums and digest of two states
+                w = loaded.w.clone()
+                torch.testing.assert_close(w, loaded.refresh().w, rtol=0, atol=1e-10)
+        finally:
+            done.set()
+
+    run_threads(write, save)
+
+
 def test_readers_of_a_clean_head_do_not_wait() -> None:
     h = head().add(X, Y)
     expected = h(X[:5])

@@ -894,10 +894,11 @@ class LSSVMHead(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
-            destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFER_NAMES})
-        destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
+        with self._lock:  # weights and sums of one state
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
+                destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFER_NAMES})
+            destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,

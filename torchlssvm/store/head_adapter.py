@@ -74,11 +74,10 @@ class LinearAdapter:
 
     @property
     def torn(self) -> bool:
-        """True if a change of the sums was interrupted, also one by a reader that settled them."""
+        """True if a change was interrupted, also one by a reader that settled the sums."""
         with self.lock:  # a change that another thread is making is none that was interrupted
             try:
-                if self.head.statistics is not None:
-                    self.head.statistics.check_whole()
+                self.head.check_whole()
             except InterruptedUpdateError:
                 return True
         return False
