@@ -108,7 +108,8 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     if isinstance(head, LSSVMHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
-        weight, bias = head.weight, head.bias
+        with head.locked():  # of one state, whatever other threads do
+            weight, bias = head.weight, head.bias
         linear = _linear(weight, bias, dtype)
         return (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()
     scores = _scores(head, dtype)
