@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, OneVsOne, OneVsRest
+from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, MarginHead, OneVsOne, OneVsRest
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.testing import CHECKS, Case, check_machine
 
@@ -38,6 +38,24 @@ def case(form: str, J: int) -> Case:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
 def test_head_conforms(check, form, J):
     check(case(form, J))
+
+
+MARGIN_FORMS = {
+    "default": (8, {}),
+    "rank-k updates, n < J": (64, {"rho": 0.5}),
+    "penalized": (8, {"intercept": "penalized", "rho": 0.3}),
+    "none": (8, {"intercept": "none"}),
+    "balanced": (8, {"class_weight": "balanced"}),
+    "weights": (8, {"class_weight": torch.tensor([1.0, 2.0, 0.5])}),
+}
+
+
+@pytest.mark.parametrize("form", MARGIN_FORMS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_margin_head_conforms(check, form):
+    J, options = MARGIN_FORMS[form]
+    good = case("default", J)
+    check(Case(lambda **kw: MarginHead(J, 3, **({"grid": FixedPoint(16.0)} | options | kw)), good.x, good.y))
 
 
 MACHINES = {

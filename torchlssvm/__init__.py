@@ -18,7 +18,7 @@ from torchlssvm.errors import (
     VerificationError,
 )
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
-from torchlssvm.linear import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.linear import AttachedClassifier, LSSVMHead, MarginHead, attach
 from torchlssvm.statistics import FixedPoint, Statistics
 from torchlssvm.svm import IncrementalSVM
 
@@ -33,6 +33,7 @@ __all__ = [
     "KernelLSSVM",
     "LSSVMHead",
     "LagrangianSVM",
+    "MarginHead",
     "NotFittedError",
     "NumericalWarning",
     "OneVsOne",

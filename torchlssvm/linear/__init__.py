@@ -2,5 +2,6 @@
 
 from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.head import LSSVMHead
+from torchlssvm.linear.margin_head import MarginHead
 
-__all__ = ["AttachedClassifier", "LSSVMHead", "attach"]
+__all__ = ["AttachedClassifier", "LSSVMHead", "MarginHead", "attach"]

@@ -33,6 +33,7 @@ from torchlssvm.statistics.batch import GridChoices
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
+    from torchlssvm.linear.margin_head import MarginHead
 
 HEAD_FORMAT = "torchlssvm-head-1"
 """Format of a saved head; it changes when files can no longer be read as before."""
@@ -48,7 +49,7 @@ class LiveBuffers(dict[str, Any]):
     the head never computes from them, and overwriting one changes nothing.
     """
 
-    def __init__(self, head: LSSVMHead, kept: dict[str, Any]):
+    def __init__(self, head: LSSVMHead | MarginHead, kept: dict[str, Any]):
         super().__init__(kept)
         self.head = head
         self.seen: dict[str, tuple[int, int, int]] = {}
@@ -93,7 +94,7 @@ class LiveBuffers(dict[str, Any]):
         return super().values()
 
 
-def published(head: LSSVMHead, name: str) -> Tensor:
+def published(head: Any, name: str) -> Tensor:
     """The value of a buffer."""
     if name == "C":
         P = head.solve(inverse=True)[2]
@@ -101,7 +102,7 @@ def published(head: LSSVMHead, name: str) -> Tensor:
     return head.solve()[BUFFER_NAMES.index(name)]
 
 
-def make_live(head: LSSVMHead, kept: dict[str, Any] | None = None) -> None:
+def make_live(head: LSSVMHead | MarginHead, kept: dict[str, Any] | None = None) -> None:
     """Give the head its buffers."""
     object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFER_NAMES)))
 

@@ -1,0 +1,621 @@
+"""``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
+
+The rows held are the truth. Active sets, margins and weights are caches: a change of samples touches only the classes in which a
+changed sample is active, and they are brought up to date at the next read, by rank-k updates (Theorem 1) where those are
+cheaper than sums formed anew. Every active set ends in a proof (:mod:`torchlssvm.functional.squared_hinge`), so it does not
+depend on the way it was found.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import ConvergenceError
+from torchlssvm.functional import checks, cost
+from torchlssvm.functional import squared_hinge as hinge
+from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, Scale, WeightGroups, solve_sums
+from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
+from torchlssvm.linear.grid_rows import GridRows, RowChange
+from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
+from torchlssvm.linear.solvers import SolverOptions
+from torchlssvm.statistics import Statistics
+
+MAX_ROUNDS = 200
+"""Newton rounds of one class before giving up; 7 to 9 are usual, and a line search makes them finite."""
+
+CLASSES_AT_ONCE = 8
+"""Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
+
+SLOW_ROUNDS = 20
+"""Rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps at a small rho."""
+
+LADDER_START = 1e6
+"""The ladder's first rho, in units of the rho wanted; there the problem is close to plain ridge regression."""
+
+LADDER_STEP = 100.0
+"""Each rung of the ladder divides rho by this."""
+
+WORTHWHILE = 1e-13
+"""A step that lowers the objective by less than this share of it is left to the proof: rounding decides no side."""
+
+EXACT_ROUNDS = 8
+"""Rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot cycle."""
+
+
+@dataclass
+class ClassState:
+    """The solution of one class.
+
+    Attributes:
+        solution: weights and inverse for the active set; None where it has to be made anew from sums.
+        fitted: True once weights, active set and margins are known.
+        constant: the score of a class with samples of one sign only; None otherwise.
+        touched: True when samples have changed that are, or may be, active.
+        slack: bounds on |w' - w'_A| and on the intercept's part, of the last proof, and the length of the mean of rows v.
+        ties: samples whose margin is exactly 1; they count as inactive.
+        rounds: Newton rounds of the last solve.
+    """
+
+    solution: Solution | None = None
+    fitted: bool = False
+    constant: float | None = None
+    touched: bool = True
+    slack: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    ties: int = 0
+    rounds: int = 0
+
+
+@dataclass
+class Position:
+    """A point of the search: weights w' (D,), margins (n,) and the objective."""
+
+    w: Tensor
+    margins: Tensor
+    value: float
+
+
+@dataclass
+class Search:
+    """The search for the active set of one class."""
+
+    label: int
+    active: Tensor  # (n,), the set that the system is of
+    solution: Solution | None
+    sums: ActiveSums | None
+    position: Position
+    scale: Scale
+    proving: bool = False  # sides are decided by proof from here on
+    rounds: int = 0
+    exact: int = 0
+    ties: int = 0
+
+
+class ActiveSetSolver:
+    """Weights, active sets and margins of all classes, kept up to date with the rows.
+
+    Attributes:
+        options: rho, intercept and class weights.
+        stamp: counts the times that the weights of one state were computed another way.
+        states: the solution of each class.
+    """
+
+    def __init__(self, rows: GridRows, stats: Statistics, options: SolverOptions):
+        self.rows, self.stats, self.options = rows, stats, options
+        self.stamp = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all caches: the next read starts from the rows."""
+        K, device = self.stats.num_classes, self.rows.device
+        self.states = [ClassState() for _ in range(K)]
+        self.w = torch.zeros(self.rows.in_features, K, dtype=torch.float64, device=device)
+        self.b = torch.zeros(K, dtype=torch.float64, device=device)
+        self._active = torch.zeros(K, self.rows.n, dtype=torch.bool, device=device)
+        self._margins = torch.zeros(K, self.rows.n, dtype=torch.float64, device=device)
+        self._fresh = torch.ones(K, self.rows.n, dtype=torch.bool, device=device)
+        self._groups: WeightGroups | None = None
+        self._current = False
+        self.stamp += 1
+
+    def restart(self) -> None:
+        """Solve every class anew from sums at the next read, starting from the active sets known."""
+        for state in self.states:
+            state.solution, state.touched = None, True
+        self._current = False
+        self.stamp += 1
+
+    def set_rho(self, rho: float) -> None:
+        """Change the regularization; the active sets are where the next search starts."""
+        self.options.rho = rho
+        self.restart()
+
+    def add_classes(self, k: int) -> None:
+        """Make room for k more classes; the others are left alone."""
+        device, n = self.rows.device, self._active.shape[1]
+        self.states += [ClassState() for _ in range(k)]
+        grow = [(self._active, torch.bool, False), (self._margins, torch.float64, 0.0), (self._fresh, torch.bool, True)]
+        self._active, self._margins, self._fresh = (
+            torch.cat([old, torch.full((k, n), value, dtype=dtype, device=device)]) for old, dtype, value in grow
+        )
+        self.w = torch.cat([self.w, self.w.new_zeros(len(self.w), k)], 1)
+        self.b = torch.cat([self.b, self.b.new_zeros(k)])
+        self._groups, self._current = None if self.options.follows_counts else self._groups, False
+        if self._groups is not None:
+            self._groups = WeightGroups(self._groups.values, self._groups.of_class + (0,) * k)
+        self.stamp += 1
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def change(self, change: RowChange) -> None:
+        """Make a planned change of the rows, and note which classes it touches."""
+        self._current = False
+        if checks.is_fake(self.rows.q, change.q):
+            self.rows.apply(change)
+            return
+        carried = self._carried(change)
+        for k, state in enumerate(self.states):
+            self._note(k, state, change, carried)
+        moves = self.rows.apply(change)
+        self._move(moves, len(change.q), change, carried)
+
+    def _carried(self, change: RowChange) -> dict[int, tuple[int, int]]:
+        """New rows (by number) that differ from a row that leaves (its place and label) in nothing but the label."""
+        out: dict[int, tuple[int, int]] = {}
+        if self.options.follows_counts or not any(o >= 0 for o in change.origin):
+            return out
+        lost = dict(zip(change.slots.tolist(), (-change.copies).tolist(), strict=True))
+        weights = self.options.class_weight
+        for i, origin in enumerate(change.origin):
+            if origin < 0 or lost.get(origin) != float(change.counts[i]) or origin in (o for o, _ in out.values()):
+                continue
+            old, new = int(self.rows.labels[origin]), int(change.labels[i])
+            if weights is None or float(weights[old]) == float(weights[new]):  # type: ignore[index]
+                out[i] = (origin, old)
+        return out
+
+    def _note(self, k: int, state: ClassState, change: RowChange, carried: dict[int, tuple[int, int]]) -> None:
+        """Queue the rows active in class k whose number of copies changes."""
+        keep = [origin for i, (origin, old) in carried.items() if k not in (old, int(change.labels[i]))]
+        slots, copies = change.slots, change.copies
+        if keep:
+            other = ~torch.isin(slots, torch.tensor(keep, device=slots.device))
+            slots, copies = slots[other], copies[other]
+        mine = self._active[k, slots] & ~self._fresh[k, slots]
+        if not bool(mine.any()):
+            return
+        state.touched = True
+        state.solution = self._queue(state.solution, k, slots[mine], copies[mine])
+
+    def _queue(self, solution: Solution | None, k: int, slots: Tensor, copies: Tensor) -> Solution | None:
+        """Put rows on the pending list of a class's solution; None where sums formed anew are cheaper.
+
+        slots: (c,) places; copies: (c,), negative for what leaves.
+        """
+        rows, groups, scale, J = self.rows, self._groups, self.scale, self.rows.in_features
+        if solution is None or groups is None or J < cost.SMALLEST_UPDATED_SYSTEM:
+            return None
+        new = solution.pending + len(slots)
+        if not solution.updatable or new > J // 6 or solution.columns + new > cost.COLUMNS_BETWEEN_SOLVES * J:
+            return None
+        if solution.deferred + new > J // 8:
+            solution.inverse()  # takes the deferred terms in
+        weight = groups.by_row(rows.labels[slots]) * copies
+        y = self._signs(slots, [k])
+        for sign in (1, -1):
+            part = weight * sign > 0
+            if bool(part.any()):
+                solution.append(scale.scaled(rows.q[slots[part]]), y[part], weight[part], sign)
+        return solution
+
+    def _move(self, moves: list[tuple[int, int]], added: int, change: RowChange, carried: dict[int, tuple[int, int]]) -> None:
+        """Let the columns of all caches follow their rows."""
+        caches = (self._active, self._margins, self._fresh)
+        kept = {i: [column[:, origin].clone() for column in caches] for i, (origin, _) in carried.items()}
+        for place, source in moves:
+            for column in (self._active, self._margins, self._fresh):
+                column[:, place] = column[:, source]
+        K, n, device = len(self.states), self.rows.n, self.rows.device
+        columns = []
+        for column, value in ((self._active, False), (self._margins, 0.0), (self._fresh, True)):
+            new = torch.full((K, added), value, dtype=column.dtype, device=device)
+            columns.append(torch.cat([column[:, : n - added], new], 1) if added else column[:, :n])
+        self._active, self._margins, self._fresh = columns
+        for i, values in kept.items():
+            at = n - added + i
+            same = torch.ones(K, dtype=torch.bool, device=device)
+            same[[int(self.rows.labels[at]), carried[i][1]]] = False
+            for column, value in zip((self._active, self._margins, self._fresh), values, strict=True):
+                column[same, at] = value[same]
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> Scale:
+        """Units of the rows, rho and the intercept."""
+        grid = self.stats.grid
+        return Scale(1.0 if grid is None else grid.resolution, self.options.rho, self.options.intercept)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """w (J, K) and b (K,), up to date; ConvergenceError if a search finds no end, with the caches dropped."""
+        if self._current:
+            return self.w, self.b
+        if checks.is_fake(self.rows.q):
+            return self._weights_without_data()
+        if self.rows.n == 0:
+            self.reset()
+        else:
+            self._use_weights(WeightGroups.of(self._class_weights(), len(self.states)))
+            self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
+            todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
+            for a in range(0, len(todo), CLASSES_AT_ONCE):
+                labels = todo[a : a + CLASSES_AT_ONCE]
+                try:
+                    self._fit(labels)
+                except BaseException:  # half of a search is none: the next read begins these classes again
+                    for k in labels:
+                        self.states[k] = ClassState()
+                        self._fresh[k] = True
+                    raise
+        self._current = True
+        return self.w, self.b
+
+    def active(self, k: int) -> Tensor:
+        """The active set of a class (n,), up to date, in the order of the rows."""
+        self.weights()
+        return self._active[k].clone()
+
+    def margins(self, k: int) -> Tensor:
+        """Margins of all rows for a class (n,), up to date."""
+        self.weights()
+        return self._margins[k].clone()
+
+    @property
+    def groups(self) -> WeightGroups:
+        """Class weights in use."""
+        self.weights()
+        assert self._groups is not None
+        return self._groups
+
+    def row_weights(self) -> Tensor:
+        """Class weight times copies of each row (n,)."""
+        return self.groups.by_row(self.rows.labels) * self.rows.copies
+
+    def _class_weights(self) -> Tensor | None:
+        return class_weights(self.options.class_weight, self.stats.counts)
+
+    def _use_weights(self, groups: WeightGroups) -> None:
+        if groups != self._groups:
+            if self._groups is not None:
+                self.restart()
+            self._groups = groups
+
+    def _signs(self, slots: Tensor | None, labels: list[int]) -> Tensor:
+        """+1 where a row is of a class, -1 elsewhere (n, C)."""
+        own = self.rows.labels if slots is None else self.rows.labels[slots]
+        return torch.where(own[:, None] == torch.tensor(labels, device=own.device), 1.0, -1.0).to(torch.float64)
+
+    def _needs_search(self, k: int, state: ClassState) -> bool:
+        """Place the rows that are new to a class; True if its active set has to be searched for."""
+        own, total = int(self.stats.counts[k]), int(self.stats.n)
+        if own in (0, total):
+            constant = 1.0 if own else -1.0
+            if state.constant != constant:
+                self.states[k] = ClassState(constant=constant)
+                self.w[:, k], self.b[k] = 0.0, constant
+            self._active[k], self._fresh[k] = False, False
+            self._margins[k] = 1.0
+            self.states[k].touched = False
+            return False
+        if state.constant is not None:
+            state = self.states[k] = ClassState()
+        if not state.fitted:
+            return True
+        slots = torch.nonzero(self._fresh[k])[:, 0]
+        if len(slots):
+            w = self.w[:, k : k + 1] * self.scale.step
+            found = hinge.scores(self.rows.q[slots], w, self.b[k : k + 1]) * self._signs(slots, [k])
+            margins = found[:, 0]
+            close = (margins - 1.0).abs() <= self._bound(k, state, slots)
+            joins = margins < 1.0
+            self._margins[k, slots], self._active[k, slots], self._fresh[k] = margins, joins, False
+            if bool((joins | close).any()):
+                state.touched = True
+            slots = slots[joins]
+            if len(slots):
+                state.solution = self._queue(state.solution, k, slots, self.rows.copies[slots])
+        return state.touched
+
+    def _bound(self, k: int, state: ClassState, slots: Tensor | None) -> Tensor:
+        """Bound on the error of the margins of rows (n,) under the proven weights of a class."""
+        norms = self.rows.norms if slots is None else self.rows.norms[slots]
+        scale = self.scale
+        size = float(self.w[:, k].norm()) * scale.step
+        lengths = norms * scale.factor + state.slack[2]
+        computed = hinge.rounding_bound(norms, self.rows.in_features, size, float(self.b[k]))
+        return (lengths * state.slack[0] + state.slack[1] + computed) * SAFETY
+
+    # -- the search ----------------------------------------------------------------------------------------------------
+
+    def _fit(self, labels: list[int]) -> None:
+        """Find the active sets of some classes side by side."""
+        rows, scale, J = self.rows, self.scale, self.rows.in_features
+        weight = self._groups.by_row(rows.labels) * rows.copies  # type: ignore[union-attr]
+        small = self._small()
+        searches = self._start(labels, weight, small)
+        while searches:
+            for s in searches:
+                self._solve(s, small)
+                s.rounds += 1
+                if s.rounds > MAX_ROUNDS:
+                    raise ConvergenceError(
+                        f"the active set of class {s.label} was not found in {MAX_ROUNDS} rounds: use a larger rho, or scale "
+                        "the features. The samples are held all the same."
+                    )
+            pairs = [s.scale.weights(s.solution, J) for s in searches]  # type: ignore[arg-type]
+            w, b = torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs])
+            signs = self._signs(None, [s.label for s in searches])
+            active = torch.stack([s.active for s in searches], 1)
+            found = hinge.sweep(rows.q, w * scale.step, b, signs, weight, active)
+            left = []
+            for c, s in enumerate(searches):
+                margins = found.margins[:, c].contiguous()
+                size = self._gradient_size(s, found.gradient[:, c], float(found.gradient_b[c]), w[:, c], margins, weight)
+                if self._step(s, margins, weight, size, w[:, c], float(b[c])):
+                    self._finish(s, w[:, c], b[c], margins, size)
+                    continue
+                left.append(s)
+                if s.rounds == SLOW_ROUNDS and not s.proving:
+                    s.sums = s.sums or self._sums(s)
+                    self._change_rho(s, self.options.rho * LADDER_START, weight)
+            searches = left
+
+    def _small(self) -> bool:
+        return float((self.rows.copies * self.rows.peaks.square()).sum()) < SMALL_SUM
+
+    def _start(self, labels: list[int], weight: Tensor, small: bool) -> list[Search]:
+        """Begin where each class is; classes without a solution begin with ridge regression on all rows."""
+        rows, scale, J = self.rows, self.scale, self.rows.in_features
+        out, cold = [], [k for k in labels if not self.states[k].fitted]
+        for k in (k for k in labels if k not in cold):
+            state, margins = self.states[k], self._margins[k].clone()
+            w = self.w[:, k] * scale.root
+            if scale.intercept == "penalized":
+                w = torch.cat([w, self.b[k : k + 1] * scale.root])
+            value = float(w @ w + hinge.loss(margins, weight))
+            out.append(Search(k, self._active[k].clone(), state.solution, None, Position(w, margins, value), scale))
+        if cold:
+            totals = [ActiveSums.of_all(rows, self._groups, k, self.stats) for k in cold]  # type: ignore[arg-type]
+            ridge = Solution(scale.width(J), len(cold), scale.intercept == "free", rows.device)
+            ridge.set_base(*solve_sums(totals, scale, small))
+            w, b = scale.weights(ridge, J)
+            margins = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, cold)
+            for c, k in enumerate(cold):
+                mine = margins[:, c].contiguous()
+                value = float(ridge.w[:, c].square().sum() + hinge.loss(mine, weight))
+                active = mine < 1.0
+                total: ActiveSums | None = totals[c]
+                if 2 * int(active.sum()) > rows.n:
+                    totals[c].change(torch.nonzero(~active)[:, 0], -1)
+                else:
+                    total = None
+                out.append(Search(k, active, None, total, Position(ridge.w[:, c].clone(), mine, value), scale))
+        return out
+
+    def _solve(self, s: Search, small: bool) -> None:
+        """Bring the solution of a search to its active set."""
+        if s.solution is not None:
+            try:
+                s.solution.take_in()
+                return
+            except (NotPositiveDefinite, TooInaccurate):  # of rows that are held it is rounding
+                s.solution = None
+        s.sums = s.sums or self._sums(s)
+        s.solution = s.sums.solve(s.scale, small)
+        if s.sums.empty and s.scale.intercept == "free":
+            s.solution.beta += float(self.b[s.label])
+
+    def _sums(self, s: Search) -> ActiveSums:
+        """Sums over the active set of a search, formed anew."""
+        sums = ActiveSums(self.rows, self._groups, s.label)  # type: ignore[arg-type]
+        sums.change(torch.nonzero(s.active)[:, 0], 1)
+        return sums
+
+    def _change_rho(self, s: Search, rho: float, weight: Tensor) -> None:
+        """Go on from the present position with another rho."""
+        w = s.position.w * math.sqrt(rho / s.scale.rho)
+        value = float(w @ w + hinge.loss(s.position.margins, weight))
+        margins = s.position.margins
+        s.position, s.scale, s.solution = Position(w, margins, value), replace(s.scale, rho=rho), None
+
+    def _gradient_size(
+        self, s: Search, gradient: Tensor, gradient_b: float, w: Tensor, margins: Tensor, weight: Tensor
+    ) -> tuple[float, float]:
+        """Bounds on |g'| and |g_b| / n on the set of the search, the rounding of both included."""
+        rows, scale, J = self.rows, s.scale, self.rows.in_features
+        solution, norms = s.solution, self.rows.norms
+        assert solution is not None
+        mine = weight * s.active
+        size, b = float(w.norm()) * scale.step, 0.0
+        if scale.intercept != "none":
+            b = float((solution.beta - solution.mu @ solution.w)[0]) if scale.intercept == "free" else float(
+                solution.w[J, 0] / scale.root
+            )
+        error = hinge.rounding_bound(norms, J, size, b)
+        xi = (1.0 - margins).abs()
+        n_rounding = (int(s.active.sum()) + 8) * hinge.ROUNDING
+        rounding = float(mine @ (norms * (error + n_rounding * xi)))
+        rounding_b = float(mine @ (error + n_rounding * xi))
+        g = gradient * scale.factor
+        ridge = w * scale.root
+        rounding = rounding * scale.factor + 4 * hinge.ROUNDING * float(ridge.norm())
+        if scale.intercept == "none":
+            return float((g + ridge).norm()) + rounding, 0.0
+        if scale.intercept == "penalized":
+            constant = gradient_b / scale.root + b * scale.root
+            rounding_b = rounding_b / scale.root + 4 * hinge.ROUNDING * abs(b) * scale.root
+            return float((g + ridge).norm()) + abs(constant) + rounding + rounding_b, 0.0
+        total = float(mine.sum())
+        if total == 0:
+            return float(ridge.norm()), 0.0
+        centred = (g + ridge) - solution.mu * gradient_b
+        rounding += float(solution.mu.norm()) * (rounding_b + 4 * hinge.ROUNDING * abs(gradient_b))
+        return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
+
+    def _step(
+        self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], w: Tensor, b: float
+    ) -> bool:
+        """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
+        solution = s.solution
+        assert solution is not None
+        target = solution.w[:, 0]
+        wanted = margins < 1.0
+        value = float(target @ target + hinge.loss(margins, weight))
+        differs = wanted != s.active
+        position = s.position
+        if not s.proving and bool(differs.any()) and not _settled(position.value, value):
+            if value >= position.value:
+                step = target - position.w
+                t = hinge.lowest_on_segment(
+                    position.margins, margins, weight, float(position.w @ step), float(step @ step)
+                )
+                if 0.0 < t < 1.0:
+                    mixed = torch.lerp(position.margins, margins, t)
+                    at = torch.lerp(position.w, target, t)
+                    between = float(at @ at + hinge.loss(mixed, weight))
+                    if not _settled(position.value, between) and between < position.value:
+                        s.position = Position(at, mixed, between)
+                        self._turn(s, mixed < 1.0)
+                        return False
+            else:
+                s.position = Position(target.clone(), margins, value)
+                self._turn(s, wanted)
+                return False
+        if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
+            s.position = Position(target.clone(), margins, value)
+            rho = max(self.options.rho, s.scale.rho / LADDER_STEP)
+            self._change_rho(s, rho, weight)
+            return False
+        s.proving = True
+        scale, norms = s.scale, self.rows.norms
+        bound = (norms * scale.factor + self._centre(solution)) * size[0] + size[1]
+        bound += hinge.rounding_bound(norms, self.rows.in_features, float(w.norm()) * scale.step, b)
+        near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
+        s.ties = 0
+        if len(near):
+            proof = ExactRefinement(self.rows, self._groups, scale, s.label, s.active)  # type: ignore[arg-type]
+            sides = proof.decide(solution, near)
+            wanted[near] = sides.active
+            s.ties = int(sides.ties.sum())
+        differs = wanted != s.active
+        if not bool(differs.any()):
+            return True
+        s.exact += 1
+        if s.exact > EXACT_ROUNDS:  # Murty's rule: the first one alone, which cannot cycle
+            first = int(torch.nonzero(differs)[0, 0])
+            wanted = s.active.clone()
+            wanted[first] = ~wanted[first]
+        self._turn(s, wanted)
+        return False
+
+    def _turn(self, s: Search, wanted: Tensor) -> None:
+        """Change the active set of a search: queue the rows that change sides, or change its sums."""
+        differs = wanted != s.active
+        joins, leaves = (torch.nonzero(differs & side)[:, 0] for side in (wanted, s.active))
+        if s.sums is not None:
+            anew = len(joins) + len(leaves) > int(wanted.sum())
+            s.solution = None
+            if anew:
+                s.sums = None
+            else:
+                s.sums.change(joins, 1)
+                s.sums.change(leaves, -1)
+        else:
+            slots = torch.cat([joins, leaves])
+            copies = torch.cat([self.rows.copies[joins], -self.rows.copies[leaves]])
+            s.solution = self._queue(s.solution, s.label, slots, copies)
+        s.active = wanted
+
+    def _centre(self, solution: Solution) -> float:
+        """Bound on the length by which a row v differs from its features alone: its constant, or the mean."""
+        return 1.0 / self.scale.root if self.scale.intercept == "penalized" else float(solution.mu.norm())
+
+    def _finish(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, size: tuple[float, float]) -> None:
+        k = s.label
+        assert s.solution is not None
+        slack = (*size, self._centre(s.solution))
+        self.states[k] = ClassState(s.solution, True, None, False, slack, s.ties, s.rounds)
+        self.w[:, k], self.b[k] = w, b
+        self._active[k], self._margins[k], self._fresh[k] = s.active, margins, False
+
+    # -- parts, for files and copies -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and proofs of all classes, for a file."""
+        w, b = self.weights()
+        proofs = [[*s.slack, float(s.ties), float(s.rounds), float(s.fitted)] for s in self.states]
+        return {"w": w, "b": b, "proofs": torch.tensor(proofs, dtype=torch.float64)}
+
+    def active_in_saved_order(self) -> Tensor:
+        """Active sets (K, n) in the order in which the rows are saved."""
+        self.weights()
+        return self._active[:, self.rows.saved_order()]
+
+    def solved_anew(self) -> Tensor:
+        """w (J, K) from the sums over the active sets: what ``restart`` and a read give."""
+        self.weights()
+        small, w = self._small(), torch.zeros_like(self.w)
+        for k in (k for k, state in enumerate(self.states) if state.fitted):
+            sums = ActiveSums(self.rows, self.groups, k)
+            sums.change(torch.nonzero(self._active[k])[:, 0], 1)
+            w[:, k] = self.scale.weights(sums.solve(self.scale, small), len(w))[0][:, 0]
+        return w
+
+    def restore(self, state: dict[str, Tensor], active: Tensor) -> None:
+        """Take over saved weights of the rows held; matrices are made anew when samples change. active: (K, n)."""
+        self.reset()
+        if self.rows.n == 0:
+            return
+        device, K = self.rows.device, len(self.states)
+        w, b = (state[name].to(device=device, dtype=torch.float64, copy=True) for name in ("w", "b"))
+        if w.shape != self.w.shape or b.shape != self.b.shape or active.shape != self._active.shape:
+            raise ValueError(f"the saved weights have shapes {tuple(w.shape)}, {tuple(b.shape)}, {tuple(active.shape)}")
+        self.w, self.b, self._active = w, b, active.to(device=device, dtype=torch.bool, copy=True)
+        if checks.is_fake(w):
+            return
+        self._groups = WeightGroups.of(self._class_weights(), K)
+        self._margins = (hinge.scores(self.rows.q, w * self.scale.step, b) * self._signs(None, list(range(K)))).mT
+        self._margins, self._fresh = self._margins.contiguous(), torch.zeros_like(self._active)
+        counts = self.stats.counts.tolist()
+        for k, (slack, centre_b, centre, ties, rounds, fitted) in enumerate(state["proofs"].tolist()):
+            if fitted:
+                proof = (slack, centre_b, centre)
+                self.states[k] = ClassState(None, True, None, False, proof, int(ties), int(rounds))
+            else:
+                self.states[k] = ClassState(constant=1.0 if counts[k] else -1.0, touched=False)
+        self._current = True
+
+    def copy_without_matrices(self) -> ActiveSetSolver:
+        """The same weights and active sets without matrices, and so without raw samples, for a copy or a pickle."""
+        self.weights()
+        out = copy.copy(self)
+        out.states = [replace(state, solution=None) for state in self.states]
+        return out
+
+    def _weights_without_data(self) -> tuple[Tensor, Tensor]:
+        """Weights of the right shape and device, for tensors that carry no data."""
+        q = self.rows.q.to(torch.float64)
+        y = self._signs(None, list(range(len(self.states))))
+        gram = q.mT @ q + torch.eye(q.shape[1], dtype=torch.float64, device=q.device)
+        self.w, self.b = torch.linalg.solve(gram, q.mT @ y), y.mean(0)
+        return self.w, self.b
+
+
+def _settled(before: float, after: float) -> bool:
+    """True when the objective has stopped falling as far as float64 can tell."""
+    return before - after <= WORTHWHILE * abs(before) and after - before <= WORTHWHILE * abs(before)

@@ -1,0 +1,233 @@
+"""Exact sums over the active samples of one class, and the ridge system they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks, gram
+from torchlssvm.functional.system import Factor, Sums, factor_, fill_system, workspace
+from torchlssvm.linear.grid_rows import GridRows
+from torchlssvm.linear.normal_equations import repaired, write_constant
+from torchlssvm.linear.solution import Solution
+from torchlssvm.statistics import Statistics
+
+SIDE_COLUMNS = 2
+"""Columns beside the features: ones, for the sum of the rows, and ones where the class is, for the sum of its own."""
+
+CHUNK_ROWS = 4096
+"""Rows of one product, at most: 42 MB as float64 at 1,280 features."""
+
+SMALL_SUM = 2**50
+"""Up to here float64 centres the sums in exact integer arithmetic."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Units of a head: features in ``step`` per integer, rho, and the treatment of the intercept.
+
+    Weights w' = sqrt(rho) w belong to rows v = [x (, 1)] / sqrt(rho), as in :mod:`torchlssvm.linear.solution`.
+    """
+
+    step: float
+    rho: float
+    intercept: str
+
+    @property
+    def root(self) -> float:
+        """Square root of rho."""
+        return math.sqrt(self.rho)
+
+    @property
+    def factor(self) -> float:
+        """One step of a feature in the coordinates v."""
+        return self.step / self.root
+
+    def width(self, J: int) -> int:
+        """Coordinates of a row v: J, or J + 1 with a penalized intercept."""
+        return J + (self.intercept == "penalized")
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Rows v (B, D) of rows on the grid. q: (B, J) integers."""
+        rows = q.to(torch.float64) * self.factor
+        return torch.nn.functional.pad(rows, (0, 1), value=1.0 / self.root) if self.intercept == "penalized" else rows
+
+    def weights(self, solution: Solution, J: int) -> tuple[Tensor, Tensor]:
+        """w (J, C) and b (C,) with scores x @ w + b."""
+        w = solution.w
+        if self.intercept == "penalized":
+            return w[:J] / self.root, w[J] / self.root
+        b = solution.beta - solution.mu @ w if self.intercept == "free" else solution.beta
+        return w / self.root, b
+
+
+@dataclass(frozen=True)
+class WeightGroups:
+    """Classes by their weight: ``values`` in ascending order, and for each class the place of its weight there (K,)."""
+
+    values: tuple[float, ...]
+    of_class: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: Tensor | None, K: int) -> WeightGroups:
+        """Group classes of equal weight. weights: (K,), or None for ones."""
+        host = None if weights is None else checks.to_host(weights)
+        numbers = [1.0] * K if host is None else [float(v) for v in host[0]]
+        values = tuple(sorted(set(numbers)))
+        return cls(values, tuple(values.index(v) for v in numbers))
+
+    def by_row(self, labels: Tensor) -> Tensor:
+        """The weight of each row (n,). labels: (n,)."""
+        table = torch.tensor([self.values[g] for g in self.of_class], dtype=torch.float64, device=labels.device)
+        return table[labels]
+
+
+class ActiveSums:
+    """Integer sums over some of the rows held, for one class against the rest and for each weight.
+
+    Of each weight: the packed sum of q q^T with, below it, the sums of q over all rows and over those of the class.
+    """
+
+    def __init__(self, rows: GridRows, groups: WeightGroups, label: int):
+        self.rows, self.groups, self.label = rows, groups, label
+        length = gram.packed_size(rows.in_features, SIDE_COLUMNS)
+        self.packed: list[Tensor | None] = [None] * len(groups.values)
+        self._length = length
+        self.counts = [[0, 0] for _ in groups.values]  # copies in all, and of the class
+
+    @classmethod
+    def of_all(cls, rows: GridRows, groups: WeightGroups, label: int, stats: Statistics) -> ActiveSums:
+        """Sums over all rows, taken from the statistics."""
+        out, J = cls(rows, groups, label), rows.in_features
+        V, counts = stats.class_sums()
+        bare = gram.packed_size(J, 0)
+        for g in range(len(groups.values)):
+            members = [c for c, group in enumerate(groups.of_class) if group == g]
+            number = int(counts[members].sum())
+            if not number:
+                continue
+            packed = torch.empty(out._length, dtype=torch.int64, device=rows.device)
+            if len(groups.values) == 1:
+                packed[:bare] = stats.packed()[:bare]
+            else:
+                packed[:bare] = sum(stats.packed(c)[:bare] for c in members if int(counts[c]))
+            side = gram.side_view(packed, J, SIDE_COLUMNS)
+            side[0] = V[members].sum(0)
+            side[1] = V[label] if label in members else 0
+            out.packed[g] = packed
+            out.counts[g] = [number, int(counts[label]) if label in members else 0]
+        return out
+
+    def change(self, slots: Tensor, sign: int) -> None:
+        """Add rows, or take them away (sign -1). slots: (c,) places."""
+        if not len(slots):
+            return
+        rows, J = self.rows, self.rows.in_features
+        labels = rows.labels[slots]
+        of_row = torch.tensor(self.groups.of_class, device=rows.device)[labels]
+        for g in range(len(self.groups.values)):
+            mine = slots if len(self.groups.values) == 1 else slots[of_row == g]
+            if not len(mine):
+                continue
+            copies, own = rows.copies[mine], rows.labels[mine] == self.label
+            bounds = copies * rows.peaks[mine].clamp(min=1.0).square()
+            plain = bool((copies == 1).all())
+            scratch: Tensor | None = None
+            for part in chunks(bounds):
+                index = mine[part]
+                block = torch.empty(len(index), J + SIDE_COLUMNS, dtype=torch.float64, device=rows.device)
+                block[:, :J] = rows.q[index]
+                block[:, J] = 1.0
+                block[:, J + 1] = own[part]
+                scaled = None if plain else block * copies[part, None]
+                size = gram.packed_size(J, SIDE_COLUMNS, product=True)
+                if scratch is None:
+                    scratch = torch.empty(size, dtype=torch.float64, device=rows.device)
+                scratch.zero_()
+                gram.accumulate_(scratch, block, J, scaled, float(sign))
+                self.packed[g] = gram.carry_(self.packed[g], scratch, J, SIDE_COLUMNS, torch.int64)
+            self.counts[g][0] += sign * int(copies.sum())
+            self.counts[g][1] += sign * int(copies[own].sum())
+
+    @property
+    def empty(self) -> bool:
+        """True without any row."""
+        return not any(n for n, _ in self.counts)
+
+    def solve(self, scale: Scale, small: bool) -> Solution:
+        """The ridge solution on these rows, from their sums alone: the same bits whatever way they were summed."""
+        J, device = self.rows.in_features, self.rows.device
+        D, centred = scale.width(J), scale.intercept == "free"
+        solution = Solution(D, 1, centred, device, LEAST_PIVOT)
+        if self.empty:
+            return solution
+        w, beta, mu, n, factor, units = solve_sums([self], scale, small)
+        solution.set_base(w, beta, mu, n, factor, units)
+        return solution
+
+
+LEAST_PIVOT = 1e-4
+"""Removals that take away all but this share of what a system rests on are solved from sums instead."""
+
+
+def chunks(bounds: Tensor) -> list[slice]:
+    """Runs of rows whose products stay exact in float64. bounds: (n,) on the squares."""
+    host = bounds.cpu().numpy()
+    out, start, total = [], 0, 0.0
+    for i, bound in enumerate(host.tolist()):
+        if i > start and (total + bound > gram.LARGEST_EXACT_INTEGER or i - start >= CHUNK_ROWS):
+            out.append(slice(start, i))
+            start, total = i, 0.0
+        total += bound
+    out.append(slice(start, len(host)))
+    return out
+
+
+def solve_sums(
+    sums: list[ActiveSums], scale: Scale, small: bool
+) -> tuple[Tensor, Tensor, Tensor, float, Factor, Tensor | float]:
+    """Solve for several classes whose sums are over the same rows: w' (D, C), beta (C,), mu (D,), n, factor and its scale."""
+    first = sums[0]
+    J, device = first.rows.in_features, first.rows.device
+    penalized, centred, D = scale.intercept == "penalized", scale.intercept == "free", scale.width(J)
+    present = [g for g, packed in enumerate(first.packed) if packed is not None and first.counts[g][0]]
+    sides = [[gram.side_view(s.packed[g], J, SIDE_COLUMNS) for g in present] for s in sums]  # type: ignore[arg-type]
+    groups = [
+        Sums(first.groups.values[g], first.packed[g], sides[0][i][0], torch.tensor(first.counts[g][0], device=device))  # type: ignore[arg-type]
+        for i, g in enumerate(present)
+    ]
+    work = workspace(D, device)
+    ridge = scale.rho / scale.step**2
+    centre = fill_system(work, groups, J, ridge, centred, small)
+    if penalized:
+        write_constant(work, groups, J, scale.rho)
+    rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
+    y = torch.zeros(len(sums), dtype=torch.float64, device=device)
+    for c, s in enumerate(sums):
+        for i, g in enumerate(present):
+            weight, (number, own) = s.groups.values[g], s.counts[g]
+            target = 2 * sides[c][i][1] - sides[c][i][0]
+            if centre is not None:
+                target = target - (2 * own - number) * centre.c
+            rhs[c] += weight * target.to(torch.float64)
+            y[c] += weight * (2 * own - number)
+    units: Tensor | float = math.sqrt(ridge)
+    n, mu, beta = 1.0, torch.zeros(D, dtype=torch.float64, device=device), torch.zeros_like(y)
+    if centre is not None:
+        rhs -= y[:, None] * (centre.rest / centre.n)
+        n, mu, beta = float(centre.n), centre.mean * scale.factor, y / centre.n
+    if penalized:
+        rhs = torch.cat([rhs, y[:, None]], 1)
+        units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=device)
+        units[J] = scale.root
+    factor = factor_(work, D)
+    if int(factor.info) != 0:
+        fill_system(work, groups, J, ridge, centred, small)
+        if penalized:
+            write_constant(work, groups, J, scale.rho)
+        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, False)
+    w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
+    return w, beta, mu, n, factor, units

@@ -1,0 +1,295 @@
+"""The samples that a margin head holds: distinct rows on the grid, as integers, each with its label and number of copies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchlssvm.errors import GridError, RemovalError
+from torchlssvm.functional import checks
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.linear.membership import REMEDY
+from torchlssvm.statistics.batch import SampleBatch
+
+KEY_BYTES = 16
+"""Bytes of a row's hash in the index; two rows with one hash are told apart by their numbers."""
+
+HEAVIEST_ROW = 2**52
+"""Copies of a row times its largest square: past this one row's products would not be exact in float64."""
+
+
+@dataclass
+class RowChange:
+    """A checked change, ready to be made: numbers of copies that differ, and rows that are new.
+
+    Attributes:
+        slots: (c,) places of rows held.
+        copies: (c,) copies added or removed there.
+        q: (m, J) new rows, int32.
+        labels: (m,) of the new rows.
+        counts: (m,) copies of the new rows.
+        keys: of the new rows.
+        origin: (m,) places of rows that a new row only has another label than; -1 for none.
+    """
+
+    slots: Tensor
+    copies: Tensor
+    q: Tensor
+    labels: Tensor
+    counts: Tensor
+    keys: list[bytes] = field(default_factory=list)
+    origin: list[int] = field(default_factory=list)
+
+
+class GridRows:
+    """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,); no order is kept.
+
+    A sample added twice is one row with two copies: its copies are always on the same side of a margin.
+    """
+
+    def __init__(self, in_features: int, device: torch.device):
+        self.in_features, self.device = in_features, device
+        self._salt = os.urandom(KEY_BYTES)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.n = 0
+        self._q = torch.empty(0, self.in_features, dtype=torch.int32, device=self.device)
+        self._labels = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._copies = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._norms = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._peaks = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._keys: list[bytes] = []
+        self._where: dict[bytes, int] = {}
+
+    @property
+    def q(self) -> Tensor:
+        """Rows on the grid (n, J), int32. Do not write to it."""
+        return self._q[: self.n]
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels (n,)."""
+        return self._labels[: self.n]
+
+    @property
+    def copies(self) -> Tensor:
+        """Copies of each row (n,), float64."""
+        return self._copies[: self.n]
+
+    @property
+    def norms(self) -> Tensor:
+        """Euclidean norms of the rows (n,), in steps."""
+        return self._norms[: self.n]
+
+    @property
+    def peaks(self) -> Tensor:
+        """Largest magnitudes of the rows (n,), in steps."""
+        return self._peaks[: self.n]
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without moving to a larger array."""
+        return len(self._q)
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def plan(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
+        """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
+        if any(checks.is_fake(batch.x) for batch, _ in changes):
+            return self._plan_without_data(changes)
+        net: dict[bytes, int] = {}
+        source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
+        left: dict[bytes, tuple[int, int]] = {}  # hash of the row alone -> place and label of one that leaves
+        for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: they are of what is held
+            if not len(batch):
+                continue
+            assert batch.labels is not None
+            grid = batch.choices.grid
+            assert grid is not None
+            q = integer_rows(batch, grid)
+            labels = batch.labels.tolist()
+            counts = [1] * len(batch) if batch.mult is None else [int(v) for v in batch.mult.tolist()]
+            for i, (label, count) in enumerate(zip(labels, counts, strict=True)):
+                key = self._key(q[i], label)
+                net[key] = net.get(key, 0) + sign * count
+                if sign > 0:
+                    source.setdefault(key, (q[i], label))
+                    continue
+                slot = self._where.get(key)
+                held = 0 if slot is None or not np.array_equal(self._row(slot), q[i]) else int(self._copies[slot])
+                if slot is None or held < -net[key]:
+                    raise self._refusal(q[i], label, i, held, -net[key])
+                left[self._key(q[i], -1)] = (slot, label)
+        slots = [(self._where[key], delta) for key, delta in net.items() if delta and key in self._where]
+        new = [(key, delta) for key, delta in net.items() if delta and key not in self._where]
+        q_new = np.stack([source[k][0] for k, _ in new]) if new else np.zeros((0, self.in_features), np.int32)
+        counts_new = np.array([c for _, c in new], np.float64)
+        self._refuse_heavy(q_new, counts_new, slots)
+        origin = []
+        for key, _ in new:
+            known = left.get(self._key(source[key][0], -1))
+            origin.append(-1 if known is None else known[0])
+        return RowChange(
+            torch.tensor([s for s, _ in slots], dtype=torch.int64, device=self.device),
+            torch.tensor([c for _, c in slots], dtype=torch.float64, device=self.device),
+            torch.from_numpy(q_new).to(self.device),
+            torch.tensor([source[k][1] for k, _ in new], dtype=torch.int64, device=self.device),
+            torch.from_numpy(counts_new).to(self.device),
+            [k for k, _ in new],
+            origin,
+        )
+
+    def apply(self, change: RowChange) -> list[tuple[int, int]]:
+        """Make a planned change; rows without copies leave, and the last rows take their places: (place, from) of each."""
+        self._copies.index_add_(0, change.slots, change.copies)
+        moves: list[tuple[int, int]] = []
+        gone = change.slots[:0] if checks.is_fake(self._q) else change.slots[self._copies[change.slots] == 0]
+        for slot in sorted(gone.tolist(), reverse=True):
+            del self._where[self._keys[slot]]
+            last = self.n - 1
+            if slot != last:
+                for column in (self._q, self._labels, self._copies, self._norms, self._peaks):
+                    column[slot] = column[last]
+                self._keys[slot] = self._keys[last]
+                self._where[self._keys[slot]] = slot
+                moves.append((slot, last))
+            self._q[last] = 0  # nothing of a row that left stays behind
+            self._keys.pop()
+            self.n -= 1
+        self._append(change)
+        return moves
+
+    def _append(self, change: RowChange) -> None:
+        m = len(change.q)
+        if not m:
+            return
+        if self.n + m > self.capacity:
+            room = max(self.n + m, 2 * self.n if self.n > 64 else 64) if self.n else self.n + m
+            for name in ("_q", "_labels", "_copies", "_norms", "_peaks"):
+                old = getattr(self, name)
+                grown = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
+                grown[: self.n] = old[: self.n]
+                setattr(self, name, grown)
+        at = slice(self.n, self.n + m)
+        self._q[at], self._labels[at], self._copies[at] = change.q, change.labels, change.counts
+        wide = change.q.to(torch.float64)
+        self._norms[at] = wide.square().sum(1).sqrt()
+        self._peaks[at] = checks.row_largest(wide)
+        for i, key in enumerate(change.keys):
+            self._where[key] = self.n + i
+        self._keys += change.keys
+        self.n += m
+
+    def find(self, batch: SampleBatch) -> Tensor:
+        """Places of the rows of a checked batch (B,); RemovalError, naming the first, if one is not held."""
+        if not len(batch):
+            return torch.zeros(0, dtype=torch.int64, device=self.device)
+        assert batch.labels is not None
+        assert batch.choices.grid is not None
+        q, out = integer_rows(batch, batch.choices.grid), []
+        for i, label in enumerate(batch.labels.tolist()):
+            slot = self._where.get(self._key(q[i], label))
+            if slot is None:
+                raise self._refusal(q[i], label, i, 0, 1)
+            out.append(slot)
+        return torch.tensor(out, dtype=torch.int64, device=self.device)
+
+    def of_label(self, label: int) -> RowChange:
+        """The change that takes all rows of a class away."""
+        slots = torch.nonzero(self.labels == label)[:, 0]
+        empty = self._q[:0]
+        return RowChange(slots, -self.copies[slots], empty, self._labels[:0], self._copies[:0])
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Rows, labels and copies in an order that depends on the rows alone, for a file."""
+        order = self.saved_order()
+        return {"q": self.q[order], "labels": self.labels[order], "copies": self.copies[order].to(torch.int64)}
+
+    def saved_order(self) -> Tensor:
+        """Places of the rows (n,) in ascending order of features and label: it depends on the rows alone."""
+        if checks.is_fake(self._q):
+            return torch.arange(self.n, device=self.device)
+        whole = np.column_stack([self.q.cpu().numpy(), self.labels.cpu().numpy()]).astype(">i4")
+        whole ^= np.array(-(2**31), ">i4")  # the bytes of integers without a sign sort as the numbers do
+        order = np.argsort(np.ascontiguousarray(whole).view(f"V{4 * whole.shape[1]}")[:, 0]) if self.n else np.arange(0)
+        return torch.from_numpy(order.astype(np.int64)).to(self.device)
+
+    def load(self, state: dict[str, Tensor], K: int) -> None:
+        """Take over what :meth:`state` returned; ValueError when it does not fit."""
+        q, labels, copies = (state[k].to(self.device) for k in ("q", "labels", "copies"))
+        shapes = (tuple(q.shape), tuple(labels.shape), tuple(copies.shape))
+        n = len(labels)
+        if shapes != ((n, self.in_features), (n,), (n,)) or q.dtype != torch.int32:
+            raise ValueError(f"the saved rows have shapes {shapes} and dtype {q.dtype}")
+        change = RowChange(
+            labels[:0], self._copies[:0], q.clone(), labels.to(torch.int64), copies.to(torch.float64),
+        )  # fmt: skip
+        if not checks.is_fake(q):
+            if n and not (0 <= int(labels.min()) and int(labels.max()) < K and int(copies.min()) > 0):
+                raise ValueError("the saved rows are damaged: a label or a number of copies is out of range")
+            host = q.cpu().numpy()
+            change.keys = [self._key(host[i], label) for i, label in enumerate(labels.tolist())]
+            if len(set(change.keys)) < n:
+                raise ValueError("the saved rows are damaged: a row is there twice")
+        self.clear()
+        self._append(change)
+
+    def to(self, device: torch.device) -> GridRows:
+        """The same rows on another device."""
+        out = GridRows(self.in_features, device)
+        out.load({k: v.to(device) for k, v in self.state().items()}, 2**62)
+        return out
+
+    # -- the index -----------------------------------------------------------------------------------------------------
+
+    def _key(self, row: NDArray[np.int32], label: int) -> bytes:
+        total = hashlib.blake2b(row.tobytes(), digest_size=KEY_BYTES, key=self._salt)
+        total.update(label.to_bytes(8, "little", signed=True))
+        return total.digest()
+
+    def _row(self, slot: int) -> NDArray[np.int32]:
+        out: NDArray[np.int32] = self._q[slot].cpu().numpy()
+        return out
+
+    def _refusal(self, row: NDArray[np.int32], label: int, index: int, held: int, wanted: int) -> RemovalError:
+        if held:
+            return RemovalError(f"row {index} is held {held} time(s), and was to be removed {wanted} time(s). {REMEDY}")
+        others = sorted({int(v) for v in self.labels.unique().tolist()} - {label})
+        known = [other for other in others if self._key(row, other) in self._where]
+        where = f" (it is held with label {known[0]})" if known else ""
+        return RemovalError(f"row {index} with label {label} is not held{where}. {REMEDY}")
+
+    def _refuse_heavy(self, q: NDArray[np.int32], counts: NDArray[np.float64], slots: list[tuple[int, int]]) -> None:
+        peaks = np.abs(q.astype(np.float64)).max(1, initial=1.0) if len(q) else np.zeros(0)
+        heavy = (counts * peaks**2).max(initial=0.0)
+        for slot, delta in slots:
+            heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))
+        if heavy > HEAVIEST_ROW:
+            raise GridError(
+                f"a row with its copies weighs {heavy:.3g}, past {float(HEAVIEST_ROW):.3g}, where products are no longer "
+                "exact: use a smaller weight or a coarser grid. Nothing was changed."
+            )
+
+    def _plan_without_data(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
+        """The shapes of a change, for tensors that carry no data."""
+        added = [batch for batch, sign in changes if sign > 0 and len(batch)]
+        q = torch.cat([b.x.to(torch.int32) for b in added]) if added else self._q[:0]
+        labels = torch.cat([b.labels for b in added if b.labels is not None]) if added else self._labels[:0]
+        return RowChange(labels[:0], self._copies[:0], q, labels, torch.ones_like(labels, dtype=torch.float64))
+
+
+def integer_rows(batch: SampleBatch, grid: FixedPoint) -> NDArray[Any]:
+    """Rows of a checked batch on its grid (B, J), int32, on the host."""
+    out: NDArray[np.int32] = grid.integers(batch.x).cpu().numpy()
+    return np.ascontiguousarray(out)

@@ -1,0 +1,197 @@
+"""Saving, loading, copying and moving a :class:`~torchlssvm.MarginHead`.
+
+A margin head needs its samples, so its checkpoints hold them: on the grid as integers, in an order that depends on the samples
+alone. Treat such a file as you treat the data set.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import VerificationError
+from torchlssvm.functional import checks
+from torchlssvm.functional.byte_tensors import tensor_to_bytes
+from torchlssvm.functional.grid import grid_from_json, grid_to_json
+from torchlssvm.linear.active_sets import ActiveSetSolver
+from torchlssvm.linear.checkpoint import LoadProblems, checksum, make_live, pack
+from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.grid_rows import GridRows
+from torchlssvm.linear.locking import give_lock
+from torchlssvm.linear.solvers import SolverOptions
+from torchlssvm.statistics import Statistics
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.margin_head import MarginHead
+
+MARGIN_FORMAT = "torchlssvm-margin-head-1"
+"""Format of a saved head; it changes when files can no longer be read as before."""
+
+BUFFER_NAMES = ("w", "b")
+"""Buffers of a head, as its state dict names them."""
+
+SAMPLE_NAMES = ("samples.q", "samples.labels", "samples.copies", "samples.grid")
+"""Saved tensors that hold the samples."""
+
+
+def save_samples(head: MarginHead) -> dict[str, Tensor]:
+    """The samples on their grid, in an order that depends on the samples alone."""
+    rows = {f"samples.{k}": v for k, v in head.samples.state().items()}
+    return rows | {"samples.grid": pack({"grid": grid_to_json(head.statistics.choices.grid)})}
+
+
+def load_samples(head: MarginHead, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
+    """Statistics and rows from what :func:`save_samples` returned; ValueError when they do not fit."""
+    rows = GridRows(head.in_features, head.device)
+    rows.load({k.removeprefix("samples."): v for k, v in state.items() if k in SAMPLE_NAMES[:3]}, head.num_classes)
+    stats = head.statistics.zero()
+    if rows.n:
+        grid = grid_from_json(json.loads(tensor_to_bytes(state["samples.grid"]).decode())["grid"])
+        if grid is None:
+            raise ValueError("the saved rows have no grid")
+        wanted = head.statistics.requested.grid
+        if wanted is not None and wanted != grid:
+            raise ValueError(f"the grid is {grid} in the saved head and {wanted} here")
+        stats.decide("labels", grid)
+        stats.add(grid.dequantize(rows.q), rows.labels, rows.copies)
+    return stats, rows
+
+
+def save(head: MarginHead) -> dict[str, Tensor]:
+    """State beside the buffers: the samples, the active sets, the weights' proofs and the options."""
+    with torch.inference_mode(False), torch.no_grad():
+        out = save_samples(head)
+        solution = head.solver.state()
+        out |= {f"solution.{k}": v.clone() for k, v in solution.items()}
+        out["solution.active"] = head.solver.active_in_saved_order()
+        weight = head.class_weight
+        numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
+        meta: dict[str, Any] = {
+            "format": MARGIN_FORMAT,
+            "rho": head.rho,
+            "intercept": head.intercept,
+            "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
+            "made": head.data_choices.to_json(head.version),
+            "digest": None if checks.is_fake(head.counts) else head.statistics.digest(),
+        }
+        calibration = head.data_choices.calibration if meta["made"].get("calibration", ("", False))[1] else None
+        if calibration is not None:
+            meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
+        return out | {"options": pack(meta | {"checksum": checksum(out)})}
+
+
+def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
+    """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
+
+    A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
+    """
+    needed = [*BUFFER_NAMES, *SAMPLE_NAMES, "options", *(f"solution.{k}" for k in ("w", "b", "proofs", "active"))]
+    problems = LoadProblems(
+        [k for k in needed if k not in state], [k for k in state if k not in [*needed, "calibration"]], []
+    )
+    if problems.missing:
+        return problems
+    with torch.inference_mode(False), torch.no_grad():
+        try:
+            meta = json.loads(tensor_to_bytes(state["options"]).decode())
+            if not isinstance(meta, dict) or meta.get("format") != MARGIN_FORMAT:
+                found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+                raise ValueError(f"not the options of a margin head: the format is {found!r}, not {MARGIN_FORMAT!r}")
+            if meta["intercept"] != head.intercept:
+                raise ValueError(f"intercept is {meta['intercept']!r} in the saved head and {head.intercept!r} here")
+            kept = {k: v for k, v in state.items() if k in [*needed, "calibration"]}
+            kept = {k: v for k, v in kept.items() if k not in (*BUFFER_NAMES, "options")}
+            if checksum(kept) != meta["checksum"]:
+                raise VerificationError(
+                    "the saved tensors do not have the checksum saved with them: the state is damaged"
+                )
+            stats, rows = load_samples(head, state)
+            if not checks.is_fake(stats.counts) and stats.digest() != meta["digest"]:
+                raise VerificationError(
+                    "the saved samples do not have the digest saved with them: the state is damaged"
+                )
+            weight = meta["class_weight"]
+            if isinstance(weight, list):
+                weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
+            if weight is not None and not stats.per_class:
+                raise ValueError("class_weight is set in the saved head, and this one has no sums per class")
+            options = SolverOptions(float(meta["rho"]), head.intercept, weight)
+            calibration = None
+            if "calibration" in meta:
+                calibration = Calibration.restore(meta["calibration"], state["calibration"].to(head.device, copy=True))
+            solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
+            ActiveSetSolver(rows, stats, options).restore(solution, solution["active"])  # raises before anything changes
+            with head.locked():
+                choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
+                head.replace_parts(stats, rows, options)
+                head.solver.restore(solution, solution["active"])
+                head.data_choices = choices
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            problems.errors.append(f"MarginHead: {error}")
+    return problems
+
+
+def config(head: MarginHead) -> dict[str, Any]:
+    """The arguments that make an empty head like this one, as primitives."""
+    weight = head.class_weight
+    return {
+        "in_features": head.in_features,
+        "num_classes": head.num_classes,
+        "rho": head.rho,
+        "intercept": head.intercept,
+        "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+        "grid": grid_to_json(head.statistics.requested.grid) or "auto",
+        "per_class": head.statistics.per_class,
+    }
+
+
+def arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of :class:`~torchlssvm.MarginHead` from what :func:`config` returned."""
+    grid, weight = config["grid"], config["class_weight"]
+    return config | {
+        "grid": grid_from_json(grid) if isinstance(grid, list) else grid,
+        "class_weight": torch.tensor(weight) if isinstance(weight, list) else weight,
+    }
+
+
+def freeze(head: MarginHead) -> dict[str, Any]:
+    """Attributes of the head for pickling: matrices that can be rebuilt are left out."""
+    with head.locked(), torch.inference_mode(False), torch.no_grad():
+        head.solve()
+        state = head.__dict__.copy()
+        del state["_lock"]
+        state["solver"] = head.solver.copy_without_matrices()
+        state["_published"] = None
+        state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
+        return state
+
+
+def thaw(head: MarginHead, state: dict[str, Any]) -> None:
+    """Take over attributes that :func:`freeze` returned."""
+    buffers = state.pop("_buffers")
+    head.__dict__.update(state)
+    give_lock(head)
+    make_live(head, buffers)
+
+
+def move(head: MarginHead, device: torch.device) -> None:
+    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
+    if device == head.device:
+        return
+    if device.type == "meta":
+        raise RuntimeError(
+            "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
+        )
+    with head.locked(), torch.inference_mode(False), torch.no_grad():
+        solution, active = head.solver.state(), head.solver.active_in_saved_order()
+        weight = head.class_weight
+        options = SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
+        stats, rows, version = head.statistics.to(device), head.samples.to(device), head.version
+        head.replace_parts(stats, rows, options)
+        head.solver.restore({k: v.to(device) for k, v in solution.items()}, active.to(device))
+        head.data_choices.carry_over(version, head.version)
+        make_live(head, dict.fromkeys(BUFFER_NAMES))

@@ -1,0 +1,519 @@
+"""``MarginHead``: a squared-hinge SVM on features, whose data can be added, removed and corrected exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.errors import NotFittedError
+from torchlssvm.functional import checks
+from torchlssvm.functional.calibration import least_squares
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.linear import margin_checkpoint
+from torchlssvm.linear.active_sets import ActiveSetSolver
+from torchlssvm.linear.checkpoint import make_live
+from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics.calibration import Calibration, fit
+from torchlssvm.linear.grid_rows import GridRows
+from torchlssvm.linear.head import check_class_weight
+from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.solvers import SolverOptions
+from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import SampleBatch
+from torchlssvm.statistics.integrity import Integrity
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MarginHead"]
+
+
+class MarginHead(nn.Module):
+    r"""Squared-hinge SVM head: the accuracy of a max-margin classifier, and every change of its samples exact.
+
+    Minimizes, for each class k against the rest, with y = +1 for the class and -1 otherwise,
+
+    .. math:: \rho |w_k|^2 + \sum_n c_n \max(0, 1 - y_{nk} (w_k^T \phi_n + b_k))^2,
+
+    which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, on the grid
+    as integers, to see which of them become active. ``digest()`` is that of the statistics of all samples held, as
+    :class:`~torchlssvm.LSSVMHead`'s; active sets do not depend on the history, and after ``refresh()`` neither does a bit of the
+    weights. A class with samples of one sign only has w = 0, b = that sign and an empty active set.
+
+    Statistics and rows change at once; active sets and weights are brought up to date when they are read. A class in which no
+    changed sample is active is left alone, to the bit.
+
+    Args:
+        in_features: J, the number of features.
+        num_classes: K, the number of classes, 2 or more.
+        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / rho / 2 for "none").
+        intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
+        class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two every
+            change of samples changes every class.
+        grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
+        per_class: keep sums per class; None means when ``class_weight`` needs it.
+        device: where the state lives.
+
+    Attributes:
+        statistics: the sums of the samples held.
+        samples: the samples held, distinct rows on the grid.
+        solver: finds active sets and weights.
+        data_choices: the choices made from data, rho and a calibration.
+        version: counts changes of the state.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(200, 16), torch.arange(200) % 3
+        >>> x[:, 0] += 4 * y
+        >>> head = MarginHead(16, 3, grid=FixedPoint(limit=32.0)).add(x, y)
+        >>> bool((head.predict(x) == y).float().mean() > 0.6)
+        True
+        >>> rest = MarginHead(16, 3, grid=FixedPoint(limit=32.0)).add(x[50:], y[50:])
+        >>> head.remove(x[:50], y[:50]).digest() == rest.digest()
+        True
+        >>> torch.equal(head.refresh().w, rest.w)
+        True
+    """
+
+    _lock: Any  # a threading.RLock, which has no type of its own
+    multiclass = "ovr"
+    uncertifiable = None
+    unchecked = None
+    checked = True
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        rho: float = 1.0,
+        intercept: str = "free",
+        class_weight: str | Tensor | None = None,
+        grid: FixedPoint | str = "auto",
+        per_class: bool | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        give_lock(self)
+        checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
+        if grid is None:
+            raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
+        device = torch.empty(0, device=device).device
+        self.statistics = Statistics(
+            in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class)
+        )
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be an int >= 2, got {num_classes!r}: a margin is between classes")
+        weight = check_class_weight(class_weight, num_classes, device)
+        if per_class is False and weight is not None:
+            raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
+        self._options = SolverOptions(checks.positive(rho, "rho"), intercept, weight)
+        self.samples = GridRows(in_features, device)
+        self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
+        self.data_choices = DataChoices()
+        self.version = 0
+        self._integrity = Integrity()
+        self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
+        make_live(self, dict.fromkeys(margin_checkpoint.BUFFER_NAMES))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_features(self) -> int:
+        """J, the number of features."""
+        return self.statistics.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes."""
+        return self.statistics.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+        return self.statistics.device
+
+    @property
+    def intercept(self) -> str:
+        """Treatment of the constant: "free", "penalized" or "none"."""
+        return self._options.intercept
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """The grid in use; None while ``"auto"`` has seen no data."""
+        return self.statistics.grid
+
+    @property
+    def target_grid(self) -> None:
+        """None: a margin head holds labels."""
+        return None
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per class (K,)."""
+        return self.statistics.counts.clone()
+
+    @property
+    def n(self) -> int:
+        """The number of samples held (their total weight)."""
+        return int(self.statistics.n)
+
+    @property
+    def rho(self) -> float:
+        """The regularization; setting it costs a solve, from the active sets known, at the next read."""
+        return self._options.rho
+
+    @rho.setter
+    @exclusive
+    def rho(self, value: float) -> None:
+        value = checks.positive(value, "rho")
+        with self.changing():
+            self.solver.set_rho(value)
+            self.data_choices.made.pop("rho", None)
+
+    @property
+    def class_weight(self) -> str | Tensor | None:
+        """Weights by class; settable at any time when sums are kept per class."""
+        return self._options.class_weight
+
+    @class_weight.setter
+    @exclusive
+    def class_weight(self, value: str | Tensor | None) -> None:
+        weight = check_class_weight(value, self.num_classes, self.device)
+        if weight is not None and not self.statistics.per_class:
+            raise ValueError("class_weight needs sums per class: build the head with per_class=True")
+        with self.changing():
+            self._options.class_weight = weight
+            self.solver.restart()
+
+    @property
+    def weight(self) -> Tensor:
+        """w as nn.Linear has it, (K, J)."""
+        return self.solve()[0].mT
+
+    @property
+    def bias(self) -> Tensor:
+        """b (K,), as nn.Linear has it."""
+        return self.solve()[1]
+
+    @property
+    @exclusive
+    def active_counts(self) -> Tensor:
+        """Samples active in each class (K,)."""
+        self.solve()
+        copies = self.samples.copies
+        counts = [copies[self.solver.active(k)].sum() for k in range(self.num_classes)]
+        return torch.stack(counts).to(torch.int64)
+
+    @property
+    @exclusive
+    def ties(self) -> Tensor:
+        """Distinct samples of each class whose margin is 1 to 30 digits (K,): they count as inactive."""
+        self.solve()
+        return torch.tensor([state.ties for state in self.solver.states], device=self.device)
+
+    @exclusive
+    def active(self, x: Any, y: Any) -> Tensor:
+        """Tell which samples held are active in which class (B, K). x: (B, J); y: (B,), as added."""
+        self.solve()
+        slots = self.samples.find(self.check(x, y))
+        return torch.stack([self.solver.active(k)[slots] for k in range(self.num_classes)], 1)
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """A context in which no other thread reads or changes the head: several calls as one."""
+        lock: AbstractContextManager[Any] = self._lock
+        return lock
+
+    def drop_membership(self, reason: str = "") -> Self:
+        """Do nothing: the rows themselves are held, and every removal is checked against them."""
+        del reason
+        return self
+
+    def vouched(self) -> AbstractContextManager[None]:
+        """A context that does nothing: every removal is checked."""
+        return nullcontext()
+
+    def config(self) -> dict[str, Any]:
+        """The options as primitives; ``MarginHead.from_config`` makes an empty head like this one from them."""
+        return margin_checkpoint.config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
+        """An empty head with the options of another one."""
+        return cls(**margin_checkpoint.arguments(config), device=device)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
+        """Scores x @ w + b, float64; differentiable in x."""
+        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
+        usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
+        if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
+            x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
+        return x.to(torch.float64) @ w + b
+
+    def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
+        """The class with the highest score."""
+        scores: Tensor = self(x)
+        return scores.argmax(1)
+
+    @exclusive
+    def digest(self) -> str:
+        """SHA-256 of the statistics of all samples held: equal exactly when the statistics are."""
+        self.check_whole()
+        return self.statistics.digest()
+
+    @exclusive
+    def drift(self) -> float:
+        """The largest relative deviation of the weights in use from those of ``refresh()``. Costs a solve."""
+        w = self.solve()[0]
+        if self.n == 0:
+            return 0.0
+        exact = self.solver.solved_anew()
+        return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
+
+    @exclusive
+    def refresh(self) -> Self:
+        """Solve from the rows now: weights are then bit for bit those of a fresh head with the same data."""
+        version = self.version
+        with self.changing():
+            self.solver.restart()
+        self.data_choices.carry_over(version, self.version)  # no sample has changed
+        self.solve()
+        return self
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), integers."""
+        return self.apply_changes([(self.check(x, y, weight, ids), 1)])
+
+    @exclusive
+    def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
+        return self.apply_changes([(self.check(x, y, weight, ids), -1)])
+
+    @exclusive
+    def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
+        """Add and remove jointly. Each argument is (x, y), or (x, y, weight, ids); what is removed is held before the call."""
+        changes: list[tuple[SampleBatch, int]] = []
+        for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
+            if samples is None:
+                continue
+            if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
+                raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
+            weight, ids = (*samples[2:], None, None)[:2]
+            like = changes[0][0] if changes else None
+            changes.append((self.check(samples[0], samples[1], weight, ids, like), sign))
+        return self.apply_changes(changes)
+
+    @exclusive
+    def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Give samples held new labels: classes that are neither the old nor the new one are left alone."""
+        return self.apply_changes([(self.check(x, y_old, weight, ids), -1), (self.check(x, y_new, weight, ids), 1)])
+
+    @exclusive
+    def replace(
+        self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None
+    ) -> Self:
+        """Exchange samples held for others."""
+        return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
+
+    @exclusive
+    def add_classes(self, k: int) -> Self:
+        """Make room for k more classes; samples held are negative examples of them."""
+        if isinstance(self._options.class_weight, Tensor):
+            raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
+        checks.natural(k, "k")
+        with self.changing():
+            self.statistics.add_classes(k)
+            self.solver.add_classes(k)
+        return self
+
+    @exclusive
+    def forget_class(self, c: int) -> Self:
+        """Unlearn all samples of one class. The class keeps its number."""
+        checks.label(c, self.num_classes)
+        rows = self.samples.of_label(c)
+        if not len(rows.slots):
+            return self
+        grid = self.grid
+        assert grid is not None
+        x = grid.dequantize(self.samples.q[rows.slots])
+        return self.remove(x, torch.full((len(x),), c, device=self.device), -rows.copies)
+
+    @exclusive
+    def merge(self, other: MarginHead) -> Self:
+        """Take over every sample the other head holds: same shapes, same grid."""
+        if not isinstance(other, MarginHead):
+            raise ValueError(f"can only merge with another MarginHead, got {type(other).__name__}")
+        with other.locked():
+            other.check_whole()
+            self.statistics.compatible(other.statistics)
+            if other.n == 0:
+                return self
+            grid = other.grid
+            assert grid is not None
+            if self.n == 0 and self.grid is None:
+                self.statistics.decide("labels", grid)
+            rows = other.samples
+            return self.add(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone())
+
+    # -- probabilities -------------------------------------------------------------------------------------------------
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The map from scores to probabilities, if it was made for the samples held now."""
+        return self.data_choices.current_calibration(self.version)
+
+    @exclusive
+    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
+        """Fit probabilities on scores (n, K) of samples by heads that never saw them. y: (n,)."""
+        scores = checks.features(scores, self.num_classes, self.device).to(torch.float64)
+        labels, kind = checks.targets(y, scores, self.num_classes)
+        if kind != "labels":
+            raise ValueError("probabilities need labels (n,)")
+        calibration = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
+        self.data_choices.record_calibration(calibration, self.version)
+        return self
+
+    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
+        """Probabilities (B, K): calibrated by the last calibration; before any, and if asked, (1 + score) / 2, clipped.
+
+        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until it is
+        made again.
+        """
+        scores: Tensor = self(x)
+        if not calibrated or "calibration" not in self.data_choices.made:
+            return least_squares(scores)
+        calibration = self.calibration
+        if calibration is None:
+            raise NotFittedError(
+                "the calibration was made for other samples than the head holds now, and they shaped it: calibrate again, or "
+                "use predict_proba(x, calibrated=False)"
+            )
+        return calibration(scores)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Choices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
+        return self.data_choices.describe(self.rho, self.version)
+
+    # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
+
+    def check_whole(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        if self._integrity.torn:
+            self._integrity.check()
+        self.statistics.check_whole()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the state: an interruption is noticed, weights are published anew. Needs the lock."""
+        self.check_whole()
+        with self._integrity:
+            self._published = None
+            yield
+            self.version += 1
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """Bring w and b up to date, and return them."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self.check_whole()
+            w, b = self.solver.weights()
+            self._published = (w, b) if self.statistics.n else None
+            return w, b
+
+    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
+        """w and b, up to date; NotFittedError without samples."""
+        with self._lock:
+            w, b = self.solve()
+            if not self.statistics.n:
+                raise NotFittedError("the head holds no samples: call add(x, y) first")
+            return w, b
+
+    def check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+    ) -> SampleBatch:
+        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first."""
+        batch = self.statistics.check(x, y, weight, ids, like)
+        if len(batch) and batch.labels is None:
+            raise ValueError("MarginHead needs labels (B,), got float targets")
+        return batch
+
+    def apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
+        """Change the state by checked batches, all or none."""
+        changes = [(batch, sign) for batch, sign in changes if batch.size]
+        if not changes:
+            return self
+        self.check_whole()
+        plan = self.samples.plan(changes)
+        with self.changing():
+            self.statistics.change(changes, held=True, proven=True)
+            self.solver.change(plan)
+            if self.statistics.drained and not checks.is_fake(self.statistics.counts):
+                self.statistics.canonicalize()
+                self.solver.reset()
+        return self
+
+    @exclusive
+    def adopt(self, state: dict[str, Tensor] | None) -> None:
+        """Put saved samples (``margin_checkpoint.save_samples``) in the place of those held; None empties the head."""
+        fresh, rows = self.statistics.zero(), GridRows(self.in_features, self.device)
+        if state is not None:
+            fresh, rows = margin_checkpoint.load_samples(self, state)
+        self.replace_parts(fresh, rows)
+
+    def replace_parts(self, statistics: Statistics, rows: GridRows, options: SolverOptions | None = None) -> None:
+        """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
+        with self._lock:
+            self._integrity = Integrity()
+            with self._integrity:
+                self._options = options or self._options
+                self.statistics, self.samples = statistics, rows
+                self.solver = ActiveSetSolver(rows, statistics, self._options)
+                self._published = None
+                self.version += 1
+
+    # -- nn.Module -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
+        del recurse
+        margin_checkpoint.move(self, fn(torch.empty(0, device=self.device)).device)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        with self._lock:  # weights and rows of one state
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            if not keep_vars:
+                names = margin_checkpoint.BUFFER_NAMES
+                destination.update({prefix + k: destination[prefix + k].clone() for k in names})
+            destination.update({prefix + k: v for k, v in margin_checkpoint.save(self).items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        problems = margin_checkpoint.load(self, mine)
+        missing_keys += [prefix + k for k in problems.missing]
+        unexpected_keys += [prefix + k for k in problems.unexpected if strict]
+        error_msgs += problems.errors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: with the rows held, and without the matrices of the solver."""
+        return margin_checkpoint.freeze(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`__getstate__` returned."""
+        margin_checkpoint.thaw(self, state)
+
+    def extra_repr(self) -> str:
+        """Shape, options and count."""
+        shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        return f"{shape}, n={self.n}, rho={self.rho:g}, intercept={self.intercept!r}"
