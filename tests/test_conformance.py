@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, MarginHead, OneVsOne, OneVsRest
+from torchlssvm import (
+    FixedPoint,
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    MarginHead,
+    OneVsOne,
+    OneVsRest,
+)
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
 from torchlssvm.testing import CHECKS, Case, check_machine
 

@@ -1,7 +1,7 @@
 """``ActiveSetSolver``: weights of a margin head, one squared-hinge problem for each class against the rest.
 
-The rows held are the truth. Active sets, margins and weights are caches: a change of samples touches only the classes in which a
-changed sample is active, and they are brought up to date at the next read, by rank-k updates (Theorem 1) where those are
+The rows held are the truth. Active sets, margins and weights are caches: a change of samples touches only the classes in which
+a changed sample is active, and they are brought up to date at the next read, by rank-k updates (Theorem 1) where those are
 cheaper than sums formed anew. Every active set ends in a proof (:mod:`torchlssvm.functional.squared_hinge`), so it does not
 depend on the way it was found.
 """
@@ -58,7 +58,6 @@ class ClassState:
         constant: the score of a class with samples of one sign only; None otherwise.
         touched: True when samples have changed that are, or may be, active.
         slack: bounds on |w' - w'_A| and on the intercept's part, of the last proof, and the length of the mean of rows v.
-        ties: samples whose margin is exactly 1; they count as inactive.
         rounds: Newton rounds of the last solve.
     """
 
@@ -67,7 +66,6 @@ class ClassState:
     constant: float | None = None
     touched: bool = True
     slack: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    ties: int = 0
     rounds: int = 0
 
 
@@ -93,7 +91,7 @@ class Search:
     proving: bool = False  # sides are decided by proof from here on
     rounds: int = 0
     exact: int = 0
-    ties: int = 0
+    ties: Tensor | None = None  # (n,), rows whose margin is 1
 
 
 class ActiveSetSolver:
@@ -119,6 +117,7 @@ class ActiveSetSolver:
         self._active = torch.zeros(K, self.rows.n, dtype=torch.bool, device=device)
         self._margins = torch.zeros(K, self.rows.n, dtype=torch.float64, device=device)
         self._fresh = torch.ones(K, self.rows.n, dtype=torch.bool, device=device)
+        self._ties = torch.zeros(K, self.rows.n, dtype=torch.bool, device=device)
         self._groups: WeightGroups | None = None
         self._current = False
         self.stamp += 1
@@ -139,9 +138,8 @@ class ActiveSetSolver:
         """Make room for k more classes; the others are left alone."""
         device, n = self.rows.device, self._active.shape[1]
         self.states += [ClassState() for _ in range(k)]
-        grow = [(self._active, torch.bool, False), (self._margins, torch.float64, 0.0), (self._fresh, torch.bool, True)]
-        self._active, self._margins, self._fresh = (
-            torch.cat([old, torch.full((k, n), value, dtype=dtype, device=device)]) for old, dtype, value in grow
+        self._set_caches(
+            [torch.cat([c, torch.full((k, n), value, dtype=c.dtype, device=device)]) for c, value in self._caches()]
         )
         self.w = torch.cat([self.w, self.w.new_zeros(len(self.w), k)], 1)
         self.b = torch.cat([self.b, self.b.new_zeros(k)])
@@ -175,7 +173,7 @@ class ActiveSetSolver:
             if origin < 0 or lost.get(origin) != float(change.counts[i]) or origin in (o for o, _ in out.values()):
                 continue
             old, new = int(self.rows.labels[origin]), int(change.labels[i])
-            if weights is None or float(weights[old]) == float(weights[new]):  # type: ignore[index]
+            if not isinstance(weights, Tensor) or float(weights[old]) == float(weights[new]):
                 out[i] = (origin, old)
         return out
 
@@ -213,25 +211,33 @@ class ActiveSetSolver:
                 solution.append(scale.scaled(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
-    def _move(self, moves: list[tuple[int, int]], added: int, change: RowChange, carried: dict[int, tuple[int, int]]) -> None:
+    def _move(
+        self, moves: list[tuple[int, int]], added: int, change: RowChange, carried: dict[int, tuple[int, int]]
+    ) -> None:
         """Let the columns of all caches follow their rows."""
-        caches = (self._active, self._margins, self._fresh)
-        kept = {i: [column[:, origin].clone() for column in caches] for i, (origin, _) in carried.items()}
+        kept = {i: [c[:, origin].clone() for c, _ in self._caches()] for i, (origin, _) in carried.items()}
         for place, source in moves:
-            for column in (self._active, self._margins, self._fresh):
+            for column, _ in self._caches():
                 column[:, place] = column[:, source]
         K, n, device = len(self.states), self.rows.n, self.rows.device
         columns = []
-        for column, value in ((self._active, False), (self._margins, 0.0), (self._fresh, True)):
+        for column, value in self._caches():
             new = torch.full((K, added), value, dtype=column.dtype, device=device)
             columns.append(torch.cat([column[:, : n - added], new], 1) if added else column[:, :n])
-        self._active, self._margins, self._fresh = columns
+        self._set_caches(columns)
         for i, values in kept.items():
             at = n - added + i
             same = torch.ones(K, dtype=torch.bool, device=device)
             same[[int(self.rows.labels[at]), carried[i][1]]] = False
-            for column, value in zip((self._active, self._margins, self._fresh), values, strict=True):
-                column[same, at] = value[same]
+            for (column, _), kept_values in zip(self._caches(), values, strict=True):
+                column[same, at] = kept_values[same]
+
+    def _caches(self) -> list[tuple[Tensor, float]]:
+        """Caches (K, n) with a column for each row, and their values for a row that is new."""
+        return [(self._active, False), (self._margins, 0.0), (self._fresh, True), (self._ties, False)]
+
+    def _set_caches(self, columns: list[Tensor]) -> None:
+        self._active, self._margins, self._fresh, self._ties = columns
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -269,6 +275,11 @@ class ActiveSetSolver:
         """The active set of a class (n,), up to date, in the order of the rows."""
         self.weights()
         return self._active[k].clone()
+
+    def tie_counts(self) -> Tensor:
+        """Distinct rows of each class whose margin is 1 (K,)."""
+        self.weights()
+        return self._ties.sum(1)
 
     def margins(self, k: int) -> Tensor:
         """Margins of all rows for a class (n,), up to date."""
@@ -308,7 +319,7 @@ class ActiveSetSolver:
             if state.constant != constant:
                 self.states[k] = ClassState(constant=constant)
                 self.w[:, k], self.b[k] = 0.0, constant
-            self._active[k], self._fresh[k] = False, False
+            self._active[k], self._fresh[k], self._ties[k] = False, False, False
             self._margins[k] = 1.0
             self.states[k].touched = False
             return False
@@ -365,7 +376,9 @@ class ActiveSetSolver:
             left = []
             for c, s in enumerate(searches):
                 margins = found.margins[:, c].contiguous()
-                size = self._gradient_size(s, found.gradient[:, c], float(found.gradient_b[c]), w[:, c], margins, weight)
+                size = self._gradient_size(
+                    s, found.gradient[:, c], float(found.gradient_b[c]), w[:, c], margins, weight
+                )
                 if self._step(s, margins, weight, size, w[:, c], float(b[c])):
                     self._finish(s, w[:, c], b[c], margins, size)
                     continue
@@ -437,14 +450,16 @@ class ActiveSetSolver:
         self, s: Search, gradient: Tensor, gradient_b: float, w: Tensor, margins: Tensor, weight: Tensor
     ) -> tuple[float, float]:
         """Bounds on |g'| and |g_b| / n on the set of the search, the rounding of both included."""
-        rows, scale, J = self.rows, s.scale, self.rows.in_features
+        scale, J = s.scale, self.rows.in_features
         solution, norms = s.solution, self.rows.norms
         assert solution is not None
         mine = weight * s.active
         size, b = float(w.norm()) * scale.step, 0.0
         if scale.intercept != "none":
-            b = float((solution.beta - solution.mu @ solution.w)[0]) if scale.intercept == "free" else float(
-                solution.w[J, 0] / scale.root
+            b = (
+                float((solution.beta - solution.mu @ solution.w)[0])
+                if scale.intercept == "free"
+                else float(solution.w[J, 0] / scale.root)
             )
         error = hinge.rounding_bound(norms, J, size, b)
         xi = (1.0 - margins).abs()
@@ -467,9 +482,7 @@ class ActiveSetSolver:
         rounding += float(solution.mu.norm()) * (rounding_b + 4 * hinge.ROUNDING * abs(gradient_b))
         return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
 
-    def _step(
-        self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], w: Tensor, b: float
-    ) -> bool:
+    def _step(self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], w: Tensor, b: float) -> bool:
         """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
         solution = s.solution
         assert solution is not None
@@ -506,12 +519,13 @@ class ActiveSetSolver:
         bound = (norms * scale.factor + self._centre(solution)) * size[0] + size[1]
         bound += hinge.rounding_bound(norms, self.rows.in_features, float(w.norm()) * scale.step, b)
         near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
-        s.ties = 0
+        s.ties = None
         if len(near):
             proof = ExactRefinement(self.rows, self._groups, scale, s.label, s.active)  # type: ignore[arg-type]
             sides = proof.decide(solution, near)
             wanted[near] = sides.active
-            s.ties = int(sides.ties.sum())
+            s.ties = torch.zeros_like(wanted)
+            s.ties[near] = sides.ties
         differs = wanted != s.active
         if not bool(differs.any()):
             return True
@@ -549,22 +563,24 @@ class ActiveSetSolver:
         k = s.label
         assert s.solution is not None
         slack = (*size, self._centre(s.solution))
-        self.states[k] = ClassState(s.solution, True, None, False, slack, s.ties, s.rounds)
+        self.states[k] = ClassState(s.solution, True, None, False, slack, s.rounds)
         self.w[:, k], self.b[k] = w, b
         self._active[k], self._margins[k], self._fresh[k] = s.active, margins, False
+        self._ties[k] = False if s.ties is None else s.ties
 
     # -- parts, for files and copies -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Weights and proofs of all classes, for a file."""
         w, b = self.weights()
-        proofs = [[*s.slack, float(s.ties), float(s.rounds), float(s.fitted)] for s in self.states]
+        proofs = [[*s.slack, float(s.rounds), float(s.fitted)] for s in self.states]
         return {"w": w, "b": b, "proofs": torch.tensor(proofs, dtype=torch.float64)}
 
-    def active_in_saved_order(self) -> Tensor:
-        """Active sets (K, n) in the order in which the rows are saved."""
+    def sides_in_saved_order(self) -> Tensor:
+        """1 for active samples, 2 for ties, 0 for the others (K, n), int8, in the order in which the rows are saved."""
         self.weights()
-        return self._active[:, self.rows.saved_order()]
+        sides = self._active.to(torch.int8) + 2 * self._ties.to(torch.int8)
+        return sides[:, self.rows.saved_order()]
 
     def solved_anew(self) -> Tensor:
         """w (J, K) from the sums over the active sets: what ``restart`` and a read give."""
@@ -576,26 +592,26 @@ class ActiveSetSolver:
             w[:, k] = self.scale.weights(sums.solve(self.scale, small), len(w))[0][:, 0]
         return w
 
-    def restore(self, state: dict[str, Tensor], active: Tensor) -> None:
-        """Take over saved weights of the rows held; matrices are made anew when samples change. active: (K, n)."""
+    def restore(self, state: dict[str, Tensor], sides: Tensor) -> None:
+        """Take over saved weights of the rows held; matrices are made anew when samples change. sides: (K, n)."""
         self.reset()
         if self.rows.n == 0:
             return
         device, K = self.rows.device, len(self.states)
         w, b = (state[name].to(device=device, dtype=torch.float64, copy=True) for name in ("w", "b"))
-        if w.shape != self.w.shape or b.shape != self.b.shape or active.shape != self._active.shape:
-            raise ValueError(f"the saved weights have shapes {tuple(w.shape)}, {tuple(b.shape)}, {tuple(active.shape)}")
-        self.w, self.b, self._active = w, b, active.to(device=device, dtype=torch.bool, copy=True)
+        if w.shape != self.w.shape or b.shape != self.b.shape or sides.shape != self._active.shape:
+            raise ValueError(f"the saved weights have shapes {tuple(w.shape)}, {tuple(b.shape)}, {tuple(sides.shape)}")
+        self.w, self.b, self._active, self._ties = w, b, sides.to(device) == 1, sides.to(device) == 2
         if checks.is_fake(w):
             return
         self._groups = WeightGroups.of(self._class_weights(), K)
         self._margins = (hinge.scores(self.rows.q, w * self.scale.step, b) * self._signs(None, list(range(K)))).mT
         self._margins, self._fresh = self._margins.contiguous(), torch.zeros_like(self._active)
         counts = self.stats.counts.tolist()
-        for k, (slack, centre_b, centre, ties, rounds, fitted) in enumerate(state["proofs"].tolist()):
+        for k, (slack, centre_b, centre, rounds, fitted) in enumerate(state["proofs"].tolist()):
             if fitted:
                 proof = (slack, centre_b, centre)
-                self.states[k] = ClassState(None, True, None, False, proof, int(ties), int(rounds))
+                self.states[k] = ClassState(None, True, None, False, proof, int(rounds))
             else:
                 self.states[k] = ClassState(constant=1.0 if counts[k] else -1.0, touched=False)
         self._current = True

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
+from torchlssvm.linear.margin_head import MarginHead
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -20,7 +21,7 @@ _DROPPED = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn
 def attach(
     model: nn.Module,
     num_classes: int,
-    head: nn.Module | None = None,
+    head: nn.Module | str | None = None,
     *,
     in_features: int | None = None,
     deterministic: bool | int = False,
@@ -39,11 +40,12 @@ def attach(
     Args:
         model: the network, or with ``in_features`` a backbone that already gives features; that one is used as it is.
         num_classes: K, the number of classes.
-        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``.
+        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``,
+            ``"margin"`` a ``MarginHead``.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
-        head_options: passed on to ``LSSVMHead``, which is made on the device of the model.
+        head_options: passed on to the head that is made on the device of the model.
 
     Example:
         >>> import torch
@@ -63,7 +65,9 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_deterministic(deterministic)
-    if head is not None and head_options:
+    if isinstance(head, str) and head != "margin":
+        raise ValueError(f"head must be a module, None or 'margin', got {head!r}")
+    if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
     last = find_last(model) if in_features is None else None
     J = last.in_features if last else in_features
@@ -75,11 +79,11 @@ def attach(
         )
     if J < 1:
         raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-    if head is None:
+    if head is None or head == "margin":
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        head = LSSVMHead(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
-    else:
-        _check_head(head, J, num_classes)
+        kind = LSSVMHead if head is None else MarginHead
+        head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
+    head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
     if last is None:
         return AttachedClassifier(model, head, J, deterministic=deterministic)
@@ -313,10 +317,11 @@ def _timm_width(model: Any) -> int:
     return next(width for owner, name in widths if isinstance(width := getattr(owner, name, None), int))
 
 
-def _check_head(head: nn.Module, in_features: int, num_classes: int) -> None:
+def _checked_head(head: Any, in_features: int, num_classes: int) -> nn.Module:
     if not isinstance(head, nn.Module) or not all(callable(getattr(head, verb, None)) for verb in ("add", "remove")):
         raise TypeError(f"head must be an nn.Module with add and remove, got {head!r}")
     for name, wanted in (("in_features", in_features), ("num_classes", num_classes)):
         has = getattr(head, name, wanted)
         if isinstance(has, int) and has != wanted:
             raise ValueError(f"head.{name} is {has}, but the model and the call say {name}={wanted}")
+    return head

@@ -97,9 +97,10 @@ class LiveBuffers(dict[str, Any]):
 def published(head: Any, name: str) -> Tensor:
     """The value of a buffer."""
     if name == "C":
-        P = head.solve(inverse=True)[2]
+        P: Tensor = head.solve(inverse=True)[2]
         return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
-    return head.solve()[BUFFER_NAMES.index(name)]
+    value: Tensor = head.solve()[BUFFER_NAMES.index(name)]
+    return value
 
 
 def make_live(head: LSSVMHead | MarginHead, kept: dict[str, Any] | None = None) -> None:

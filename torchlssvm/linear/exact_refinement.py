@@ -103,7 +103,8 @@ class ExactRefinement:
             W, B = self._corrected(W, B, gradient, solution)
         raise ConvergenceError(
             f"{int((undecided & ~ties).sum())} margin(s) of class {self.label} lie within {float(bound.max()):.1e} of 1 and "
-            "cannot be told apart from it: the system is too ill-conditioned for float64. Use a larger rho, or scale the features."
+            "cannot be told apart from it: the system is too ill-conditioned for float64. Use a larger rho, or scale the "
+            "features."
         )
 
     def _gradient(self, W: Integers, B: int) -> tuple[Integers, int]:

@@ -236,7 +236,7 @@ class GridRows:
             labels[:0], self._copies[:0], q.clone(), labels.to(torch.int64), copies.to(torch.float64),
         )  # fmt: skip
         if not checks.is_fake(q):
-            if n and not (0 <= int(labels.min()) and int(labels.max()) < K and int(copies.min()) > 0):
+            if n and not (int(labels.min()) >= 0 and int(labels.max()) < K and int(copies.min()) > 0):
                 raise ValueError("the saved rows are damaged: a label or a number of copies is out of range")
             host = q.cpu().numpy()
             change.keys = [self._key(host[i], label) for i, label in enumerate(labels.tolist())]

@@ -67,7 +67,7 @@ def save(head: MarginHead) -> dict[str, Tensor]:
         out = save_samples(head)
         solution = head.solver.state()
         out |= {f"solution.{k}": v.clone() for k, v in solution.items()}
-        out["solution.active"] = head.solver.active_in_saved_order()
+        out["solution.sides"] = head.solver.sides_in_saved_order()
         weight = head.class_weight
         numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
         meta: dict[str, Any] = {
@@ -89,7 +89,7 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
 
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
     """
-    needed = [*BUFFER_NAMES, *SAMPLE_NAMES, "options", *(f"solution.{k}" for k in ("w", "b", "proofs", "active"))]
+    needed = [*BUFFER_NAMES, *SAMPLE_NAMES, "options", *(f"solution.{k}" for k in ("w", "b", "proofs", "sides"))]
     problems = LoadProblems(
         [k for k in needed if k not in state], [k for k in state if k not in [*needed, "calibration"]], []
     )
@@ -124,11 +124,11 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
             if "calibration" in meta:
                 calibration = Calibration.restore(meta["calibration"], state["calibration"].to(head.device, copy=True))
             solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
-            ActiveSetSolver(rows, stats, options).restore(solution, solution["active"])  # raises before anything changes
+            ActiveSetSolver(rows, stats, options).restore(solution, solution["sides"])  # raises before anything changes
             with head.locked():
                 choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
                 head.replace_parts(stats, rows, options)
-                head.solver.restore(solution, solution["active"])
+                head.solver.restore(solution, solution["sides"])
                 head.data_choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"MarginHead: {error}")
@@ -187,11 +187,11 @@ def move(head: MarginHead, device: torch.device) -> None:
             "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
         )
     with head.locked(), torch.inference_mode(False), torch.no_grad():
-        solution, active = head.solver.state(), head.solver.active_in_saved_order()
+        solution, sides = head.solver.state(), head.solver.sides_in_saved_order()
         weight = head.class_weight
         options = SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
         stats, rows, version = head.statistics.to(device), head.samples.to(device), head.version
         head.replace_parts(stats, rows, options)
-        head.solver.restore({k: v.to(device) for k, v in solution.items()}, active.to(device))
+        head.solver.restore({k: v.to(device) for k, v in solution.items()}, sides.to(device))
         head.data_choices.carry_over(version, head.version)
         make_live(head, dict.fromkeys(BUFFER_NAMES))

@@ -41,8 +41,8 @@ class MarginHead(nn.Module):
 
     which is ridge regression on the active set :math:`\{n : y_{nk} f_k(\phi_n) < 1\}`. The head keeps its samples, on the grid
     as integers, to see which of them become active. ``digest()`` is that of the statistics of all samples held, as
-    :class:`~torchlssvm.LSSVMHead`'s; active sets do not depend on the history, and after ``refresh()`` neither does a bit of the
-    weights. A class with samples of one sign only has w = 0, b = that sign and an empty active set.
+    :class:`~torchlssvm.LSSVMHead`'s; active sets do not depend on the history, and after ``refresh()`` neither does a bit of
+    the weights. A class with samples of one sign only has w = 0, b = that sign and an empty active set.
 
     Statistics and rows change at once; active sets and weights are brought up to date when they are read. A class in which no
     changed sample is active is left alone, to the bit.
@@ -52,8 +52,8 @@ class MarginHead(nn.Module):
         num_classes: K, the number of classes, 2 or more.
         rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / rho / 2 for "none").
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
-        class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two every
-            change of samples changes every class.
+        class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
+            every change of samples changes every class.
         grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         device: where the state lives.
@@ -215,7 +215,7 @@ class MarginHead(nn.Module):
     def ties(self) -> Tensor:
         """Distinct samples of each class whose margin is 1 to 30 digits (K,): they count as inactive."""
         self.solve()
-        return torch.tensor([state.ties for state in self.solver.states], device=self.device)
+        return self.solver.tie_counts()
 
     @exclusive
     def active(self, x: Any, y: Any) -> Tensor:
@@ -317,9 +317,7 @@ class MarginHead(nn.Module):
         return self.apply_changes([(self.check(x, y_old, weight, ids), -1), (self.check(x, y_new, weight, ids), 1)])
 
     @exclusive
-    def replace(
-        self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None
-    ) -> Self:
+    def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
         """Exchange samples held for others."""
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
@@ -384,8 +382,8 @@ class MarginHead(nn.Module):
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K): calibrated by the last calibration; before any, and if asked, (1 + score) / 2, clipped.
 
-        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until it is
-        made again.
+        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until it
+        is made again.
         """
         scores: Tensor = self(x)
         if not calibrated or "calibration" not in self.data_choices.made:

@@ -1,0 +1,144 @@
+"""Random histories of a margin head on small integers: digest and active sets are those from scratch, proven in fractions."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tests.support.margin_exact import check_active_set
+from torchlssvm import FixedPoint, MarginHead, RemovalError
+
+J, K = 2, 3
+GRID = FixedPoint(limit=8.0, bits=3)  # steps of 1: the features are the integers themselves
+ROW = st.tuples(*[st.integers(-2, 2)] * J)
+SAMPLE = st.tuples(ROW, st.integers(0, K - 1))
+
+
+def tensors(samples):
+    x = torch.tensor([row for row, _ in samples], dtype=torch.float64).reshape(-1, J)
+    return x, torch.tensor([label for _, label in samples], dtype=torch.int64)
+
+
+class Histories(RuleBasedStateMachine):
+    """A head beside the multiset of samples it should hold."""
+
+    every_step = True
+
+    @initialize(
+        rho=st.sampled_from([1.0, 0.25, 2.0**-20, 0.1, 4096.0]),
+        intercept=st.sampled_from(["free", "penalized", "none"]),
+        class_weight=st.sampled_from([None, None, "balanced", (1.0, 2.0, 0.3)]),
+        samples=st.lists(SAMPLE, max_size=8),
+    )
+    def start(self, rho, intercept, class_weight, samples):
+        weight = torch.tensor(class_weight, dtype=torch.float64) if isinstance(class_weight, tuple) else class_weight
+        self.options = {"rho": rho, "intercept": intercept, "class_weight": weight, "grid": GRID}
+        self.head = MarginHead(J, K, **self.options)
+        self.held = Counter()
+        self.add(samples)
+
+    @rule(samples=st.lists(SAMPLE, min_size=1, max_size=4))
+    def add(self, samples):
+        self.head.add(*tensors(samples))
+        self.held.update(samples)
+
+    @rule(data=st.data())
+    def remove(self, data):
+        some = data.draw(st.lists(st.sampled_from(sorted(self.held.elements()) or [((9, 9), 0)]), max_size=3))
+        gone = Counter(some)
+        if any(self.held[s] < c for s, c in gone.items()):
+            with pytest.raises((RemovalError, ValueError)):
+                self.head.remove(*tensors(some))
+        else:
+            self.head.remove(*tensors(some))
+            self.held = self.held - gone
+
+    @rule(data=st.data(), label=st.integers(0, K - 1))
+    def relabel(self, data, label):
+        if self.held:
+            row, old = data.draw(st.sampled_from(sorted(self.held)))
+            x, y = tensors([(row, old)])
+            self.head.relabel(x, y, torch.tensor([label]))
+            self.held = self.held - Counter([(row, old)]) + Counter([(row, label)])
+
+    @rule(data=st.data(), new=SAMPLE)
+    def replace(self, data, new):
+        if self.held:
+            old = data.draw(st.sampled_from(sorted(self.held)))
+            self.head.replace(*tensors([old]), *tensors([new]))
+            self.held = self.held - Counter([old]) + Counter([new])
+
+    @rule(rho=st.sampled_from([1.0, 0.25, 3.0]))
+    def change_rho(self, rho):
+        self.head.rho = self.options["rho"] = rho
+
+    @rule()
+    def refresh(self):
+        self.head.refresh()
+
+    @rule()
+    def read(self):
+        if self.held:
+            self.head.predict(torch.zeros(1, J))
+
+    @invariant()
+    def equal_at_every_step(self):
+        if self.every_step and hasattr(self, "head"):
+            self.compare()
+
+    def teardown(self):
+        if hasattr(self, "head"):
+            self.compare()
+
+    def compare(self):
+        """Compare with a head from scratch, and prove its active sets."""
+        samples = sorted(self.held)
+        fresh = MarginHead(J, K, **self.options)
+        if not samples:
+            assert self.head.n == 0
+            assert self.head.digest() == fresh.digest()
+            return
+        x, y = tensors(samples)
+        copies = torch.tensor([self.held[s] for s in samples], dtype=torch.float64)
+        fresh.add(x, y, copies)
+        assert self.head.digest() == fresh.digest()
+        active, ties = self.head.active(x, y), self.head.ties
+        assert torch.equal(active, fresh.active(x, y))
+        assert torch.equal(ties, fresh.ties)
+        weight = self.head.solver.groups.by_row(y) * copies
+        for k in range(K):
+            signs = [1 if label == k else -1 for label in y.tolist()]
+            if len(set(signs)) == 1:
+                assert self.head.b[k] == signs[0]
+                assert not self.head.w[:, k].any()
+                assert not active[:, k].any()
+                continue
+            w, b, equal = check_active_set(
+                [row for row, _ in samples], signs, weight.tolist(), self.head.rho, self.head.intercept,
+                active[:, k].tolist(),
+            )  # fmt: skip
+            assert int(ties[k]) == equal
+            exact = torch.tensor([float(v) for v in [*w, b]], dtype=torch.float64)
+            found = torch.cat([self.head.w[:, k], self.head.b[k : k + 1]])
+            assert torch.allclose(found, exact, rtol=1e-6, atol=1e-6)
+
+
+class LongHistories(Histories):
+    """Compared at its end alone, so that thousands of them can be run."""
+
+    every_step = False
+
+
+QUICK = settings(max_examples=8, stateful_step_count=6, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_random_histories():
+    run_state_machine_as_test(Histories, settings=QUICK)
+
+
+@pytest.mark.slow
+def test_many_random_histories():
+    run_state_machine_as_test(LongHistories, settings=settings(QUICK, max_examples=5000, stateful_step_count=10))
