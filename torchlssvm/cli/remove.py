@@ -16,6 +16,7 @@ from torchlssvm.cli.event_arguments import (
     event_targets,
     receipts_to_json,
 )
+from torchlssvm.cli.key_arguments import add_signing_key, signing_key
 from torchlssvm.cli.store_folder import open_store, refuse_inside_store
 
 if TYPE_CHECKING:
@@ -33,20 +34,19 @@ def register(commands: Commands) -> None:
     )
     add_sample_selection(remove)
     remove.add_argument("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure")
-    remove.add_argument("--key", type=Path, metavar="KEY.pem", help="sign the certificate (see keygen)")
+    add_signing_key(remove)
     remove.add_argument("--compact", action="store_true", help="also destroy the bytes, see compact")
     remove.add_argument("--event-id", metavar="E", help=EVENT_ID_HELP)
 
 
 def run_remove(options: argparse.Namespace) -> int:
     """Remove, then compact, then certify. All that can be refused is refused before."""
-    from torchlssvm import audit
     from torchlssvm.errors import StoreBusyError
     from torchlssvm.events import Remove
 
     if options.key is not None and options.certificate is None:
         raise UsageError("--key needs --certificate")
-    key = None if options.key is None else audit.private_key(options.key)
+    key = signing_key(options)
     if options.certificate is not None and options.certificate.exists():
         raise ValueError(f"{options.certificate} is there already: a certificate is not written over")
     if options.certificate is not None and not options.certificate.absolute().parent.is_dir():
@@ -70,8 +70,8 @@ def run_remove(options: argparse.Namespace) -> int:
         if options.certificate is not None:
             certificate = store.certificate([receipt.event_id for receipt in receipts], key)
             certificate.save(options.certificate)
-            said |= {"certificate": str(options.certificate), "signed": bool(certificate.signature)}
-            how = "signed" if certificate.signature else "not signed"
+            said |= {"certificate": str(options.certificate), "signed": bool(certificate.signatures)}
+            how = "signed" if certificate.signatures else "not signed"
             text.append(f"certificate: {options.certificate} ({how}, compacted: {str(certificate.compacted).lower()})")
     if busy is not None:
         warn(f"torchlssvm: error: the samples are removed, but: {one_line(busy)}")

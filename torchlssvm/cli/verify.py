@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import add_command, seconds
+from torchlssvm.cli.arguments import UsageError, add_command, seconds
 from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.key_arguments import add_trusted_keys, trusted_keys
 from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.cli.store_folder import holds_store, open_store
 
@@ -29,8 +30,16 @@ def register(commands: Commands) -> None:
         metavar="STORE",
         help="store to check it against: follows the journal and sums the rows anew",
     )
+    verify.add_argument(
+        "--fast",
+        action="store_true",
+        help="check the sums against the rows with random vectors instead: the time of reading them once",
+    )
     verify.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
-    verify.add_argument("--public-key", type=Path, metavar="PUB", help="the issuer's key, from the issuer")
+    verify.add_argument(
+        "--opening", type=Path, metavar="FILE", help="to check a head without the store (see certificate opening)"
+    )
+    add_trusted_keys(verify)
     verify.add_argument(
         "--allow-unsigned",
         action="store_true",
@@ -47,12 +56,19 @@ def run_verify(options: argparse.Namespace) -> int:
     from torchlssvm.audit.certificate import Certificate
     from torchlssvm.cli.exported_head import load_head
 
+    if options.fast and options.store is None:
+        raise UsageError("--fast needs --store")
+    if options.opening is not None and (options.store is not None or options.head is None):
+        raise UsageError("--opening is for --head without --store")
     certificate = Certificate.load(options.certificate)
-    key = None if options.public_key is None else audit.public_key(options.public_key)
+    key = trusted_keys(options)
     head = None if options.head is None else load_head(options.head)
-    judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
+    judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned, fast=options.fast)
     with ProgressBar(options, "verifying") as bar:
-        checks = judge(head).checks if options.store is None else verify_with_store(options, judge, head, bar)
+        if options.store is None:
+            checks = judge(head, opening=options.opening).checks
+        else:
+            checks = verify_with_store(options, judge, head, bar)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -70,7 +86,8 @@ def verify_with_store(
     try:
         with open_store(options, readonly=True) as store:
             store.watch(bar.advance)
-            store.check_structure()  # first: pages that lead back to themselves would hold rows without end
+            if not options.fast:  # there it is done once
+                store.check_structure()  # first: pages that lead back to themselves would hold rows without end
             checks = judge(store.head, store).checks
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:

@@ -71,6 +71,7 @@ RECORD_FIELDS: dict[str, dict[str, Any]] = {
     "head": {"type": str},
     "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
     "key": {"key": str, "since": int},
+    "opening": {"key": str},
 }
 """Records of the meta table that are objects: the fields that are read, and their types."""
 
@@ -80,10 +81,11 @@ RECORD_TYPES: dict[str, Any] = {
     "fingerprint": str | None,
     "chosen": dict | None,
     "checkpoints": dict,
+    "openings": int,
 }
 """Types of the other records that the store itself keeps; notes of callers may be any JSON."""
 
-HEX_FIELDS = {"state": "chain", "key": "key"}
+HEX_FIELDS = {"state": "chain", "key": "key", "opening": "key"}
 """Fields of records that are bytes, written as hex."""
 
 NO_DEFAULT: Any = object()
@@ -118,6 +120,7 @@ def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[
 
 def check_record(name: str, value: Any) -> None:
     """ValueError when a record does not have the fields and types that are read; more fields are allowed."""
+    name = name.partition("/")[0]  # of which there are several
     wanted = dict if name in RECORD_FIELDS else RECORD_TYPES.get(name, object)
     if not isinstance(value, wanted):
         raise ValueError(f"it is a {type(value).__name__}")

@@ -21,6 +21,7 @@ from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.sample_table import StoredRows
 
@@ -170,6 +171,19 @@ class LinearAdapter:
     def add_to(self, sums: Statistics, rows: StoredRows, codec: Codec) -> None:
         """Sum samples of the store beside the head, on the grid they are on."""
         self._sum(sums, sums, rows, codec)
+
+    def sum_check(self) -> SumCheck:
+        """A check of the head's sums against rows, for :meth:`check_with`."""
+        assert self.head.statistics is not None
+        return SumCheck(self.head.statistics)
+
+    def check_with(self, check: SumCheck, rows: StoredRows) -> None:
+        """Take in samples of the store; StoreError if the head's sums are of another kind."""
+        x, y = self._here(rows.x, rows.y)
+        try:
+            check.add(x, y, ids=self._ids(rows.ids))
+        except ValueError as error:
+            raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def _sum(self, learner: LSSVMHead | Statistics, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
         try:

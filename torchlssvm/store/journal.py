@@ -1,8 +1,9 @@
 """The journal: what was done to a store, as a hash chain that says nothing about who was in it.
 
 An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample, and an
-HMAC of the digest after the event. The nonces live in the samples' rows and go with them; the key of the HMACs is replaced
-at compaction. So an erasure rewrites no entry, and afterwards nothing in here confirms a guess about an erased sample.
+HMAC of the digest after the event under a key of that position. The nonces live in the samples' rows and go with them; the
+keys of positions that are past are destroyed at compaction. So an erasure rewrites no entry, and afterwards nothing in here
+confirms a guess about an erased sample. Certificates publish the HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -22,6 +23,15 @@ from torchlssvm.store.database import Database
 
 CHAIN_START = bytes(32)
 """Hash before the first entry: 32 zero bytes."""
+
+OPENING_BYTES = 32
+"""Bytes of the key of a position."""
+
+
+def opening_name(position: int) -> str:
+    """The name of the record with the key of a position; names sort as positions do."""
+    return f"opening/{position:020d}"
+
 
 COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
 
@@ -126,18 +136,48 @@ class Journal:
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 
-    def new_key(self, since: int) -> None:
-        """Destroy the key of the HMACs up to a position, and make another for those after it."""
-        self.db.put("key", {"key": os.urandom(32).hex(), "since": since})
-
-    def mac(self, digest: str | None) -> bytes | None:
-        """The HMAC under the present key."""
+    def commit(self, digest: str | None, position: int) -> bytes | None:
+        """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
         if digest is None:
             return None
-        return hmac.digest(bytes.fromhex(self.db.get("key")["key"]), digest.encode(), "sha256")
+        if self.db.get("openings", None) is None:
+            self.db.put("openings", position)
+        return hmac.digest(self.new_opening(position), digest.encode(), "sha256")
+
+    def new_opening(self, position: int) -> bytes:
+        """Make the key of a position."""
+        key = os.urandom(OPENING_BYTES)
+        self.db.put(opening_name(position), {"key": key.hex()})
+        return key
+
+    def opening(self, position: int) -> bytes | None:
+        """The key of a position; None when it is destroyed, or was never made (in version 0.1.0)."""
+        found = self.db.get(opening_name(position), None)
+        if found is None:
+            return None
+        key = bytes.fromhex(found["key"])
+        if len(key) != OPENING_BYTES:
+            raise StoreError(f"{self.db.path} is damaged: the key of position {position} has {len(key)} bytes")
+        return key
+
+    def destroy_openings(self, before: int) -> None:
+        """Destroy the keys of all positions before one, and the one that version 0.1.0 had for all."""
+        self.db.run("DELETE FROM meta WHERE name >= ? AND name < ?", (opening_name(0), opening_name(before)))
+        self.db.delete("key")
+
+    def commits(self, position: int) -> bool:
+        """True if the HMAC of an entry is under a key of its own; earlier ones are of version 0.1.0."""
+        since = self.db.get("openings", None)
+        return since is not None and position >= since
 
     def confirms(self, entry: Entry, digest: str) -> bool | None:
         """Compare a digest with the one after an entry; None when the key that could tell is destroyed."""
-        if entry.mac is None or entry.position <= self.db.get("key")["since"]:
+        key = self.opening(entry.position) if self.commits(entry.position) else self._shared_key(entry.position)
+        if entry.mac is None or key is None:
             return None
-        return hmac.compare_digest(entry.mac, self.mac(digest) or b"")
+        return hmac.compare_digest(entry.mac, hmac.digest(key, digest.encode(), "sha256"))
+
+    def _shared_key(self, position: int) -> bytes | None:
+        """The key that version 0.1.0 used for all entries since its last compaction."""
+        found = self.db.get("key", None)
+        return None if found is None or position <= found["since"] else bytes.fromhex(found["key"])

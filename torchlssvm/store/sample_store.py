@@ -16,6 +16,7 @@ from torch import Tensor
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
+from torchlssvm.audit.opening import Opening
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
 from torchlssvm.events import CPU, Event, EventBase, as_list, check_ids, check_text
 from torchlssvm.functional.checks import as_tensor
@@ -174,7 +175,6 @@ class SampleStore:
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
-            self._journal.new_key(0)
             self._table.adopt_codec(adapter.codec())
             self._journal.write_state(0, adapter.digest(), 0, CHAIN_START)
         self._witness.write(0, CHAIN_START)
@@ -615,16 +615,17 @@ class SampleStore:
     def compact(self) -> Compaction:
         """Make sure that what was erased is in no file of the store any more.
 
-        Destroys the key of the HMACs of earlier digests, rewrites the database without its gaps, empties the log, saves the
-        statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the log
-        from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went through.
+        Destroys the keys of the commitments to earlier states, rewrites the database without its gaps, empties the log, saves
+        the statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the
+        log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went
+        through.
         """
         self._check_writable()
         with self._db.held():
             self._live.required()
             with self._db.transaction():
                 self._live.prepare()
-                self._journal.new_key(self._live.position)
+                self._journal.destroy_openings(self._live.position)
                 options = self._live.save_options()
             self._live.options = options
             self._db.run("VACUUM")
@@ -673,6 +674,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
+        self._require_opening()
         with self.view():
             self._db.check_place()
             adapter = self._live.follow()
@@ -683,31 +685,94 @@ class SampleStore:
             certificate = self._issuer.issue(wanted, adapter.head, choices or {})
             return certificate if key is None else sign(certificate, key)
 
+    def _require_opening(self) -> None:
+        """Make the key of the present position if there is none: the last event was applied by version 0.1.0."""
+
+        def missing() -> bool:
+            state = self._db.get("state")
+            return state["digest"] is not None and self._journal.opening(state["position"]) is None
+
+        if not missing():
+            return
+        self._check_writable()
+        with self._db.transaction():
+            if missing():
+                self._journal.new_opening(self._db.get("state")["position"])
+
+    def opening(self, position: int | None = None) -> Opening | None:
+        """The opening of the commitment to a state, by default the present one; None when it is destroyed.
+
+        With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
+        for somebody who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        """
+        with self.view():
+            at = self.position if position is None else position
+            key = self._journal.opening(at)
+            return None if key is None else Opening(self._journal.chain_at(at).hex(), key.hex())
+
     def check_structure(self) -> None:
         """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
         self._db.check_structure()
 
     @exactly
-    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
+    def recompute(self, erased: Iterable[str] = (), fast: bool = False) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them.
+
+        ``fast``: check the head's sums against the rows by Freivalds' test instead; StoreError if they are others.
+        """
         gone, count = set(erased), 0
         with self.view():
             self._db.check_structure()
-            adapter = self._live.adapter
-            sums = adapter.empty_sums() if isinstance(adapter, LinearAdapter) else None
+            adapter = self._live.follow() if fast else self._live.adapter
+            linear = adapter if isinstance(adapter, LinearAdapter) and adapter.exact else None
+            sums = linear.empty_sums() if linear is not None and not fast else None
+            check = linear.sum_check() if linear is not None and fast else None
             for rows in self._table.batches():
                 count += len(rows)
-                if any(c.hex() in gone for c in rows.commitments):
+                if not gone.isdisjoint(c.hex() for c in rows.commitments):
                     raise StoreError("a sample that was erased is among the rows")
-                if isinstance(adapter, LinearAdapter) and sums is not None:
-                    adapter.add_to(sums, rows, self._table.codec)
+                if linear is not None and sums is not None:
+                    linear.add_to(sums, rows, self._table.codec)
+                if linear is not None and check is not None:
+                    linear.check_with(check, rows)
+            failure = None if check is None else check.failure()
+            if failure is not None:
+                raise StoreError(f"{self._db.path} is damaged: {failure}")
+            if check is not None and linear is not None:
+                return count, linear.digest()
             return count, None if sums is None else sums.digest()
 
-    def confirms(self, position: int, digest: str) -> bool | None:
-        """Compare a digest with the one after the event at a position; None if that cannot be told any more."""
+    def described(self) -> dict[str, Any]:
+        """The grid and the shape of the rows, as certificates have them."""
         with self.view():
-            entry = self._journal.at(position)
-            return None if entry is None else self._journal.confirms(entry, digest)
+            self._table.load_codec()
+            return {"grid": self._issuer.grid(), "shape": self._issuer.shape()}
+
+    def older_files(self, position: int) -> dict[str, list[str]]:
+        """Snapshots and known checkpoints from before a position that are still there."""
+        with self.view():
+            return {
+                "snapshots": self._live.snapshots.names_before(position),
+                "checkpoints": self._issuer.checkpoints_before(position),
+            }
+
+    def check_files(self, commitments: Mapping[str, str], position: int) -> dict[str, str]:
+        """Compare the files that a certificate of a position names with its commitments; says for each what was found."""
+        with self.view():
+            key = self._journal.opening(position)
+            return {name: self._issuer.compare_file(name, given, key) for name, given in commitments.items()}
+
+    def recorded(self, certificate: Certificate) -> bool | None:
+        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
+        with self.view():
+            entry = self._journal.at(certificate.position)
+            if entry is None or entry.mac is None:
+                return None
+            if certificate.digest is not None:
+                return self._journal.confirms(entry, certificate.digest)
+            if entry.mac.hex() == certificate.commitment:
+                return True
+            return False if self._journal.commits(entry.position) else None
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:

@@ -247,7 +247,7 @@ class Transaction:
             return state["digest"], bytes.fromhex(state["chain"])
         digest, chain, samples = self.adapter.digest(), b"", state["samples"]
         for done in self.done:
-            mac = self.journal.mac(digest) if done is self.done[-1] else None
+            mac = self.journal.commit(digest, done.position) if done is self.done[-1] else None
             chain = self.journal.append(
                 done.event.event_id, done.event.kind, done.commitments, mac, done.position - 1
             ).chain
