@@ -29,7 +29,7 @@ MAX_COUNT = 2**63 - 1
 """The largest integer of SQLite, and so the largest position and number of samples."""
 
 NONCE_BYTES = 32
-"""Random bytes in front of an id in its commitment SHA-256(nonce || id): as many as the hash has, so that no guess can be tested."""
+"""Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
 
 EVENT_KINDS = ("add", "remove", "relabel", "replace")
 COMMITMENT = re.compile("[0-9a-f]{64}")
