@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.audit.certificate import COMMITMENT, MAX_CERTIFICATE_BYTES, Certificate
+from torchlssvm.audit.certificate import MAX_CERTIFICATE_BYTES, Certificate
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
@@ -22,6 +23,7 @@ __all__ = ["ErasureReceipt"]
 
 RECEIPT_FORMAT = "torchlssvm-receipt-1"
 
+HEX_NONCE = re.compile("[0-9a-f]{64}")
 EVENT_FIELDS: dict[str, type] = {"event_id": str, "position": int, "ids": list, "nonces": list}
 NAME_FIELDS: dict[str, type] = {"kind": str, "name": str, "nonce": str}
 LISTED_NAMES = 5
@@ -74,6 +76,10 @@ class ErasureReceipt:
                 raise VerificationError(
                     f"the receipt names {len(event['ids'])} samples of an erasure of another number"
                 )
+        if self.request is not None and any(event["event_id"] == self.request["id"] for event in certificate.events):
+            for name in self.request["names"]:
+                if not certificate.covers(name["name"], name["nonce"]):
+                    raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")
         more = sum(e["samples"] for e in certified.values()) - self.samples
         others = f"; {more} further samples of the certificate are not in this receipt" if more else ""
         request = f", request {self.request['id']}" if self.request else ""
@@ -115,14 +121,14 @@ class ErasureReceipt:
             check_fields(event, EVENT_FIELDS, "an erasure")
             if len(event["ids"]) != len(event["nonces"]) or not all(isinstance(i, str) for i in event["ids"]):
                 raise VerificationError("not a receipt: an erasure needs a nonce for each id")
-            if not all(isinstance(n, str) and COMMITMENT.fullmatch(n) for n in event["nonces"]):
+            if not all(isinstance(n, str) and HEX_NONCE.fullmatch(n) for n in event["nonces"]):
                 raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
         request = data["request"]
         if request is not None:
             check_fields(request, {"id": str, "received": str, "due": str, "names": list}, "the request")
             for name in request["names"]:
                 check_fields(name, NAME_FIELDS, "a name of the request")
-                if not COMMITMENT.fullmatch(name["nonce"]):
+                if not HEX_NONCE.fullmatch(name["nonce"]):
                     raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
         return cls(**data)
 
