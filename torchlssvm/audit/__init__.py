@@ -3,11 +3,13 @@
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import PassphraseError, key_id, new_key, private_key, public_key, sign, trusted_keys
 from torchlssvm.audit.opening import Opening
+from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.audit.verification import Report, verify
 from torchlssvm.backbone_hash import fingerprint
 
 __all__ = [
     "Certificate",
+    "ErasureReceipt",
     "Opening",
     "PassphraseError",
     "Report",

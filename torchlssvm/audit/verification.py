@@ -210,10 +210,10 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
         "erased": f"{len(erased)} samples, not in the store under their old commitments",
         "rows": f"{count} {how}",
     }
-    if later:
-        checks["state"] = _check_past_state(cert, store)
-    else:
+    if store.unchanged_since(cert.position):
         checks["state"] = _check_present_state(cert, store, count, digest)
+    else:
+        checks["state"] = _check_past_state(cert, store)
     return digest, checks | _check_files(cert, store)
 
 

@@ -81,7 +81,7 @@ class CertificateIssuer:
             },
             library=f"torchlssvm {__version__}",
             time=now(),
-            files={} if key is None else self.file_commitments(key, state["position"]),
+            files={} if key is None else self.file_commitments(key),
         )
 
     def grid(self) -> dict[str, Any] | None:
@@ -93,13 +93,14 @@ class CertificateIssuer:
         """The numbers of features and classes, as a certificate has them."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
-    def file_commitments(self, key: bytes, position: int) -> dict[str, str]:
-        """A commitment to each known file of the state at a position: HMAC(key, "file " || SHA-256 of its bytes).
+    def file_commitments(self, key: bytes) -> dict[str, str]:
+        """A commitment to each known file of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
         Files of earlier states get none: the key would confirm guesses about those who have left since.
         """
-        paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) == position}
-        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at == position}
+        since = self.journal.last_change()
+        paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
+        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
         found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: commitment for name, commitment in found.items() if commitment is not None}
 
@@ -138,7 +139,10 @@ class CertificateIssuer:
         known = self.checkpoints()
         if not known:
             return []
-        row = self.db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
+        row = self.db.one(
+            "SELECT max(position) FROM journal WHERE position <= ? AND kind IN ('remove', 'relabel', 'replace')",
+            (position,),
+        )
         erasure = (row or (None,))[0] or 0
         return [
             path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())

@@ -24,6 +24,9 @@ from torchlssvm.store.database import Database
 CHAIN_START = bytes(32)
 """Hash before the first entry: 32 zero bytes."""
 
+CHANGING_KINDS = ("add", "remove", "relabel", "replace")
+"""Kinds of entries that change samples; others note something, such as a request."""
+
 OPENING_BYTES = 32
 """Bytes of the key of a position."""
 
@@ -160,8 +163,15 @@ class Journal:
             raise StoreError(f"{self.db.path} is damaged: the key of position {position} has {len(key)} bytes")
         return key
 
-    def destroy_openings(self, before: int) -> None:
-        """Destroy the keys of all positions before one, and the one that version 0.1.0 had for all."""
+    def last_change(self) -> int:
+        """The position since which no sample has changed; entries after it are of other kinds."""
+        marks = ",".join("?" * len(CHANGING_KINDS))
+        row = self.db.one(f"SELECT max(position) FROM journal WHERE kind IN ({marks})", CHANGING_KINDS)
+        return (row or (None,))[0] or 0
+
+    def destroy_openings(self) -> None:
+        """Destroy the keys of all states but the present one, and the key that version 0.1.0 had for all."""
+        before = self.last_change()
         self.db.run("DELETE FROM meta WHERE name >= ? AND name < ?", (opening_name(0), opening_name(before)))
         self.db.delete("key")
 
