@@ -87,10 +87,11 @@ def test_labels_add_up(filled: Shell) -> None:
 SINGLE = {
     "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--timeout"],
     "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--timeout"],
-    "remove": ["--certificate", "--key", "--event-id", "--timeout"],
+    "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--timeout"],
     "relabel": ["--file", "--event-id"],
     "preview": ["--features", "--labels"],
-    "verify": ["--store", "--head", "--public-key", "--timeout"],
+    "verify": ["--store", "--head", "--opening", "--timeout"],
+    "keygen": ["--passphrase-file"],
     "export": ["--format"],
     "report": ["--out", "--images", "--certificates", "--title", "--count"],
     "demo": ["--out", "--seed"],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm import __version__, _interrupts
 from torchlssvm.cli import (
     add,
+    certificate,
     compact,
     demo,
     drop,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
     init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
+    certificate.register,
     pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
     report.register, fit.register,
 )  # fmt: skip
