@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError, NumericalWarning
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
@@ -698,6 +698,16 @@ class LSSVMHead(nn.Module):
             self._integrity.check()
         if self.statistics is not None:
             self.statistics.check_whole()
+
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -174,9 +174,8 @@ class SampleStore:
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
-            self._journal.new_key(0)
             self._table.adopt_codec(adapter.codec())
-            self._journal.write_state(0, adapter.digest(), 0, CHAIN_START)
+            self._journal.start(adapter.digest())
         self._witness.write(0, CHAIN_START)
 
     def _check_start(self, told: tuple[int, bytes] | None) -> None:
@@ -688,20 +687,37 @@ class SampleStore:
         self._db.check_structure()
 
     @exactly
-    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
-        gone, count = set(erased), 0
+    def recompute(self) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest.
+
+        StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
+        must be behind a commitment of its own.
+        """
         with self.view():
             self._db.check_structure()
-            adapter = self._live.adapter
-            sums = adapter.empty_sums() if isinstance(adapter, LinearAdapter) else None
-            for rows in self._table.batches():
-                count += len(rows)
-                if any(c.hex() in gone for c in rows.commitments):
-                    raise StoreError("a sample that was erased is among the rows")
-                if isinstance(adapter, LinearAdapter) and sums is not None:
-                    adapter.add_to(sums, rows, self._table.codec)
-            return count, None if sums is None else sums.digest()
+            held = self._journal.commitments_held()
+            count, digest, adapter, batches = len(held), None, self._live.adapter, self._take_from(held)
+            self._table.load_codec()
+            if isinstance(adapter, LinearAdapter):
+                digest = adapter.sum_anew(batches, self._table.codec)
+            for _ in batches:  # of a machine without sums, the rows are read and checked all the same
+                continue
+            if held:
+                raise StoreError(f"{len(held)} samples of the journal are not among the rows")
+            return count, digest
+
+    def _take_from(self, held: set[bytes]) -> Iterator[StoredRows]:
+        """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
+        for rows in self._table.batches():
+            found = rows.commitments
+            if not held.issuperset(found):
+                k = next(k for k, commitment in enumerate(found) if commitment not in held)
+                raise StoreError(
+                    f"a sample that was erased is among the rows, or an id or nonce was altered: row {rows.seq[k]} is none that "
+                    "the journal has"
+                )
+            held.difference_update(found)
+            yield rows
 
     def confirms(self, position: int, digest: str) -> bool | None:
         """Compare a digest with the one after the event at a position; None if that cannot be told any more."""

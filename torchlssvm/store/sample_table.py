@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import sqlite3
@@ -18,6 +17,7 @@ from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.store.codec import Codec
 from torchlssvm.store.database import Database, checksums
+from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
 """Rows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
@@ -27,11 +27,6 @@ NONCE_BYTES = 32
 
 IDS_PER_QUERY = 500
 """Ids asked for in one query (SQLite allows 999 variables in old versions)."""
-
-
-def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
-    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
-    return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,11 @@ class StoredRows:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    @property
+    def samples(self) -> tuple[list[str], Tensor, Tensor]:
+        """Ids, features and targets, as a :class:`~torchlssvm.sample_adapter.SampleAdapter` takes them."""
+        return self.ids, self.x, self.y
 
     @property
     def commitments(self) -> list[bytes]:
