@@ -24,8 +24,7 @@ from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
 from torchlssvm.statistics import Statistics
-from torchlssvm.store.codec import Codec
-from torchlssvm.store.sample_table import StoredRows
+from torchlssvm.store.sample_table import Codec, StoredRows
 
 SETTABLE_OPTIONS = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""

@@ -73,6 +73,17 @@ class Entry:
         return [commitment.hex() for commitment in self.commitment_bytes]
 
 
+def commitments_held(entries: Iterable[Entry]) -> set[bytes]:
+    """The commitments to samples that were added and not removed since."""
+    held: set[bytes] = set()
+    for entry in entries:
+        if entry.kind == "add":
+            held.update(entry.commitment_bytes)
+        elif entry.kind == "remove":
+            held.difference_update(entry.commitment_bytes)
+    return held
+
+
 def now() -> str:
     """The time of an event: UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
@@ -151,16 +162,6 @@ class Journal:
         """Begin the journal of a new store, whose empty head has a digest."""
         self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
         self.new_key(0)
-
-    def commitments_held(self) -> set[bytes]:
-        """The commitments to samples that were added and not removed since, after checking the chain."""
-        held: set[bytes] = set()
-        for entry in self.entries():
-            if entry.kind == "add":
-                held.update(entry.commitment_bytes)
-            elif entry.kind == "remove":
-                held.difference_update(entry.commitment_bytes)
-        return held
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 

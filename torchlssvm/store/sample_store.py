@@ -25,7 +25,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
-from torchlssvm.store.journal import CHAIN_START, Entry, Journal, now
+from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
@@ -517,16 +517,14 @@ class SampleStore:
         """
         given = as_events(events)
         self._check_writable()
+        work = Transaction(self._table, self._journal, self._live.required(), self._source)
         with self._db.held():
-            adapter = self._live.required()
             self._db.begin()
-            with adapter.lock:
-                work: Transaction | None = None
+            with work.adapter.lock:
+                self._live.prepare()
                 try:
-                    self._live.prepare()
-                    work = Transaction(self._table, self._journal, adapter, self._live.position, self._source)
                     self._live.distrust()  # until rows and head are known to agree again
-                    results = work.apply(given, kept_out)
+                    results = work.apply(given, self._live.position, kept_out)
                     digest, chain = work.finish()
                     options = self._live.save_options() if work.done else self._live.options
                     for name, value in (notes or {}).items():
@@ -558,14 +556,11 @@ class SampleStore:
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Transaction | None, error: BaseException) -> None:
+    def _take_back(self, work: Transaction, error: BaseException) -> None:
         """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
 
         Any other error may have come in the middle of a change, and the head is not asked.
         """
-        if work is None:
-            self._db.roll_back()
-            return
         undone = isinstance(error, REFUSALS) and work.undo()
         self._db.roll_back()
         try:
@@ -597,8 +592,8 @@ class SampleStore:
                 adapter = self._live.prepare()
                 before = predictions(adapter, x)
                 trial = adapter.copy()
-                work = Transaction(self._table, self._journal, trial, self._live.position, self._source)
-                work.apply(given)
+                work = Transaction(self._table, self._journal, trial, self._source)
+                work.apply(given, self._live.position)
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
@@ -687,15 +682,15 @@ class SampleStore:
         self._db.check_structure()
 
     @exactly
-    def recompute(self) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest.
+    def recompute(self, entries: Sequence[Entry] | None = None) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
 
         StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
         must be behind a commitment of its own.
         """
         with self.view():
             self._db.check_structure()
-            held = self._journal.commitments_held()
+            held = commitments_held(self.history() if entries is None else entries)
             count, digest, adapter, batches = len(held), None, self._live.adapter, self._take_from(held)
             self._table.load_codec()
             if isinstance(adapter, LinearAdapter):
@@ -713,8 +708,8 @@ class SampleStore:
             if not held.issuperset(found):
                 k = next(k for k, commitment in enumerate(found) if commitment not in held)
                 raise StoreError(
-                    f"a sample that was erased is among the rows, or an id or nonce was altered: row {rows.seq[k]} is none that "
-                    "the journal has"
+                    "a sample that was erased is among the rows, or an id or nonce was altered: "
+                    f"row {rows.seq[k]} is none that the journal has"
                 )
             held.difference_update(found)
             yield rows

@@ -72,10 +72,10 @@ class AppliedEvent:
 class Transaction:
     """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
 
-    def __init__(self, table: SampleTable, journal: Journal, adapter: HeadAdapter, position: int, source: str | None):
-        """``position``: of the journal; ``source``: the network whose features come without a fingerprint of their own."""
-        self.table, self.journal, self.adapter = table, journal, adapter
-        self.position, self.source = position, source
+    def __init__(self, table: SampleTable, journal: Journal, adapter: HeadAdapter, source: str | None):
+        """``source``: the network whose features come without a fingerprint of their own."""
+        self.table, self.journal, self.adapter, self.source = table, journal, adapter, source
+        self.position = 0
         self.done: list[AppliedEvent] = []
         self.undo_steps: list[list[Callable[[], None]]] = []
 
@@ -83,12 +83,13 @@ class Transaction:
 
     @exactly
     def apply(
-        self, events: Sequence[Event], kept_out: Mapping[str, Sequence[str]] | None = None
+        self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
     ) -> list[AppliedEvent | int]:
-        """Apply events; of one that was applied before, its position.
+        """Apply events behind a position of the journal; of one that was applied before, its position.
 
         ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
         """
+        self.position = position
         return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
 
     def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | int:
