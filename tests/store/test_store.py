@@ -106,6 +106,11 @@ def test_receipts(store: SampleStore) -> None:
     certificate = store.certificate("erasure")
     assert all(certificate.covers(i, n) for i, n in receipt.nonces.items())
     assert not certificate.covers("sample-1", "00" * 32)
+    nonce = bytes.fromhex(receipt.nonces["sample-1"])
+    assert not certificate.covers(
+        "1", nonce + b"sample-"
+    )  # nonce and id are bound: neither lends the other its letters
+    assert not certificate.covers("sample-1", nonce[:-1])
 
 
 def test_an_event_applied_before_changes_nothing_and_says_so(store: SampleStore) -> None:

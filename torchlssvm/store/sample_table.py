@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.store.database import Database, checksums
@@ -27,9 +28,6 @@ from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
 """Rows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
-
-NONCE_BYTES = 32
-"""Random bytes of a commitment: as many as its SHA-256 has, so that no guess at an id can be tested."""
 
 IDS_PER_QUERY = 500
 """Ids asked for in one query (SQLite allows 999 variables in old versions)."""

@@ -16,12 +16,15 @@ from typing import Any
 
 from torch import Tensor
 
+from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
-from torchlssvm.store.sample_table import NONCE_BYTES, ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.journal import Journal, commitments
+from torchlssvm.store.repeated_events import PastEvent, check_repetition
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 
 log = logging.getLogger("torchlssvm.store")
 
