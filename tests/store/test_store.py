@@ -554,10 +554,10 @@ def test_foreign_and_newer_files(store: SampleStore, tmp_path: Path) -> None:
     store.close()
     file = tmp_path / "store" / "samples.sqlite"
     with sqlite3.connect(file) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
     content = file.read_bytes()
-    with pytest.raises(StoreError, match="newer schema version 2"):
+    with pytest.raises(StoreError, match="newer schema version 3"):
         SampleStore(tmp_path / "store")
     assert file.read_bytes() == content
     for name, junk in (("text", b"hello" * 1000), ("empty", b"")):

@@ -31,7 +31,7 @@ MAX_COUNT = 2**63 - 1
 NONCE_BYTES = 32
 """Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
 
-EVENT_KINDS = ("add", "remove", "relabel", "replace")
+EVENT_KINDS = ("add", "remove", "relabel", "replace", "request")
 COMMITMENT = re.compile("[0-9a-f]{64}")
 
 

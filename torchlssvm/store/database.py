@@ -27,8 +27,9 @@ FILE = "samples.sqlite"
 APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
-SCHEMA_VERSION = 1
-"""Version of the tables below; a file of another version is refused."""
+SCHEMA_VERSION, MARKED_VERSION = 1, 2
+"""Version of the tables below. Files are marked with the second one when they have records that version 0.1.0 of the library
+does not honour (a suppression list, requests, receipts); the tables are the same. Files of other versions are refused."""
 
 PRAGMAS = {
     "synchronous": "FULL",
@@ -71,6 +72,7 @@ RECORD_FIELDS: dict[str, dict[str, Any]] = {
     "head": {"type": str},
     "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
     "key": {"key": str, "since": int},
+    "suppression": {"path": str, "list": str, "changes": int},
 }
 """Records of the meta table that are objects: the fields that are read, and their types."""
 
@@ -261,10 +263,10 @@ class Database:
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
-        if version != SCHEMA_VERSION:
-            age = "newer" if version > SCHEMA_VERSION else "unknown"
+        if version not in (SCHEMA_VERSION, MARKED_VERSION):
+            age = "newer" if version > MARKED_VERSION else "unknown"
             raise StoreError(
-                f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA_VERSION}. "
+                f"{self.path} has the {age} schema version {version}; this library reads versions up to {MARKED_VERSION}. "
                 "Use the library that wrote it."
             )
         found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
@@ -444,6 +446,17 @@ class Database:
     def delete(self, name: str) -> None:
         """Take a value of the meta table away."""
         self.run("DELETE FROM meta WHERE name = ?", (name,))
+
+    def mark_version(self) -> None:
+        """Keep version 0.1.0 of the library from opening the file, inside a transaction."""
+        if self.one("PRAGMA user_version") != (MARKED_VERSION,):
+            self.run(f"PRAGMA user_version = {MARKED_VERSION}")
+
+    def records(self, prefix: str) -> dict[str, Any]:
+        """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        names = self.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (prefix, end))
+        return {name.removeprefix(prefix): self.get(name) for (name,) in names}
 
     def check_structure(self) -> None:
         """Let SQLite check pages and indexes; reads the whole file."""

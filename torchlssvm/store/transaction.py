@@ -22,9 +22,8 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
-from torchlssvm.store.journal import Journal, commitments
-from torchlssvm.store.repeated_events import PastEvent, check_repetition
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.suppression import Suppression
 
 log = logging.getLogger("torchlssvm.store")
 
@@ -44,9 +43,14 @@ class Receipt:
     samples: int
     digest: str | None
     nonces: dict[str, str] = field(default_factory=dict, repr=False)
+    left_out: tuple[str, ...] = ()
+    """Samples of an Add that were not learned, since they were erased on request."""
 
     def __str__(self) -> str:
         done = "applied" if self.applied else "was applied before, nothing was changed"
+        if self.left_out:
+            rest = "the others were added" if self.applied else "nothing was added"
+            done = f"{len(self.left_out)} samples were erased on request and stay out, {rest}"
         return f"{self.kind} {self.event_id}: {done} ({self.samples} samples, position {self.position})"
 
 
@@ -60,6 +64,8 @@ class AppliedEvent:
     nonces: list[bytes]
     absent: int = 0
     """Number of its samples that were never held: they were kept out before they could be added."""
+    left_out: Sequence[str] = ()
+    """Samples of an Add that were not added, since they were erased on request."""
 
     @property
     def commitments(self) -> list[bytes]:
@@ -69,16 +75,42 @@ class AppliedEvent:
     def receipt(self, digest: str | None) -> Receipt:
         """The receipt of the event, once it is committed."""
         nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        return Receipt(self.event.event_id, self.event.kind, self.position, True, len(self.ids), digest, nonces)
+        return Receipt(
+            self.event.event_id,
+            self.event.kind,
+            self.position,
+            True,
+            len(self.ids),
+            digest,
+            nonces,
+            tuple(self.left_out),
+        )
+
+
+@dataclass
+class EmptyEvent:
+    """An Add of which nothing was added, since all of its samples were erased on request; the journal has no entry of it."""
+
+    event: Event
+    position: int
+    left_out: Sequence[str]
+
+    def receipt(self, digest: str | None) -> Receipt:
+        """The receipt, which says what was left out."""
+        return Receipt(
+            self.event.event_id, self.event.kind, self.position, False, 0, digest, left_out=tuple(self.left_out)
+        )
 
 
 class Transaction:
     """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
 
-    def __init__(self, table: SampleTable, journal: Journal, adapter: HeadAdapter, source: str | None):
+    def __init__(
+        self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
+    ):
         """``source``: the network whose features come without a fingerprint of their own."""
-        self.table, self.journal, self.adapter, self.source = table, journal, adapter, source
-        self.position = 0
+        self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
+        self.source, self.position = source, 0
         self.done: list[AppliedEvent] = []
         self.undo_steps: list[list[Callable[[], None]]] = []
 
@@ -87,7 +119,7 @@ class Transaction:
     @exactly
     def apply(
         self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
-    ) -> list[AppliedEvent | int]:
+    ) -> list[AppliedEvent | EmptyEvent | int]:
         """Apply events behind a position of the journal; of one that was applied before, its position.
 
         ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
@@ -95,11 +127,19 @@ class Transaction:
         self.position = position
         return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
 
-    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | int:
+    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
         past = self._past_event(event.event_id)
         if past is not None:
+            if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
+                event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
             return past.position
+        left_out: Sequence[str] = ()
+        if isinstance(event, Add):
+            rest, left_out = self.suppression.screen(event)
+            if rest is None:
+                return EmptyEvent(event, self.position, left_out)
+            event = rest
         self.table.db.run(f"SAVEPOINT event{len(self.undo_steps)}")
         self.undo_steps.append([])
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
@@ -108,7 +148,7 @@ class Transaction:
         if isinstance(event, Remove) and kept_out:
             done = AppliedEvent(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
         else:
-            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event))
+            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
         self.position += 1
         self.done.append(done)
         return done
