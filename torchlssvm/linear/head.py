@@ -393,7 +393,7 @@ class LSSVMHead(nn.Module):
         if not len(old):
             return self
         if stats is not None and plain:
-            rows = self.rows.held.changed([(old, -1), (new, 1)])
+            rows, ((old, _), (new, _)) = self.rows.held.changed([(old, -1), (new, 1)])
             with self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
                 self.rows.held = rows
@@ -813,7 +813,10 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held.changed(changes)
+        if rough:
+            rows = self.rows.held.dropped(INEXACT_REMOVAL)
+        else:
+            rows, changes = self.rows.held.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
