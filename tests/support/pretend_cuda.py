@@ -79,7 +79,10 @@ class Cost:
     @property
     def by_name(self) -> dict[str, dict[str, int]]:
         """Both counts by operation, the most frequent first."""
-        return {"launches": dict(self.launched.most_common()), "synchronizations": dict(self.synchronized.most_common())}
+        return {
+            "launches": dict(self.launched.most_common()),
+            "synchronizations": dict(self.synchronized.most_common()),
+        }
 
 
 class PretendTensor(torch.Tensor):
@@ -109,7 +112,9 @@ class PretendTensor(torch.Tensor):
             if func is torch.Tensor.tolist:
                 return args[0].cpu().tolist()
             if func in (torch.Tensor.numpy, torch.Tensor.__array__):
-                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+                raise TypeError(
+                    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                )
             if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
                 args = (args[0], as_indices(args[1]), *args[2:])
             return func(*args, **kwargs)
@@ -146,7 +151,7 @@ def as_indices(index: Any) -> Any:
     """Lists, tuples of lists and arrays as index tensors, as torch itself reads them."""
     if isinstance(index, tuple):
         return tuple(as_indices(i) if not isinstance(i, tuple) else torch.tensor(i) for i in index)
-    if isinstance(index, list) or type(index).__module__ == "numpy" and getattr(index, "ndim", 0):
+    if isinstance(index, list) or (type(index).__module__ == "numpy" and getattr(index, "ndim", 0)):
         return torch.as_tensor(index if not isinstance(index, list) or index else torch.zeros(0, dtype=torch.int64))
     return index
 
