@@ -24,7 +24,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -177,7 +177,7 @@ class FactoryCalls(TorchFunctionMode):
 class PretendCuda(TorchDispatchMode):
     """Context in which "cuda" is a :class:`PretendTensor`'s device; what it patches in torch is as before at its end."""
 
-    active: list[PretendCuda] = []
+    active: ClassVar[list[PretendCuda]] = []
 
     def __init__(self, product_error: float = 0.0) -> None:
         super().__init__()
