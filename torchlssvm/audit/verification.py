@@ -182,7 +182,8 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
 
 def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, dict[str, str]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    entries = {entry.position: entry for entry in store.history()}
+    history = store.history()
+    entries = {entry.position: entry for entry in history}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
@@ -203,7 +204,8 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     if store.fingerprint != cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
     later = len(entries) - cert.position
-    count, digest = store.recompute(erased, fast)
+    # The erased are removals of the journal: a row of one is none that it has as held.
+    count, digest = store.recompute(history, fast)
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
