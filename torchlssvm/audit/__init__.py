@@ -2,7 +2,18 @@
 
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import new_key, private_key, public_key, sign
+from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.audit.verification import Report, verify
 from torchlssvm.backbone_hash import fingerprint
 
-__all__ = ["Certificate", "Report", "fingerprint", "new_key", "private_key", "public_key", "sign", "verify"]
+__all__ = [
+    "Certificate",
+    "ErasureReceipt",
+    "Report",
+    "fingerprint",
+    "new_key",
+    "private_key",
+    "public_key",
+    "sign",
+    "verify",
+]

@@ -28,7 +28,10 @@ MAX_CERTIFICATE_BYTES = 2**28
 MAX_COUNT = 2**63 - 1
 """The largest integer of SQLite, and so the largest position and number of samples."""
 
-EVENT_KINDS = ("add", "remove", "relabel", "replace")
+NONCE_BYTES = 32
+"""Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
+
+EVENT_KINDS = ("add", "remove", "relabel", "replace", "request")
 COMMITMENT = re.compile("[0-9a-f]{64}")
 
 
@@ -84,8 +87,13 @@ class Certificate:
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """True if a sample is among those of its events; only the nonce from its receipt can tell."""
+        """True if a sample is among those of its events; only the nonce from its receipt can tell.
+
+        A nonce has exactly 32 bytes: a longer one could take the beginning of another id along.
+        """
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
+        if len(secret) != NONCE_BYTES:
+            return False
         wanted = hashlib.sha256(secret + sample_id.encode()).hexdigest()
         return any(wanted in event["commitments"] for event in self.events)
 

@@ -10,19 +10,26 @@ A store is a folder:
 
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry
+from torchlssvm.store.requests import ErasureRequest
 from torchlssvm.store.sample_store import Compaction, Preview, Sample, SampleStore
 from torchlssvm.store.sample_table import StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION
+from torchlssvm.store.suppression_key import new_suppression_key, suppression_key
+from torchlssvm.store.suppression_list import SuppressionList
 from torchlssvm.store.transaction import Receipt
 
 __all__ = [
     "UNTIL_COMPACTION",
     "Compaction",
     "Entry",
+    "ErasureRequest",
     "Preview",
     "Receipt",
     "Sample",
     "SampleStore",
     "StoreDataset",
     "StoredRows",
+    "SuppressionList",
+    "new_suppression_key",
+    "suppression_key",
 ]

@@ -98,7 +98,10 @@ class CertificateIssuer:
         known = self.checkpoints()
         if not known:
             return []
-        row = self.db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
+        row = self.db.one(
+            "SELECT max(position) FROM journal WHERE position <= ? AND kind IN ('remove', 'relabel', 'replace')",
+            (position,),
+        )
         erasure = (row or (None,))[0] or 0
         return [
             path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())
