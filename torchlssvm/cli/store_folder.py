@@ -34,7 +34,13 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
     logging.getLogger("torchlssvm.store").addHandler(STORE_LOG)
-    return SampleStore(options.store, readonly=readonly, timeout=options.timeout)
+    return SampleStore(
+        options.store,
+        readonly=readonly,
+        timeout=options.timeout,
+        suppression_key=getattr(options, "suppression_key", None),
+        erased=getattr(options, "erased", "refuse"),
+    )
 
 
 @contextmanager
