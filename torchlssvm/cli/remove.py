@@ -108,6 +108,6 @@ def run_remove(options: argparse.Namespace) -> int:
 
 def erased_text(whose: dict[str, Any], receipt: Receipt) -> str:
     """Say what a removal did."""
-    name = whose["subject"] if "subject" in whose else "by id"
+    name = whose.get("subject", "by id")
     done = "erased" if receipt.applied else "were erased before, nothing was changed"
     return f"{name}: {counted(receipt.samples, 'sample')} {done} (event {receipt.event_id})"

@@ -53,9 +53,9 @@ def watched_store(options: argparse.Namespace, doing: str, readonly: bool = True
 
 def check_output(out: Path, store: Path, overwrite: bool) -> None:
     """Raise ValueError for a file that is a folder, inside a store, or there already and not to be overwritten."""
-    refuse_inside_store(out, store)
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name a file in it")
+    refuse_inside_store(out, store)
     if os.path.lexists(out) and not overwrite:
         raise ValueError(f"{out} is there already: choose another name, or --force")
 

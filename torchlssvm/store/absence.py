@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchlssvm.errors import VerificationError
-from torchlssvm.store.sample_table import commitments
+from torchlssvm.store.journal import commitments
 from torchlssvm.store.suppression_key import KEY_VARIABLE
 
 if TYPE_CHECKING:
