@@ -74,7 +74,17 @@ def test_the_whole_story(shell: Shell) -> None:
     assert said["verified"] is True
     assert said["compacted"] is True
     assert said["erased"] == N - keep.sum()
-    assert set(said["checks"]) == {"signature", "journal", "erased", "rows", "state", "compacted", "files", "head"}
+    assert set(said["checks"]) == {
+        "signature",
+        "journal",
+        "erased",
+        "rows",
+        "state",
+        "compacted",
+        "files",
+        "head",
+        "returned",
+    }
 
     certificate = Certificate.load(shell.folder / "c.json")
     replace(certificate, samples=certificate.samples + 1).save(shell.folder / "c.json")
