@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
     init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
-    certificate.register, request.register, receipt.register, subjects.register, show.register, suppression.register, readmit.register,
+    certificate.register,
+    request.register, receipt.register, subjects.register, show.register, suppression.register, readmit.register,
     pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
     report.register, fit.register,
 )  # fmt: skip
