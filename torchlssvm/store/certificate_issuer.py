@@ -9,7 +9,9 @@ from typing import Any
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
+from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
@@ -56,9 +58,8 @@ class CertificateIssuer:
             digest=state["digest"],
             position=state["position"],
             chain=state["chain"],
-            grid=None
-            if codec.grid is None
-            else {"limit": codec.grid.limit.hex(), "bits": codec.grid.bits, "headroom": codec.grid.headroom},
+            grid=(grid_to_fields(codec.grid) | {name: options[name] for name in ROW_OPTIONS if name in options})
+            or None,
             fingerprint=fingerprint,
             shape={"features": codec.J, "classes": codec.K},
             samples=state["samples"],

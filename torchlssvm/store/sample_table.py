@@ -71,7 +71,7 @@ class SampleTable:
         if codec == self.codec and self._record is not None:
             return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
-        record = {"features": codec.J, "targets": codec.K} | grids
+        record = {"features": codec.J, "targets": codec.K} | grids | ({"plain": True} if codec.plain else {})
         self.db.put("rows", record)
         self._set_codec(codec, record)
 
@@ -87,10 +87,11 @@ class SampleTable:
             return
         numbers = (found["grid"], found["target_grid"])
         try:
-            grids = [grid_from_json(g) for g in numbers]
+            grid, target_grid = (grid_from_json(g) for g in numbers)
         except (IndexError, OverflowError, TypeError, ValueError) as error:
             raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
-        self._set_codec(Codec(found["features"], found["targets"], *grids), found)
+        plain = bool(found.get("plain", False))
+        self._set_codec(Codec(found["features"], found["targets"], grid, target_grid, plain), found)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
