@@ -24,9 +24,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +52,7 @@ READY: dict[str, dict[str, str]] = {
 """Feature options of a head, by the name they have in the table."""
 
 
-@dataclass
-class Data:
+class Data(NamedTuple):
     """Training and test features and labels; ``usual``: how the rivals' features are made ready, "std" or "l2"."""
 
     x: Tensor
@@ -288,7 +286,7 @@ def measure(method: Head | Rival, data: Data) -> dict[str, float]:
     took, value = seconds(lambda: method.fit(data))
     right = float((method.predict(data.x_test) == data.y_test).double().mean())
     out = {"accuracy": 100 * right, "value": value, "fit": took}
-    rest = Data(data.x[1:], data.y[1:], data.x_test, data.y_test, data.usual)
+    rest = data._replace(x=data.x[1:], y=data.y[1:])
     out["refit"], _ = seconds(lambda: method.refit(rest, value))
     if isinstance(method, Head):
         for count, rows in ((1, slice(0, 1)), (100, slice(1, 101))):
