@@ -194,7 +194,7 @@ ATTACKS = {
     "features altered": ("UPDATE samples SET features = zeroblob(length(features)) WHERE seq = 1", "checksum"),
     "a label altered": ("UPDATE samples SET label = 2 WHERE seq = 1", "checksum"),
     "a subject altered": ("UPDATE samples SET subject = 'user-9' WHERE seq = 1", "checksum"),
-    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "digest"),
+    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "not among the rows"),
     "the state altered": ("UPDATE meta SET value = '{}' WHERE name = 'state'", "checksum"),
 }
 
@@ -226,6 +226,24 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     db.commit()
     db.close()
     with pytest.raises(VerificationError, match="erased is among the rows"):
+        verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+
+
+@pytest.mark.parametrize("name", ["id", "nonce"])
+def test_an_altered_name_of_a_surviving_row_is_noticed(store: SampleStore, name: str) -> None:
+    """Even with a right checksum: the journal has a commitment to each id with its nonce."""
+    from torchlssvm.store.database import checksum
+
+    certificate = store.certificate("erasure", key=KEY)
+    db = sqlite3.connect(store.path / "samples.sqlite")
+    columns = "seq, id, subject, label, target, position, added, nonce, features"
+    row = list(db.execute(f"SELECT {columns} FROM samples WHERE seq = 1").fetchone())
+    row[{"id": 1, "nonce": 7}[name]] = {"id": "another", "nonce": bytes(32)}[name]
+    values = (row[1], row[7], checksum(tuple(row[:8]), row[8]))
+    db.execute("UPDATE samples SET id = ?, nonce = ?, checksum = ? WHERE seq = 1", values)
+    db.commit()
+    db.close()
+    with pytest.raises(VerificationError, match="id or nonce was altered: row 1"):
         verify(certificate, head=store.head, store=store, public_key=PUBLIC)
 
 

@@ -14,22 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_tools import write
+from tests.support.cli_tools import ADD, write
 from torchlssvm import cli
 
-ADD = [
-    "add",
-    "s",
-    "--features",
-    "x.npy",
-    "--labels",
-    "y.npy",
-    "--ids",
-    "ids.txt",
-    "--subjects",
-    "subjects.txt",
-    "--by-position",
-]
 VERIFY = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
 VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--allow-unsigned"]
 ON_STORE = [

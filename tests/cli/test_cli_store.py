@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cli_tools import GRID, N, Shell, head_of, write
+from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
 from torchlssvm import LSSVMHead, audit
 from torchlssvm.events import Add
 from torchlssvm.store import SampleStore
@@ -36,21 +36,6 @@ def filled(shell: Shell) -> Shell:
     shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
     shell(*ADD, "--batch-size", 25)
     return shell
-
-
-ADD = [
-    "add",
-    "s",
-    "--features",
-    "x.npy",
-    "--labels",
-    "y.npy",
-    "--ids",
-    "ids.txt",
-    "--subjects",
-    "subjects.txt",
-    "--by-position",
-]
 
 
 def test_the_whole_story(shell: Shell) -> None:

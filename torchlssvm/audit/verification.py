@@ -138,7 +138,8 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
 
 def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dict[str, str]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    entries = {entry.position: entry for entry in store.history()}
+    history = store.history()
+    entries = {entry.position: entry for entry in history}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
@@ -158,7 +159,9 @@ def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dic
             erased.update(event["commitments"])
     if store.fingerprint != cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
-    count, digest = store.recompute(erased)
+    count, digest = store.recompute(
+        history
+    )  # the erased are removals of the journal: a row of one is none that it has as held
     if cert.position == len(entries):
         if digest != cert.digest:
             raise VerificationError("the surviving rows do not give the certificate's digest")

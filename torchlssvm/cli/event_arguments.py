@@ -11,29 +11,27 @@ from torchlssvm.cli.arguments import UsageError
 if TYPE_CHECKING:
     from torchlssvm.store import Receipt, SampleStore
 
-EVENT_ID_HELP = "name of the event; one that was applied before changes nothing (default: a random one)"
 
-
-def add_sample_selection(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Add the options ``--subject`` and ``--id``, of which one is given."""
+def add_sample_selection(parser: argparse.ArgumentParser, required: bool = True, event: bool = True) -> None:
+    """Add the options ``--subject`` and ``--id``, of which one is given, and ``--event-id`` for events that are kept."""
     whose = parser.add_mutually_exclusive_group(required=required)
     whose.add_argument("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
     whose.add_argument("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
+    if event:
+        text = "name of the event; one that was applied before changes nothing (default: a random one)"
+        parser.add_argument("--event-id", metavar="E", help=text)
 
 
-def event_id(options: argparse.Namespace) -> dict[str, str]:
-    """Return ``--event-id`` as a keyword argument of an event; empty without it."""
-    if options.event_id is not None and len(options.subject or ()) > 1:
+def event_arguments(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each event, its samples and its id: one event for all ids, or one for each subject."""
+    subjects = list(dict.fromkeys(options.subject or ()))
+    whose = [{"subject": name} for name in subjects] or [{"ids": options.id}]
+    name = getattr(options, "event_id", None)
+    if name is None:
+        return whose
+    if len(whose) > 1:
         raise UsageError("--event-id goes with one subject: each subject is an event of its own")
-    return {} if options.event_id is None else {"event_id": options.event_id}
-
-
-def event_targets(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the keyword arguments that select each event's samples: one event for all ids, or one for each subject."""
-    if options.subject is None:
-        return [{"ids": options.id}]
-    options.subject = list(dict.fromkeys(options.subject))
-    return [{"subject": name} for name in options.subject]
+    return [whose[0] | {"event_id": name}]
 
 
 def receipts_to_json(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchlssvm.cli.arguments import UsageError, add_command
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.event_arguments import add_sample_selection, event_targets
+from torchlssvm.cli.event_arguments import add_sample_selection, event_arguments
 from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.cli.store_folder import open_store
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     preview = add_command(commands, "preview", run_preview, "Show the effect of a removal without removing anything.")
-    add_sample_selection(preview)
+    add_sample_selection(preview, event=False)
     preview.add_argument("--features", type=Path, metavar="FILE", help="data to judge by: .npy, .pt or .csv")
     preview.add_argument("--labels", metavar="FILE|COLUMN", help="labels of that data, for the accuracy")
     preview.add_argument(
@@ -38,7 +38,7 @@ def run_preview(options: argparse.Namespace) -> int:
 
     if options.labels is not None and options.features is None:
         raise UsageError("--labels needs --features")
-    events = [Remove(**whose) for whose in event_targets(options)]
+    events = [Remove(**whose) for whose in event_arguments(options)]
     with open_store(options) as store:
         x = y = None
         if options.features is not None:

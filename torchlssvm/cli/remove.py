@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from torchlssvm.cli.arguments import UsageError, add_command
 from torchlssvm.cli.compact import compact_store
 from torchlssvm.cli.console import BUSY, OK, emit, one_line, warn
-from torchlssvm.cli.event_arguments import (
-    EVENT_ID_HELP,
-    add_sample_selection,
-    event_id,
-    event_targets,
-    receipts_to_json,
-)
+from torchlssvm.cli.event_arguments import add_sample_selection, event_arguments, receipts_to_json
 from torchlssvm.cli.store_folder import open_store, refuse_inside_store
 
 if TYPE_CHECKING:
@@ -35,7 +29,6 @@ def register(commands: Commands) -> None:
     remove.add_argument("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure")
     remove.add_argument("--key", type=Path, metavar="KEY.pem", help="sign the certificate (see keygen)")
     remove.add_argument("--compact", action="store_true", help="also destroy the bytes, see compact")
-    remove.add_argument("--event-id", metavar="E", help=EVENT_ID_HELP)
 
 
 def run_remove(options: argparse.Namespace) -> int:
@@ -55,7 +48,7 @@ def run_remove(options: argparse.Namespace) -> int:
         )
     if options.certificate is not None:
         refuse_inside_store(options.certificate, options.store)
-    events = [Remove(**whose, **event_id(options)) for whose in event_targets(options)]
+    events = [Remove(**given) for given in event_arguments(options)]
     busy: StoreBusyError | None = None
     with open_store(options) as store:
         receipts = store.apply(events)

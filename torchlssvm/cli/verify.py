@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import add_command, seconds
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.progress_bar import ProgressBar
-from torchlssvm.cli.store_folder import holds_store, open_store
+from torchlssvm.cli.store_folder import holds_store, watched_store
 
 if TYPE_CHECKING:
     from torchlssvm.audit.verification import Report
@@ -23,12 +22,8 @@ def register(commands: Commands) -> None:
     text = "Check a certificate of erasure. Exit code 3 when it does not hold."
     verify = add_command(commands, "verify", run_verify, text, store=False)
     verify.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
-    verify.add_argument(
-        "--store",
-        type=Path,
-        metavar="STORE",
-        help="store to check it against: follows the journal and sums the rows anew",
-    )
+    against = "store to check it against: follows the journal and sums the rows anew"
+    verify.add_argument("--store", type=Path, metavar="STORE", help=against)
     verify.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
     verify.add_argument("--public-key", type=Path, metavar="PUB", help="the issuer's key, from the issuer")
     verify.add_argument(
@@ -51,8 +46,7 @@ def run_verify(options: argparse.Namespace) -> int:
     key = None if options.public_key is None else audit.public_key(options.public_key)
     head = None if options.head is None else load_head(options.head)
     judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
-    with ProgressBar(options, "verifying") as bar:
-        checks = judge(head).checks if options.store is None else verify_with_store(options, judge, head, bar)
+    checks = judge(head).checks if options.store is None else verify_with_store(options, judge, head)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -61,15 +55,12 @@ def run_verify(options: argparse.Namespace) -> int:
     return OK
 
 
-def verify_with_store(
-    options: argparse.Namespace, judge: Callable[..., Report], head: Any, bar: ProgressBar
-) -> dict[str, str]:
+def verify_with_store(options: argparse.Namespace, judge: Callable[..., Report], head: Any) -> dict[str, str]:
     """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 
     try:
-        with open_store(options, readonly=True) as store:
-            store.watch(bar.advance)
+        with watched_store(options, "verifying") as store:
             store.check_structure()  # first: pages that lead back to themselves would hold rows without end
             checks = judge(store.head, store).checks
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}

@@ -392,6 +392,7 @@ def move(head: LSSVMHead, device: torch.device) -> None:
             statistics = statistics.to(device)
             solver = restored = make_solver(statistics, options, head.multiclass)
             restored.restore(moved, P)
+        head.rows.hash()  # products that wait to be hashed would stay behind on the old device
         version = head.version
         head.replace_parts(statistics, solver, head.rows, head.history, head.uncertifiable)
         head.data_choices.carry_over(version, head.version)

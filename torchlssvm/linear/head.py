@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError, NumericalWarning
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
@@ -413,7 +413,7 @@ class LSSVMHead(nn.Module):
         if not len(old):
             return self
         if stats is not None and plain:
-            rows = self.rows.held.changed([(old, -1), (new, 1)])
+            rows, ((old, _), (new, _)) = self.rows.held.changed([(old, -1), (new, 1)])
             with self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
                 self.rows.held = rows
@@ -773,6 +773,16 @@ class LSSVMHead(nn.Module):
         if self.statistics is not None:
             self.statistics.check_whole()
 
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
+
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
@@ -879,7 +889,10 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held.changed(changes)
+        if rough:
+            rows = self.rows.held.dropped(INEXACT_REMOVAL)
+        else:
+            rows, changes = self.rows.held.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None

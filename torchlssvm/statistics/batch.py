@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,10 @@ LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
 
 
+RowObserver = Callable[[slice | Tensor, Tensor], None]
+"""Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
+
+
 @dataclass(frozen=True)
 class GridChoices:
     """The choices made from the first batch: labels or values, and the grids."""
@@ -35,8 +39,9 @@ class GridChoices:
 class SampleBatch:
     """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
 
-    ``ids``: of the rows, where given. On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared
-    (ones without a grid), and ``gross`` that of all; ``size`` is the total weight.
+    ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
+    (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
+    is the total weight.
     """
 
     x: Tensor
@@ -49,6 +54,7 @@ class SampleBatch:
     gross: float
     choices: GridChoices
     ids: list[Any] | None = None
+    observer: RowObserver | None = None
 
     def __len__(self) -> int:
         """The number of rows."""

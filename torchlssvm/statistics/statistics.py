@@ -506,12 +506,12 @@ class Statistics:
         K = self.num_classes
         gross = b.gross if self.exact else float(len(b))
         if b.labels is None:
-            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
+            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign, b.observer)
         if self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
             ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
-            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
-        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
+            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign, b.observer)
+        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign, b.observer)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
@@ -546,6 +546,8 @@ class Statistics:
             )
         with self.integrity:
             rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
+            if new.observer is not None:
+                new.observer(slice(None), rows)
             self.moments = moments
             self.bound += old.gross
         return rows

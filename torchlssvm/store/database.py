@@ -146,6 +146,7 @@ class Database:
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
         self._calls, self._most_calls, self._reads_only = 0, 0, readonly
+        self._parsed: dict[str, tuple[tuple[Any, ...], Any]] = {}  # the store's own records as they were last read
         self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
         self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
         self._check_files(create)
@@ -412,12 +413,14 @@ class Database:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
-        """A value of the meta table; StoreError when it is not there, unless there is a default."""
+        """A value of the meta table, not to be changed; StoreError when it is not there, unless there is a default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
         if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
             raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
+        if name in self._parsed and self._parsed[name][0] == row:
+            return self._parsed[name][1]
         if checksum((name, row[0])) != row[1]:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
         try:
@@ -427,6 +430,8 @@ class Database:
             raise StoreError(
                 f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
             ) from None
+        if name in RECORD_FIELDS or name in RECORD_TYPES:
+            self._parsed[name] = (row, value)
         return value
 
     def get_all(self, *names: str) -> list[Any]:

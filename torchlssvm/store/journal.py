@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
@@ -23,7 +25,15 @@ from torchlssvm.store.database import Database
 CHAIN_START = bytes(32)
 """Hash before the first entry: 32 zero bytes."""
 
+SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
+"""Change of the number of samples held for each sample of an event; other kinds change none."""
+
 COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
+
+
+def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
+    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
+    return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,25 @@ class Entry:
         return hashlib.sha256(previous + canonical(body)).digest()
 
     @property
+    def commitment_bytes(self) -> list[bytes]:
+        """The commitments, in the order of the event's samples."""
+        return [self.commitments[i : i + 32] for i in range(0, len(self.commitments), 32)]
+
+    @property
     def commitment_list(self) -> list[str]:
         """The commitments as hex, in the order of the event's samples."""
-        return [self.commitments[i : i + 32].hex() for i in range(0, len(self.commitments), 32)]
+        return [commitment.hex() for commitment in self.commitment_bytes]
+
+
+def commitments_held(entries: Iterable[Entry]) -> set[bytes]:
+    """The commitments to samples that were added and not removed since."""
+    held: set[bytes] = set()
+    for entry in entries:
+        if entry.kind == "add":
+            held.update(entry.commitment_bytes)
+        elif entry.kind == "remove":
+            held.difference_update(entry.commitment_bytes)
+    return held
 
 
 def now() -> str:
@@ -109,20 +135,33 @@ class Journal:
             raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
-    def append(self, event_id: str, kind: str, commitments: list[bytes], mac: bytes | None, after: int) -> Entry:
-        """Write the entry behind position ``after``."""
-        entry = Entry(after + 1, event_id, kind, now(), len(commitments), b"".join(commitments), mac, b"")
-        entry = replace(entry, chain=entry.link(self.chain_at(after)))
-        self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
-        return entry
+    def append(self, events: Sequence[tuple[str, str, list[bytes], int]], digest: str | None) -> dict[str, Any]:
+        """Write an entry for each event, and where the journal ends then; returns that state.
+
+        events: (id, kind, commitments, how many of its samples were never held). The last one has the digest, as an HMAC.
+        """
+        state = dict(self.db.get("state"))
+        for event_id, kind, samples, absent in events:
+            mac = self.mac(digest) if event_id == events[-1][0] else None
+            state["position"] += 1
+            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * (len(samples) - absent)
+            entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(samples), mac, b"")
+            entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
+            self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
+            state["chain"] = entry.chain.hex()
+        if events:
+            state["digest"] = digest
+            self.db.put("state", state)
+        return state
 
     def _check_link(self, entry: Entry, previous: bytes) -> None:
         if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
             raise StoreError(f"{self.db.path}: entry {entry.position} of the journal was altered")
 
-    def write_state(self, position: int, digest: str | None, samples: int, chain: bytes) -> None:
-        """Write where the journal ends, with the digest and the number of samples there."""
-        self.db.put("state", {"position": position, "digest": digest, "samples": samples, "chain": chain.hex()})
+    def start(self, digest: str | None) -> None:
+        """Begin the journal of a new store, whose empty head has a digest."""
+        self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
+        self.new_key(0)
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 

@@ -56,9 +56,7 @@ class LiveHead:
                 "the head was changed behind the store's back: samples are added and removed through store.apply only. "
                 "store.restore() brings the head back to what the store says. Nothing was changed."
             )
-        self.table.load_codec()
-        self.follow()
-        return adapter
+        return self.follow()
 
     def required(self) -> HeadAdapter:
         """The adapter; StoreError if there is no head."""

@@ -18,8 +18,8 @@ from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import StoreError
 from torchlssvm.events import as_list, check_free_text, check_text
 from torchlssvm.store.database import Database
-from torchlssvm.store.journal import now
-from torchlssvm.store.sample_table import SampleTable, commitments
+from torchlssvm.store.journal import commitments, now
+from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.transaction import AppliedEvent
 
 PREFIX = "request/"

@@ -38,7 +38,7 @@ from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
-from torchlssvm.store.journal import CHAIN_START, Entry, Journal, now
+from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
@@ -204,9 +204,8 @@ class SampleStore:
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
-            self._journal.new_key(0)
             self._table.adopt_codec(adapter.codec())
-            self._journal.write_state(0, adapter.digest(), 0, CHAIN_START)
+            self._journal.start(adapter.digest())
         self._witness.write(0, CHAIN_START)
 
     def _check_start(self, told: tuple[int, bytes] | None) -> None:
@@ -565,20 +564,22 @@ class SampleStore:
         subjects = [event.subject for event in given if isinstance(event, Remove) and event.ids is None]
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
+        work = self._transaction(self._live.required())
         with self._db.held():
-            adapter = self._live.required()
             if any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
-            with adapter.lock:
-                work: Transaction | None = None
+            with work.adapter.lock:
                 try:
                     if request is not None:
                         self.requests.check_erasure(request, subjects)
                     self._live.prepare()
-                    work = self._transaction(adapter)
+                except BaseException:
+                    self._db.roll_back()
+                    raise
+                try:
                     self._live.distrust()  # until rows and head are known to agree again
-                    results = work.apply(given, kept_out)
+                    results = work.apply(given, self._live.position, kept_out)
                     digest, chain = work.finish()
                     options = self._live.save_options() if work.done else self._live.options
                     for name, value in (notes or {}).items():
@@ -602,7 +603,7 @@ class SampleStore:
             return receipts[0] if isinstance(events, EventBase) else receipts
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
-        return Transaction(self._table, self._journal, adapter, self.suppression, self._live.position, self._source)
+        return Transaction(self._table, self._journal, adapter, self.suppression, self._source)
 
     def _check_writable(self) -> None:
         if self.readonly:
@@ -618,14 +619,11 @@ class SampleStore:
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Transaction | None, error: BaseException) -> None:
+    def _take_back(self, work: Transaction, error: BaseException) -> None:
         """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
 
         Any other error may have come in the middle of a change, and the head is not asked.
         """
-        if work is None:
-            self._db.roll_back()
-            return
         undone = isinstance(error, REFUSALS) and work.undo()
         self._db.roll_back()
         try:
@@ -658,7 +656,7 @@ class SampleStore:
                 before = predictions(adapter, x)
                 trial = adapter.copy()
                 work = self._transaction(trial)
-                work.apply(given)
+                work.apply(given, self._live.position)
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
@@ -678,13 +676,10 @@ class SampleStore:
             with self._db.transaction():
                 if self._journal.of(event_id) is not None:
                     raise ValueError(f"the id {event_id!r} was used before in the journal. Nothing was changed.")
-                state = self._db.get("state")
-                position, digest = state["position"] + 1, state["digest"]
-                entry = self._journal.append(event_id, kind, commitments, self._journal.mac(digest), position - 1)
-                self._journal.write_state(position, digest, state["samples"], entry.chain)
+                state = self._journal.append([(event_id, kind, commitments, 0)], self._db.get("state")["digest"])
                 write()
-            self._live.step_over(position)
-            self._witness.write(position, entry.chain)
+            self._live.step_over(state["position"])
+            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
         """Keep out who is on a list from now on; returns the ids of samples that are held although they are on it.
@@ -830,20 +825,37 @@ class SampleStore:
         self._db.check_structure()
 
     @exactly
-    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
-        gone, count = set(erased), 0
+    def recompute(self, entries: Sequence[Entry] | None = None) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
+
+        StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
+        must be behind a commitment of its own.
+        """
         with self.view():
             self._db.check_structure()
-            adapter = self._live.adapter
-            sums = adapter.empty_sums() if isinstance(adapter, LinearAdapter) else None
-            for rows in self._table.batches():
-                count += len(rows)
-                if any(c.hex() in gone for c in rows.commitments):
-                    raise StoreError("a sample that was erased is among the rows")
-                if isinstance(adapter, LinearAdapter) and sums is not None:
-                    adapter.add_to(sums, rows, self._table.codec)
-            return count, None if sums is None else sums.digest()
+            held = commitments_held(self.history() if entries is None else entries)
+            count, digest, adapter, batches = len(held), None, self._live.adapter, self._take_from(held)
+            self._table.load_codec()
+            if isinstance(adapter, LinearAdapter):
+                digest = adapter.sum_anew(batches, self._table.codec)
+            for _ in batches:  # of a machine without sums, the rows are read and checked all the same
+                continue
+            if held:
+                raise StoreError(f"{len(held)} samples of the journal are not among the rows")
+            return count, digest
+
+    def _take_from(self, held: set[bytes]) -> Iterator[StoredRows]:
+        """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
+        for rows in self._table.batches():
+            found = rows.commitments
+            if not held.issuperset(found):
+                k = next(k for k, commitment in enumerate(found) if commitment not in held)
+                raise StoreError(
+                    "a sample that was erased is among the rows, or an id or nonce was altered: "
+                    f"row {rows.seq[k]} is none that the journal has"
+                )
+            held.difference_update(found)
+            yield rows
 
     def confirms(self, position: int, digest: str) -> bool | None:
         """Compare a digest with the one after the event at a position; None if that cannot be told any more."""

@@ -20,15 +20,12 @@ from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
-from torchlssvm.store.journal import Journal
+from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
-from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows, commitments
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.suppression import Suppression
 
 log = logging.getLogger("torchlssvm.store")
-
-SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
-"""Change of the number of samples held for each sample of an event; other kinds change none."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +106,11 @@ class Transaction:
     """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
 
     def __init__(
-        self,
-        table: SampleTable,
-        journal: Journal,
-        adapter: HeadAdapter,
-        suppression: Suppression,
-        position: int,
-        source: str | None,
+        self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
     ):
-        """``position``: of the journal; ``source``: the network whose features come without a fingerprint of their own."""
-        self.suppression = suppression
-        self.table, self.journal, self.adapter = table, journal, adapter
-        self.position, self.source = position, source
+        """``source``: the network whose features come without a fingerprint of their own."""
+        self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
+        self.source, self.position = source, 0
         self.done: list[AppliedEvent] = []
         self.undo_steps: list[list[Callable[[], None]]] = []
 
@@ -128,12 +118,13 @@ class Transaction:
 
     @exactly
     def apply(
-        self, events: Sequence[Event], kept_out: Mapping[str, Sequence[str]] | None = None
+        self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
     ) -> list[AppliedEvent | EmptyEvent | int]:
-        """Apply events; of one that was applied before, its position.
+        """Apply events behind a position of the journal; of one that was applied before, its position.
 
         ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
         """
+        self.position = position
         return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
 
     def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
@@ -170,7 +161,7 @@ class Transaction:
         entry = self.journal.of(event_id)
         if entry is None:
             return None
-        return PastEvent(entry.position, entry.kind, [bytes.fromhex(c) for c in entry.commitment_list])
+        return PastEvent(entry.position, entry.kind, entry.commitment_bytes)
 
     def _undo_by(self, step: Callable[[], None]) -> None:
         self.undo_steps[-1].append(step)
@@ -181,7 +172,7 @@ class Transaction:
         if not self.adapter.empty:
             self._check_width(x)
         self.adapter.add(event.ids, x, y)
-        self._undo_by(lambda: self._take_out(event.ids, x, y))
+        self._undo_by(lambda: self.adapter.remove(event.ids, x, y))
         self.table.adopt_codec(replace(self.adapter.codec(), J=x.shape[1]))  # the first samples decide an "auto" grid
         return event.ids, self.table.insert(event.ids, event.subjects, x, y, self.position + 1)
 
@@ -200,9 +191,6 @@ class Transaction:
     def _check_width(self, x: Tensor) -> None:
         if x.shape[1] != self.table.codec.J:
             raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
-
-    def _take_out(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        self.adapter.remove(StoredRows([], list(ids), [], y, x, [], []))
 
     def _each(
         self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]
@@ -225,7 +213,7 @@ class Transaction:
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.remove(rows)
+            self.adapter.exchange(None, rows.samples)
             self._undo_by(partial(self._again, rows.seq))
             self.table.erase(rows)
 
@@ -250,13 +238,13 @@ class Transaction:
         targets = self._aligned(event.y, len(seqs))
 
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.relabel(rows, targets[part])
+            self.adapter.relabel(rows.ids, targets[part], rows.x, rows.y)
             seq = rows.seq
             self._undo_by(lambda: back(self.table.read(seq), targets[part]))
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
         def back(rows: StoredRows, now: Tensor) -> None:
-            self.adapter.relabel(replace(rows, y=now), rows.y)
+            self.adapter.relabel(rows.ids, rows.y, rows.x, now)
 
         return self._each(event, seqs, change)
 
@@ -268,12 +256,12 @@ class Transaction:
 
         def change(rows: StoredRows, part: slice) -> None:
             seq, x, y = rows.seq, event.x[part], None if event.y is None else event.y[part]
-            self.adapter.replace(rows, x, rows.y if y is None else y)
+            self.adapter.exchange((rows.ids, x, rows.y if y is None else y), rows.samples)
             self._undo_by(lambda: back(self.table.read(seq), x, y))
             self.table.rewrite(rows, x, y, self.position + 1)
 
         def back(rows: StoredRows, x: Tensor, y: Tensor | None) -> None:
-            self.adapter.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
+            self.adapter.exchange(rows.samples, (rows.ids, x, rows.y if y is None else y))
 
         return self._each(event, seqs, change)
 
@@ -288,22 +276,10 @@ class Transaction:
     # -- finishing and undoing -----------------------------------------------------------------------------------------
 
     def finish(self) -> tuple[str | None, bytes]:
-        """Write the journal and the state, before the database commits; returns the digest and the end of the chain.
-
-        Each event has an entry; the last one has the digest, as an HMAC.
-        """
-        state = self.table.db.get("state")
-        if not self.done:
-            return state["digest"], bytes.fromhex(state["chain"])
-        digest, chain, samples = self.adapter.digest(), b"", state["samples"]
-        for done in self.done:
-            mac = self.journal.mac(digest) if done is self.done[-1] else None
-            chain = self.journal.append(
-                done.event.event_id, done.event.kind, done.commitments, mac, done.position - 1
-            ).chain
-            samples += SAMPLES_PER_EVENT_SAMPLE.get(done.event.kind, 0) * (len(done.ids) - done.absent)
-        self.journal.write_state(self.position, digest, samples, chain)
-        return digest, chain
+        """Write the journal, before the database commits; returns the digest and the end of the chain."""
+        events = [(d.event.event_id, d.event.kind, d.commitments, d.absent) for d in self.done]
+        state = self.journal.append(events, self.adapter.digest() if events else None)
+        return state["digest"], bytes.fromhex(state["chain"])
 
     @exactly
     def undo(self) -> bool:
