@@ -73,7 +73,7 @@ def test_the_whole_story(shell: Shell) -> None:
     assert said["verified"] is True
     assert said["compacted"] is True
     assert said["erased"] == N - keep.sum()
-    assert set(said["checks"]) == {"signature", "journal", "erased", "rows", "head"}
+    assert set(said["checks"]) == {"signature", "journal", "erased", "rows", "head", "returned"}
 
     certificate = json.loads((shell.folder / "c.json").read_text())
     certificate["samples"] += 1

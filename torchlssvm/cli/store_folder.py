@@ -34,7 +34,13 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
     if not holds_store(options.store):
         raise StoreError(f"there is no store at {options.store}: torchlssvm init makes one")
     logging.getLogger("torchlssvm.store").addHandler(STORE_LOG)
-    return SampleStore(options.store, readonly=readonly, timeout=options.timeout)
+    return SampleStore(
+        options.store,
+        readonly=readonly,
+        timeout=options.timeout,
+        suppression_key=getattr(options, "suppression_key", None),
+        erased=getattr(options, "erased", "refuse"),
+    )
 
 
 @contextmanager
@@ -47,9 +53,9 @@ def watched_store(options: argparse.Namespace, doing: str, readonly: bool = True
 
 def check_output(out: Path, store: Path, overwrite: bool) -> None:
     """Raise ValueError for a file that is a folder, inside a store, or there already and not to be overwritten."""
-    refuse_inside_store(out, store)
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name a file in it")
+    refuse_inside_store(out, store)
     if os.path.lexists(out) and not overwrite:
         raise ValueError(f"{out} is there already: choose another name, or --force")
 

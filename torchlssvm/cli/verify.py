@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.cli.arguments import add_command, seconds
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.cli.store_folder import holds_store, watched_store
+from torchlssvm.cli.suppression_arguments import add_suppression_key
 
 if TYPE_CHECKING:
     from torchlssvm.audit.verification import Report
     from torchlssvm.cli.arguments import Commands
+    from torchlssvm.store import SampleStore
 
 
 def register(commands: Commands) -> None:
@@ -24,6 +26,10 @@ def register(commands: Commands) -> None:
     verify.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
     against = "store to check it against: follows the journal and sums the rows anew"
     verify.add_argument("--store", type=Path, metavar="STORE", help=against)
+    verify.add_argument(
+        "--receipt", type=Path, metavar="FILE", help="receipt of the erasure: tells whom the certificate is about"
+    )
+    add_suppression_key(verify)
     verify.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
     verify.add_argument("--public-key", type=Path, metavar="PUB", help="the issuer's key, from the issuer")
     verify.add_argument(
@@ -41,12 +47,18 @@ def run_verify(options: argparse.Namespace) -> int:
     from torchlssvm import audit
     from torchlssvm.audit.certificate import Certificate
     from torchlssvm.cli.exported_head import load_head
+    from torchlssvm.store import check_absence
 
     certificate = Certificate.load(options.certificate)
+    receipt = None if options.receipt is None else audit.ErasureReceipt.load(options.receipt)
     key = None if options.public_key is None else audit.public_key(options.public_key)
     head = None if options.head is None else load_head(options.head)
     judge = partial(audit.verify, certificate, public_key=key, allow_unsigned=options.allow_unsigned)
-    checks = judge(head).checks if options.store is None else verify_with_store(options, judge, head)
+    if options.store is None:
+        checks = judge(head).checks | ({} if receipt is None else {"receipt": receipt.check(certificate)})
+    else:
+        absence = partial(check_absence, certificate=certificate, receipt=receipt)
+        checks = verify_with_store(options, judge, absence, head)
     said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
     text = (
         f"the certificate holds: {certificate.erased} samples erased, compacted: {str(certificate.compacted).lower()}"
@@ -55,14 +67,19 @@ def run_verify(options: argparse.Namespace) -> int:
     return OK
 
 
-def verify_with_store(options: argparse.Namespace, judge: Callable[..., Report], head: Any) -> dict[str, str]:
+def verify_with_store(
+    options: argparse.Namespace,
+    judge: Callable[..., Report],
+    absence: Callable[[SampleStore], dict[str, str]],
+    head: Any,
+) -> dict[str, str]:
     """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 
     try:
         with watched_store(options, "verifying") as store:
             store.check_structure()  # first: pages that lead back to themselves would hold rows without end
-            checks = judge(store.head, store).checks
+            checks = judge(store.head, store).checks | absence(store)
             return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
     except StoreBusyError:
         raise

@@ -8,6 +8,8 @@ A store is a folder:
     *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
 """
 
+from torchlssvm.store.absence import check_absence
+from torchlssvm.store.access_report import AccessReport
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.journal import Entry
 from torchlssvm.store.requests import ErasureRequest
@@ -20,6 +22,7 @@ from torchlssvm.store.transaction import Receipt
 
 __all__ = [
     "UNTIL_COMPACTION",
+    "AccessReport",
     "Compaction",
     "Entry",
     "ErasureRequest",
@@ -30,6 +33,7 @@ __all__ = [
     "StoreDataset",
     "StoredRows",
     "SuppressionList",
+    "check_absence",
     "new_suppression_key",
     "suppression_key",
 ]

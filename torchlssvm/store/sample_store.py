@@ -798,6 +798,11 @@ class SampleStore:
         with self._db.transaction():
             self._issuer.forget(path)
 
+    def checkpoints(self) -> dict[str, int]:
+        """The files that are registered, and the journal position of the head in each."""
+        with self.view():
+            return self._issuer.checkpoints()
+
     def knows_checkpoint(self, path: Any) -> bool:
         """True if a file is registered."""
         return lasting_name(path) in self._issuer.checkpoints()

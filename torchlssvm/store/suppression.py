@@ -47,6 +47,11 @@ class Suppression:
         record = self._record()
         return None if record is None else record["path"]
 
+    @property
+    def has_key(self) -> bool:
+        """True if a key was given, the right one or not."""
+        return suppression_key(self._given) is not None
+
     def _record(self) -> Any:
         return self.db.get(RECORD, None)
 
