@@ -98,7 +98,12 @@ def test_products_stay_exact_at_every_size(largest: int) -> None:
 
 def test_heads_of_every_form_are_checked() -> None:
     x, y, _ = samples("labels")
-    for options in ({"class_weight": "balanced"}, {"multiclass": "ovo"}, {"intercept": "penalized"}):
+    for options in (
+        {"normalize": "l2", "scale": "std"},
+        {"class_weight": "balanced"},
+        {"multiclass": "ovo"},
+        {"intercept": "penalized"},
+    ):
         head = LSSVMHead(J, K, grid=GRID, **options).add(x, y)
         check = SumCheck(head.statistics)
         check.add(x, y)

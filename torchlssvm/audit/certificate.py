@@ -55,7 +55,8 @@ class Certificate:
         events: for each event its id, kind, position in the journal, time, number of samples and their commitments.
         commitment: to the digest of the head's statistics at ``position`` (None for a machine without one).
         position: of the journal when this was issued, and ``chain``, its hash there.
-        grid: the resolution of the features; ``fingerprint``: the network they come from.
+        grid: the resolution of the features, and ``normalize`` and ``scale`` where the head uses them; ``fingerprint``: the
+            network they come from.
         shape: features and classes; ``samples``: how many the head holds.
         compacted: whether the bytes are gone from the files too, and not only from the tables.
         scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` that are older

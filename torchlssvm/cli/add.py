@@ -164,7 +164,8 @@ def compare_with_store(store: SampleStore, add: Any, which: list[int], tolerance
 
     head = store.head
     rows = store.get([add.ids[k] for k in which])
-    x = add.x[which].to(torch.float64) if head.grid is None else head.grid.snap(add.x[which])
+    plain = head.grid is None or head.normalize is not None  # stored as they are
+    x = add.x[which].to(torch.float64) if plain else head.grid.snap(add.x[which])
     y = add.y[which]
     targets = None if head.statistics is None else head.statistics.target_grid
     if y.is_floating_point() and targets is not None:

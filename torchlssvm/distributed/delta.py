@@ -80,7 +80,7 @@ class Delta:
         stats = Participant(target).statistics
         out = Statistics(
             stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
-            per_class=stats.per_class, folds=stats.folds, device=stats.device,
+            per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
         )  # fmt: skip
         return cls(out, fingerprint=fingerprint_of(target, fingerprint))
 
@@ -310,7 +310,7 @@ def _shaped(meta: dict[str, Any], device: torch.device | str | None) -> Statisti
     """Make empty statistics of the shape that a header describes."""
     return Statistics(
         meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
-        folds=meta["folds"], device=device,
+        folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), device=device,
     )  # fmt: skip
 
 

@@ -122,7 +122,8 @@ class Exchange:
         return {
             "form": {
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
-                "folds": stats.folds, "intercept": head.intercept, "multiclass": head.multiclass,
+                "folds": stats.folds, "normalize": stats.normalize, "scale": stats.scale,
+                "intercept": head.intercept, "multiclass": head.multiclass,
                 "rho": head.rho, "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": fingerprint, "destination": self.to,
             },

@@ -66,7 +66,7 @@ class LSSVMModule(LightningModule):
         in_features: the width of the features, where the network gives them itself.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: a kernel machine, or a head made elsewhere; the options below are then left out.
-        rho, intercept, class_weight, multiclass, per_class, folds: of :class:`~torchlssvm.LSSVMHead`.
+        rho, intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`.
         grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
         select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
@@ -105,6 +105,8 @@ class LSSVMModule(LightningModule):
         multiclass: str = "ovr",
         per_class: bool | None = None,
         folds: int = 0,
+        normalize: str | None = None,
+        scale: str | None = None,
         grid: float | str | None = "auto",
         select_rho: str | None = None,
         store: str | None = None,
@@ -117,7 +119,7 @@ class LSSVMModule(LightningModule):
             limit = FixedPoint(float(grid)) if isinstance(grid, int | float) else grid
             options = {
                 "rho": rho, "intercept": intercept, "class_weight": class_weight, "multiclass": multiclass,
-                "per_class": per_class, "folds": folds, "grid": limit,
+                "per_class": per_class, "folds": folds, "normalize": normalize, "scale": scale, "grid": limit,
             }  # fmt: skip
         self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
         self.ddp = Anchor()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import normalized
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
@@ -100,13 +101,16 @@ def check_batch(
     exact: bool,
     choices: GridChoices,
     wanted: GridChoices,
+    normalize: str | None = None,
 ) -> SampleBatch:
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
-    data, if ``exact``; without it samples are summed as float64.
+    data, if ``exact``; without it samples are summed as float64. ``normalize``: rows are made ready, before the grid.
     """
-    x = checks.features(x, J, device)
+    x = given = checks.features(x, J, device)
+    if normalize is not None:
+        x = normalized(x.to(torch.float64), normalize)
     y, kind = checks.targets(y, x, K)
     mult = checks.weights(weight, x)
     if choices.kind is not None and kind != choices.kind and x.shape[0]:
@@ -123,7 +127,7 @@ def check_batch(
     host = inspect(x, y, kind, mult, whole)
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
-        _check_values(x, y, kind, mult, host, K, exact)
+        _check_values(given, y, kind, mult, host, K, exact)
         if mult is not None and not host[2].all():  # a sample of weight zero is none
             keep = mult != 0
             rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))

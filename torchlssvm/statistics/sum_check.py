@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchlssvm.functional.freivalds import GramCheck
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.statistics.batch import fold_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class SumCheck:
         s = self.statistics
         if s.grid is None or s.kind != ("labels" if y.ndim == 1 else "values"):
             raise ValueError(f"the statistics hold {s.kind or 'nothing'}, the samples are others")
-        q = s.grid.quantize(x)
+        q = s.grid.quantize(x if s.normalize is None else normalized(x.to(torch.float64), s.normalize))
         low, high = torch.aminmax(q)
         largest = max(-float(low), float(high))
         folds = (

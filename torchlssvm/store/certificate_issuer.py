@@ -11,7 +11,9 @@ from typing import Any
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
+from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
@@ -85,9 +87,10 @@ class CertificateIssuer:
         )
 
     def grid(self) -> dict[str, Any] | None:
-        """The grid of the features, as a certificate has it."""
-        grid = self.table.codec.grid
-        return None if grid is None else {"limit": grid.limit.hex(), "bits": grid.bits, "headroom": grid.headroom}
+        """The grid of the features, and what makes them ready, as a certificate has it."""
+        options = self.db.get("head")
+        made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
+        return (grid_to_fields(self.table.codec.grid) | made_ready) or None
 
     def shape(self) -> dict[str, int]:
         """The numbers of features and classes, as a certificate has them."""

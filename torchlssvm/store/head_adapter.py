@@ -125,7 +125,8 @@ class LinearAdapter(SampleAdapter):
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
         head = self.head
-        return Codec(head.in_features, head.num_classes, head.grid, head.target_grid if head.grid is not None else None)
+        target_grid = head.target_grid if head.grid is not None else None
+        return Codec(head.in_features, head.num_classes, head.grid, target_grid, head.normalize is not None)
 
     def digest(self) -> str | None:
         """The digest, if there is one."""

@@ -34,6 +34,7 @@ from torchlssvm.events import (
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.dataset import StoreDataset
@@ -242,7 +243,8 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
-        for name, value in config.items():
+        for name in [*config, *ROW_OPTIONS]:
+            value = config.get(name)
             if name not in SETTABLE_OPTIONS and mine.get(name) != value:
                 raise ValueError(
                     f"the head does not fit the store at {self.path}: {name} is {mine.get(name)!r}, not {value!r}"

@@ -1,8 +1,9 @@
 """Samples as rows: how they are found, read, written and erased, and their features and targets as bytes.
 
 On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
-how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid
-features are stored as the float32 or float64 numbers they are.
+how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid, and
+for a head that makes rows ready before its grid (``normalize``), features are stored as the float32 or float64 numbers they
+are.
 """
 
 from __future__ import annotations
@@ -62,20 +63,26 @@ class StoredRows:
 
 @dataclass
 class Codec:
-    """Features and targets to bytes and back. Without a grid they are kept as they are."""
+    """Features and targets to bytes and back. Without a grid they are kept as they are, and features with ``plain`` too."""
 
     J: int
     K: int
     grid: FixedPoint | None = None
     target_grid: FixedPoint | None = None
+    plain: bool = False
+
+    @property
+    def steps(self) -> FixedPoint | None:
+        """Grid on which features are stored; None where they are stored as they are."""
+        return None if self.plain else self.grid
 
     def encode(self, x: Tensor) -> list[memoryview]:
         """One piece of memory for each row. x: (B, J)."""
-        if self.grid is None:
+        if self.steps is None:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
             return split(array.astype("<f8" if wide else "<f4", copy=False))
-        q = self.grid.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
+        q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
         if not q.size:
             return split(q)
         largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
@@ -90,7 +97,7 @@ class Codec:
         return out
 
     def decode(self, blobs: Sequence[bytes]) -> Tensor:
-        """The features (B, J) as the head summed them: float64 on a grid, else as stored."""
+        """The features (B, J) as the head takes them: float64 on a grid, else as stored."""
         sizes = {len(b) for b in blobs}
         if len(sizes) != 1:
             x = torch.empty(len(blobs), self.J, dtype=torch.float64)
@@ -99,11 +106,11 @@ class Codec:
                 x[index] = self.decode([blobs[i] for i in index]).to(torch.float64)
             return x
         size = sizes.pop()
-        allowed = (4, 8) if self.grid is None else (1, 2, 3, 4)
+        allowed = (4, 8) if self.steps is None else (1, 2, 3, 4)
         if self.J < 1 or size % self.J or size // self.J not in allowed:
             raise StoreError(f"a row of {size} bytes does not hold {self.J} features: the store is damaged")
         width, data = size // self.J, b"".join(blobs)
-        if self.grid is None:
+        if self.steps is None:
             floats = np.frombuffer(data, "<f8" if width == 8 else "<f4").reshape(-1, self.J)
             return torch.from_numpy(floats.astype(floats.dtype.newbyteorder("=")))
         if width == 3:
@@ -113,7 +120,7 @@ class Codec:
             q = padded.view("<i4")[:, :, 0] >> 8  # an arithmetic shift: the sign comes along
         else:
             q = np.frombuffer(data, f"<i{width}").reshape(-1, self.J)
-        return self.grid.dequantize(torch.from_numpy(q.astype(np.int32)))
+        return self.steps.dequantize(torch.from_numpy(q.astype(np.int32)))
 
     def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
         """Encode y: labels as integers, targets as the float64 numbers the head summed."""
@@ -170,7 +177,7 @@ class SampleTable:
         if codec == self.codec and self._record is not None:
             return
         grids = {name: grid_to_json(grid) for name, grid in (("grid", codec.grid), ("target_grid", codec.target_grid))}
-        record = {"features": codec.J, "targets": codec.K} | grids
+        record = {"features": codec.J, "targets": codec.K} | grids | ({"plain": True} if codec.plain else {})
         self.db.put("rows", record)
         self._set_codec(codec, record)
 
@@ -186,10 +193,11 @@ class SampleTable:
             return
         numbers = (found["grid"], found["target_grid"])
         try:
-            grids = [grid_from_json(g) for g in numbers]
+            grid, target_grid = (grid_from_json(g) for g in numbers)
         except (IndexError, OverflowError, TypeError, ValueError) as error:
             raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
-        self._set_codec(Codec(found["features"], found["targets"], *grids), found)
+        plain = bool(found.get("plain", False))
+        self._set_codec(Codec(found["features"], found["targets"], grid, target_grid, plain), found)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
