@@ -172,7 +172,7 @@ def list_certificates(folder: Any, chain: str) -> list[CertificateFile]:
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder with certificates")
     out = []
-    for path in sorted(Path(folder).glob("*.json")):
+    for path in sorted(p for p in Path(folder).glob("*.json") if not p.name.endswith(".receipt.json")):
         try:
             c = Certificate.load(path)
         except VerificationError as error:
