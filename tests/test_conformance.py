@@ -14,7 +14,7 @@ from torchlssvm import (
     OneVsRest,
 )
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
-from torchlssvm.testing import CHECKS, Case, check_machine
+from torchlssvm.testing import CHECKS, Case, check_devices, check_machine
 
 FORMS = {
     "default": {"grid": FixedPoint(16.0)},
@@ -26,6 +26,7 @@ FORMS = {
     "weights": {"grid": FixedPoint(16.0), "class_weight": torch.tensor([1.0, 2.0, 0.5])},
     "per class": {"grid": FixedPoint(16.0), "per_class": True},
     "one against one": {"grid": FixedPoint(16.0), "multiclass": "ovo"},
+    "made ready": {"grid": FixedPoint(16.0), "scale": "std", "normalize": "sqrt", "class_weight": "balanced"},
     "compact": {"statistics": False},
     "compact, gridded": {"statistics": False, "grid": FixedPoint(16.0), "intercept": "penalized"},
     "compact, weights": {"statistics": False, "class_weight": torch.tensor([1.0, 2.0, 0.5]), "intercept": "none"},
@@ -104,13 +105,40 @@ SVMS = {
 }
 
 
-@pytest.mark.parametrize("form", SVMS)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
-def test_incremental_svm_conforms(check, form):
+def svm_case(form: str) -> Case:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator)
     y = (x[:, 0] + 0.7 * torch.randn(60, generator=generator) > 0).long()
-    check(Case(SVMS[form], x, y, by_ids=True))
+    return Case(SVMS[form], x, y, by_ids=True)
+
+
+@pytest.mark.parametrize("form", SVMS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_incremental_svm_conforms(check, form):
+    check(svm_case(form))
+
+
+ON_CUDA = {
+    **{f"head, {form}": lambda form=form: case(form, 64) for form in FORMS},
+    **{name: lambda name=name: machine_case(name, 30) for name in MACHINES},
+    **{f"incremental SVM, {form}": lambda form=form: svm_case(form) for form in SVMS},
+}
+
+
+QUICK = {"head, default", "head, compact, gridded", "kernel LS-SVM", "Lagrangian SVM", "incremental SVM, linear"}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ON_CUDA])
+def test_conforms_on_cuda(name):
+    """All checks with samples and machine on the device; FakeTensorMode's own check has its place above."""
+    here = ON_CUDA[name]()
+    there = Case(
+        lambda **kw: here.make(**({"device": "cuda"} | kw)), here.x.cuda(), here.y.cuda(), here.by_ids, here.tolerance
+    )
+    for check in CHECKS:
+        if check is not check_devices:
+            check(there)
 
 
 class Forgetful(LSSVMHead):

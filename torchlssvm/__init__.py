@@ -14,6 +14,7 @@ from torchlssvm.errors import (
     StoreBusyError,
     StoreDiskError,
     StoreError,
+    SuppressedError,
     TorchLSSVMError,
     VerificationError,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "StoreBusyError",
     "StoreDiskError",
     "StoreError",
+    "SuppressedError",
     "TorchLSSVMError",
     "VerificationError",
     "__version__",

@@ -13,6 +13,7 @@ __all__ = [
     "StoreBusyError",
     "StoreDiskError",
     "StoreError",
+    "SuppressedError",
     "TorchLSSVMError",
     "VerificationError",
 ]
@@ -88,6 +89,13 @@ class StoreBusyError(StoreError):
 
 class StoreDiskError(StoreError):
     """The disk of a store is full, fails or cannot be written: nothing was changed, try again when that is mended."""
+
+
+class SuppressedError(TorchLSSVMError, ValueError):
+    """Samples that were erased on request are offered again: they are on the store's suppression list, and nothing was changed.
+
+    Leave them out, let the store skip them (``SampleStore(..., erased="skip")``), or allow a lawful return (``store.readmit``).
+    """
 
 
 class NumericalWarning(UserWarning):

@@ -47,6 +47,12 @@ TELLING_CHARACTERS = 4
 TELLING_HEX_DIGITS = 12
 """The same for 32 hex digits, random or a hash: four of them are found in there by chance, twelve are not (1e-13)."""
 
+LONGEST_TEXT = 2000
+"""Most characters of a free text, such as the reason of a request: a paragraph."""
+
+WORDS = re.compile(r"\w+(?:[.@+-]\w+)*")
+"""Words of a free text: letters, digits and the signs that names and addresses have inside."""
+
 RANDOM_ID = re.compile("[0-9a-f]{32}")
 """An event id of 128 random bits, as :func:`new_event_id` makes it."""
 
@@ -56,11 +62,35 @@ def new_event_id() -> str:
     return secrets.token_hex(16)
 
 
+def holds_name(text: str, names: Iterable[str | None]) -> bool:
+    """True if a text holds one of some ids and subjects, in whatever case."""
+    least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
+    folded = text.casefold()
+    return any(name is not None and len(name) >= least and name.casefold() in folded for name in names)
+
+
+def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
+    """A printable text that holds none of some ids and subjects, since it outlives them; ValueError if it does.
+
+    Names that are too short to be looked for within words count as words of their own, if they have a letter.
+    """
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT or not text.isprintable():
+        raise ValueError(
+            f"{what} must be one line of at most {LONGEST_TEXT} printable characters; got {str(text)[:80]!r}"
+        )
+    listed, words = list(names), set(WORDS.findall(text.casefold()))
+    short = any(name is not None and name.casefold() in words and not name.isdecimal() for name in listed)
+    if short or holds_name(text, listed):
+        raise ValueError(
+            f"{what} holds an id or a subject of those concerned: it is kept after the erasure. Write it without their names. "
+            "Nothing was changed."
+        )
+    return text
+
+
 def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
     """ValueError if an event id holds a sample's id or a subject, in whatever case: it outlives them in the journal."""
-    least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(event_id) else TELLING_CHARACTERS
-    text = event_id.casefold()
-    if any(name is not None and len(name) >= least and name.casefold() in text for name in names):
+    if holds_name(event_id, names):
         raise ValueError(
             "event_id holds an id or the subject of its samples: it stays in the journal after an erasure. Choose another, or "
             "none for a random one. Nothing was changed."

@@ -1,9 +1,9 @@
 """Serving: a head as plain weights, and files that run without this library.
 
-``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear``, of which nothing but the weights can
-be read. The same holds for a kernel machine with the linear kernel. With any other kernel a machine *is* its support rows:
-they are training samples, and they are in its frozen form; those with the coefficient zero, ids and labels are not. After an
-erasure freeze again: the old artifact holds the row.
+``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear`` (one that makes rows ready first,
+where the head has ``normalize``), of which nothing but the weights can be read. The same holds for a kernel machine with the
+linear kernel. With any other kernel a machine *is* its support rows: they are training samples, and they are in its frozen
+form; those with the coefficient zero, ids and labels are not. After an erasure freeze again: the old artifact holds the row.
 
 >>> import torch
 >>> from torchlssvm import LSSVMHead
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
@@ -40,6 +41,7 @@ from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
     "KernelScores",
+    "NormalizedLinear",
     "PairVotes",
     "export_onnx",
     "export_program",
@@ -49,6 +51,22 @@ __all__ = [
 ]
 
 FROZEN_FORMAT = "torchlssvm-frozen-1"
+
+
+class NormalizedLinear(nn.Linear):
+    """An ``nn.Linear`` on rows that it makes ready first: "l2" or "sqrt", as the head did."""
+
+    def __init__(self, in_features: int, out_features: int, normalize: str, device: Any = None, dtype: Any = None):
+        super().__init__(in_features, out_features, device=device, dtype=dtype)
+        self.normalize = normalize
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
+        """Return scores (B, K)."""
+        return super().forward(normalized(x, self.normalize, torch.sqrt))
+
+    def extra_repr(self) -> str:
+        """Show the shape, and what is done to rows."""
+        return f"{super().extra_repr()}, normalize={self.normalize!r}"
 
 
 class PairVotes(nn.Module):
@@ -110,15 +128,18 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
         with head.locked():  # of one state, whatever other threads do
             weight, bias = head.weight, head.bias
-        linear = _linear(weight, bias, dtype)
+        linear = _linear(weight, bias, dtype, head.normalize)
         return (PairVotes(linear, head.num_classes) if head.multiclass == "ovo" else linear).eval()
     scores = _scores(head, dtype)
     return (PairVotes(scores, head.num_classes) if isinstance(head, OneVsOne) else scores).eval()
 
 
-def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """Make an ``nn.Linear`` that computes x @ weight.T + bias."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=dtype)
+def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype, normalize: str | None = None) -> nn.Linear:
+    """Make an ``nn.Linear`` that computes x @ weight.T + bias, of rows made ready where asked for."""
+    shape = (weight.shape[1], weight.shape[0])
+    linear = nn.Linear(*shape, device=weight.device, dtype=dtype)
+    if normalize is not None:
+        linear = NormalizedLinear(*shape, normalize, weight.device, dtype)
     linear.weight.copy_(weight)
     linear.bias.copy_(bias)
     return linear.requires_grad_(False)
@@ -194,11 +215,17 @@ def _example(example: Tensor) -> Tensor:
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON)."""
+    """Write the weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON).
+
+    ``normalize`` is there too where rows are to be made ready before the weights apply.
+    """
     from safetensors.torch import save_file
 
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     known = {"format": FROZEN_FORMAT, "shapes": json.dumps({name: list(value.shape) for name, value in state.items()})}
+    for part in model.modules():
+        if isinstance(part, NormalizedLinear):
+            known["normalize"] = part.normalize
     given = {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
     clash = sorted(set(known) & set(given))
     if clash:

@@ -2,7 +2,7 @@
 
 Heads, statistics and deltas remove samples, ``remove(x, y)``. Kernel machines remove the ids that ``add`` returned,
 ``remove(ids)``. :class:`SampleAdapter` makes :class:`NamedSamples` of either, so that corrections, sliding windows,
-cross-validation, label audits and the conformance suite are written once, for both.
+cross-validation, label audits, stores and the conformance suite are written once, for both.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SampleAdapter:
         """Arguments of ``add``: (x, y), and a weight of None and the names where the machine keeps sums per fold."""
         if x is None or y is None:
             raise ValueError(f"{type(self.machine).__name__} removes samples: give x and y as they were added")
-        folds = getattr(getattr(self.machine, "statistics", None), "folds", 0)
+        folds = getattr(getattr(self.machine, "statistics", self.machine), "folds", 0)
         return (x, y, None, listed(names)) if folds else (x, y)
 
     def _removal(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ __all__ = ["statistics_from"]
 
 def statistics_from(
     data: Any, in_features: int, num_classes: int, *, grid: FixedPoint, per_class: bool = False,
-    columns: tuple[str, str] = ("features", "label"), depth: int = 2,
+    columns: tuple[str, str] = ("features", "label"), depth: int = 2, normalize: str | None = None, scale: str | None = None,
 ) -> Statistics:  # fmt: skip
     """Sum all samples of a Spark data set: ``map`` sums each partition, ``reduce`` adds the sums.
 
@@ -37,14 +37,18 @@ def statistics_from(
         per_class: as in the head (True with class weights).
         columns: of a DataFrame: the features (an array or a vector) and the label.
         depth: of the tree in which partial sums are added.
+        normalize: as in the head.
+        scale: as in the head.
     """
     if not isinstance(grid, FixedPoint):
         raise ValueError(f"grid must be a FixedPoint that is known beforehand, got {grid!r}")
-    stats = Statistics(in_features, num_classes, grid=grid, per_class=per_class)  # checks the arguments
+    stats = Statistics(  # checks the arguments
+        in_features, num_classes, grid=grid, per_class=per_class, normalize=normalize, scale=scale
+    )
     samples = data.select(*columns).rdd.map(tuple) if hasattr(data, "select") else data
     job = partial(
         numpy_sums.sum_samples, J=in_features, K=num_classes, resolution=grid.resolution, limit=grid.max_value,
-        per_class=bool(per_class),
+        per_class=bool(per_class), normalize=normalize,
     )  # fmt: skip
     from pyspark import cloudpickle  # installed wherever there is data in Spark
 

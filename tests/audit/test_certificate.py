@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def store(tmp_path: Path) -> Iterator[SampleStore]:
 def test_what_it_says(store: SampleStore) -> None:
     certificate = store.certificate("erasure", key=KEY, choices={"calibration": "made again"})
     assert certificate.erased == 8
-    assert certificate.digest == store.head.digest()
+    assert certificate.digest is None
+    assert store.head.digest() not in json.dumps(certificate.statement())
+    assert certificate.opens(store.opening().secret(), store.head.digest())
+    assert certificate.commitment == store.history()[-1].mac.hex()
     assert certificate.position == 2
     assert certificate.chain == store.history()[-1].chain.hex()
     assert certificate.grid == {"limit": (8.0).hex(), "bits": 20, "headroom": 0}
@@ -50,8 +54,9 @@ def test_what_it_says(store: SampleStore) -> None:
     assert certificate.compacted
     assert certificate.scope["choices"]["calibration"] == "made again"
     assert certificate.scope["choices"]["grid"] == "given before any data"
-    assert "user-1" not in certificate.to_json()
-    assert '"s1"' not in certificate.to_json()
+    assert b"user-1" not in certificate.payload()
+    assert b'"s1"' not in certificate.payload()
+    assert list(certificate.files) == ["000000000002.snapshot.pt"]
     assert certificate.library.startswith("torchlssvm ")
 
 
@@ -63,13 +68,55 @@ def test_it_holds(store: SampleStore, tmp_path: Path) -> None:
     for form in forms:
         report = verify(form, head=store.head, store=store, public_key=PUBLIC)
         assert report
-        assert set(report.checks) == {"signature", "journal", "erased", "rows", "head"}
+        assert set(report.checks) == {
+            "signature", "journal", "erased", "rows", "state", "compacted", "files", "head"
+        }  # fmt: skip
     assert "holds" in str(report)
-    assert verify(certificate, head=store.head, public_key=PUBLIC)
     assert verify(certificate, store=store, public_key=PUBLIC)
     assert verify(certificate, public_key=PUBLIC)
-    wrapped = attach(torch.nn.Sequential(torch.nn.Linear(3, J), torch.nn.Linear(J, K)), K, head=store.head)
-    assert verify(certificate, head=wrapped, public_key=PUBLIC)
+    fast = verify(certificate, head=store.head, store=store, public_key=PUBLIC, fast=True)
+    assert "Freivalds" in fast.checks["rows"]
+
+
+def test_a_head_without_its_store_needs_an_opening(store: SampleStore, tmp_path: Path) -> None:
+    certificate, opening = store.certificate("erasure", key=KEY), store.opening()
+    with pytest.raises(VerificationError, match="Give store=, or an opening"):
+        verify(certificate, head=store.head, public_key=PUBLIC)
+    opening.save(tmp_path / "opening.json")
+    assert (tmp_path / "opening.json").stat().st_mode & 0o077 == 0
+    for form in (opening, tmp_path / "opening.json", json.loads((tmp_path / "opening.json").read_text())):
+        assert verify(certificate, head=store.head, public_key=PUBLIC, opening=form)
+    store.apply(Relabel(ids=["s0"], y=[2]))
+    with pytest.raises(VerificationError, match="another state"):
+        verify(certificate, head=store.head, public_key=PUBLIC, opening=store.opening())
+    with pytest.raises(VerificationError, match="holds other samples"):
+        verify(certificate, head=store.head, public_key=PUBLIC, opening=opening)
+    for junk in (
+        {},
+        [],
+        {"chain": "", "key": "00", "format": "torchlssvm-opening-1"},
+        opening.__dict__ | {"key": "zz"},
+    ):
+        with pytest.raises(VerificationError, match="not an opening"):
+            verify(certificate, head=store.head, public_key=PUBLIC, opening=junk)
+
+
+def test_the_network_of_a_classifier_is_checked(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, J), torch.nn.Linear(J, K))
+    classifier = attach(net, K, head=new_head())
+    mark = audit.fingerprint(classifier.backbone, "resize")
+    with SampleStore(tmp_path / "s", head=classifier.head, fingerprint=mark) as store:
+        store.apply(Add(ids=range(9), x=torch.randn(9, J), y=torch.arange(9) % K))
+        store.apply(Remove(ids=[1], event_id="e"))
+        ask = {"store": store, "allow_unsigned": True}
+        certificate = store.certificate("e")
+        assert "fingerprint" in verify(certificate, classifier, preprocessing="resize", **ask).checks["network"]
+        with pytest.raises(VerificationError, match="give preprocessing="):
+            verify(certificate, classifier, **ask)
+        with torch.no_grad():
+            classifier.backbone[0].weight[0, 0] += 1e-6
+        with pytest.raises(VerificationError, match="network is not the one"):
+            verify(certificate, classifier, preprocessing="resize", **ask)
 
 
 def test_it_holds_after_later_events_too(store: SampleStore) -> None:
@@ -81,8 +128,7 @@ def test_it_holds_after_later_events_too(store: SampleStore) -> None:
     store.compact()
     assert verify(certificate, head=store.head, store=store, public_key=PUBLIC)
     assert verify(store.certificate(["erasure", "second"], key=KEY), head=store.head, store=store, public_key=PUBLIC)
-    with pytest.raises(VerificationError, match="holds other samples"):
-        verify(certificate, head=store.head, public_key=PUBLIC)
+    assert "can no longer be tested" in report.checks["state"]
 
 
 def test_unsigned(store: SampleStore) -> None:
@@ -99,9 +145,44 @@ def test_the_key_comes_from_the_verifier(store: SampleStore) -> None:
     with pytest.raises(VerificationError, match="public key"):
         verify(certificate, head=store.head)
     with pytest.raises(VerificationError, match="another key"):
-        verify(certificate, head=store.head, public_key=Ed25519PrivateKey.generate().public_key())
+        verify(certificate, public_key=Ed25519PrivateKey.generate().public_key())
     with pytest.raises(ValueError, match="private key"):
-        verify(certificate, head=store.head, public_key=KEY)
+        verify(certificate, public_key=KEY)
+
+
+def test_several_keys_and_rotation(store: SampleStore) -> None:
+    """One trusted key that signed is enough; the key id in the envelope decides nothing, nor does a name that is in it."""
+    new = Ed25519PrivateKey.generate()
+    certificate = store.certificate("erasure", key=KEY)
+    rotated = audit.sign(certificate, new)
+    assert len(rotated.signatures) == len(audit.sign(rotated, new).signatures) == 2
+    other = Ed25519PrivateKey.generate().public_key()
+    for keys in (PUBLIC, new.public_key(), [other, PUBLIC], {"old": PUBLIC, "new": [other, new.public_key()]}):
+        assert verify(rotated, public_key=keys)
+    assert (
+        " of the new officer" in verify(rotated, public_key={"the new officer": new.public_key()}).checks["signature"]
+    )
+    with pytest.raises(VerificationError, match="another key"):
+        verify(certificate, public_key=[other, new.public_key()])
+    envelope = json.loads(certificate.to_json())
+    for keyid in ("", audit.key_id(other), "the new officer"):  # a hint, right or wrong
+        envelope["signatures"][0]["keyid"] = keyid
+        assert "officer" not in verify(envelope, public_key=PUBLIC).checks["signature"]
+    with pytest.raises(VerificationError, match="at most 16"):
+        verify(envelope | {"signatures": envelope["signatures"] * 17}, public_key=PUBLIC)
+
+
+def test_keys_with_a_passphrase(store: SampleStore, tmp_path: Path) -> None:
+    public = audit.new_key(tmp_path / "key.pem", passphrase="öffne dich")
+    assert b"ENCRYPTED" in (tmp_path / "key.pem").read_bytes()
+    key = audit.private_key(tmp_path / "key.pem", "öffne dich")
+    assert verify(store.certificate("erasure", key=key), public_key=public)
+    with pytest.raises(audit.PassphraseError, match="give it"):
+        store.certificate("erasure", key=tmp_path / "key.pem")
+    with pytest.raises(audit.PassphraseError, match="does not fit"):
+        audit.private_key(tmp_path / "key.pem", b"wrong")
+    with pytest.raises(ValueError, match="empty"):
+        audit.new_key(tmp_path / "other.pem", passphrase="")
 
 
 def test_keys_in_every_form(store: SampleStore, tmp_path: Path) -> None:
@@ -113,7 +194,7 @@ def test_keys_in_every_form(store: SampleStore, tmp_path: Path) -> None:
     publics = [public, str(public), public.read_bytes(), audit.public_key(public).public_bytes_raw()]
     for private in [*privates, audit.private_key(privates[0]).private_bytes_raw()]:
         for key in publics:
-            assert verify(store.certificate("erasure", key=private), head=store.head, public_key=key)
+            assert verify(store.certificate("erasure", key=private), public_key=key)
     for bad in (b"short", 5, public, tmp_path / "key.pem.pub"):
         with pytest.raises((ValueError, OSError)):
             store.certificate("erasure", key=bad)
@@ -122,11 +203,17 @@ def test_keys_in_every_form(store: SampleStore, tmp_path: Path) -> None:
         store.certificate("erasure", key=tmp_path / "bad.pem")
 
 
+def altered(certificate: Certificate, signed: bool, **fields: Any) -> Certificate:
+    """A certificate with other fields, under the old signature or none."""
+    return replace(certificate, **fields, signatures=certificate.signatures if signed else ())
+
+
 def test_every_altered_field_is_noticed(store: SampleStore) -> None:
     """With a signature whatever the field; without one by the store."""
-    good = json.loads(store.certificate("erasure", key=KEY).to_json())
-    altered: dict[str, Any] = {
-        "digest": "0" * 64,
+    good = store.certificate("erasure", key=KEY)
+    snapshot = store.path / f"{1:012d}.snapshot.pt"
+    changes: dict[str, Any] = {
+        "commitment": "0" * 64,
         "position": 1,
         "chain": "0" * 64,
         "grid": None,
@@ -136,31 +223,38 @@ def test_every_altered_field_is_noticed(store: SampleStore) -> None:
         "library": "torchlssvm 9",
         "time": "2020-01-01T00:00:00+00:00",
         "scope": {},
+        "files": {},
+        "requests": [{"id": "1"}],
         "shape": {"features": 1, "classes": 1},
-        "events": [good["events"][0] | {"event_id": "another"}],
+        "events": [good.events[0] | {"event_id": "another"}],
     }
-    for name, value in altered.items():
+    for name, value in changes.items():
         with pytest.raises(VerificationError, match="was altered"):
-            verify(good | {name: value}, head=store.head, store=store, public_key=PUBLIC)
-    for name in ("digest", "position", "chain", "fingerprint", "samples", "events"):
+            verify(altered(good, True, **{name: value}), head=store.head, store=store, public_key=PUBLIC)
+    for name in ("commitment", "position", "chain", "fingerprint", "samples", "events", "grid", "shape"):
         with pytest.raises(VerificationError):
-            verify(good | {name: altered[name], "signature": ""}, head=store.head, store=store, allow_unsigned=True)
-    fewer = good["events"][0] | {"samples": 7, "commitments": good["events"][0]["commitments"][:7]}
+            verify(altered(good, False, **{name: changes[name]}), store=store, allow_unsigned=True)
+    fewer = good.events[0] | {"samples": 7, "commitments": good.events[0]["commitments"][:7]}
     with pytest.raises(VerificationError, match="not those of the journal"):
-        verify(good | {"events": [fewer], "signature": ""}, store=store, allow_unsigned=True)
-    for junk in (
-        {},
-        [],
-        good | {"events": []},
-        "{",
-        b"\xff",
-        None,
-        good | {"format": "x"},
-        good | {"extra": 1},
-        good | {"samples": True},
-    ):
+        verify(altered(good, False, events=[fewer]), store=store, allow_unsigned=True)
+    snapshot.write_bytes(b"an old one")
+    with pytest.raises(VerificationError, match=r"00001\.snapshot\.pt is older than the erasure"):
+        verify(good, store=store, public_key=PUBLIC)
+    named = altered(good, False, scope={"snapshots": [snapshot.name]})
+    assert snapshot.name in verify(named, store=store, allow_unsigned=True).checks["older files"]
+    for junk in ({}, [], replace(good, events=[]), "{", b"\xff", None, json.loads(good.to_json()) | {"extra": 1}):
         with pytest.raises(VerificationError, match="not a certificate"):
             verify(junk, allow_unsigned=True)  # type: ignore[arg-type]
+
+
+def test_a_certificate_that_claims_a_compaction_that_was_not(store: SampleStore) -> None:
+    store.apply(Remove(subject="user-2", event_id="more"))
+    honest = store.certificate("more")
+    assert verify(honest, store=store, allow_unsigned=True).checks["compacted"] == "no"
+    with pytest.raises(VerificationError, match="it was not"):
+        verify(altered(honest, False, compacted=True), store=store, allow_unsigned=True)
+    store.compact()
+    assert "since the certificate" in verify(honest, store=store, allow_unsigned=True).checks["compacted"]
 
 
 def test_a_head_that_still_serves_old_weights_fails(store: SampleStore) -> None:
@@ -168,12 +262,12 @@ def test_a_head_that_still_serves_old_weights_fails(store: SampleStore) -> None:
     store.apply(Remove(subject="user-2", event_id="more"))
     certificate = store.certificate("more", key=KEY)
     head = store.head
-    assert verify(certificate, head=head, public_key=PUBLIC)
+    assert verify(certificate, head=head, public_key=PUBLIC, opening=store.opening())
     solution = head.solver.solution
     solution.w = solution.w * (old / head.w)
     head.version += 1
     with pytest.raises(VerificationError, match="serves other weights"):
-        verify(certificate, head=head, public_key=PUBLIC)
+        verify(certificate, head=head, public_key=PUBLIC, opening=store.opening())
 
 
 def test_a_head_that_holds_other_samples_fails(store: SampleStore) -> None:
@@ -181,7 +275,7 @@ def test_a_head_that_holds_other_samples_fails(store: SampleStore) -> None:
     rows = store.get(["s0"])
     other = LSSVMHead.from_config(store.head.config()).merge(store.head).add(rows.x, rows.y)
     with pytest.raises(VerificationError, match="other samples"):
-        verify(certificate, head=other, public_key=PUBLIC)
+        verify(certificate, head=other, public_key=PUBLIC, opening=store.opening())
     with pytest.raises(VerificationError, match="without a digest"):
         verify(certificate, head=LSSVMHead(J, K, grid=None), public_key=PUBLIC)
 
@@ -194,7 +288,7 @@ ATTACKS = {
     "features altered": ("UPDATE samples SET features = zeroblob(length(features)) WHERE seq = 1", "checksum"),
     "a label altered": ("UPDATE samples SET label = 2 WHERE seq = 1", "checksum"),
     "a subject altered": ("UPDATE samples SET subject = 'user-9' WHERE seq = 1", "checksum"),
-    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "digest"),
+    "a row deleted": ("DELETE FROM samples WHERE seq = 1", "not among the rows"),
     "the state altered": ("UPDATE meta SET value = '{}' WHERE name = 'state'", "checksum"),
 }
 
@@ -229,6 +323,24 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
         verify(certificate, head=store.head, store=store, public_key=PUBLIC)
 
 
+@pytest.mark.parametrize("name", ["id", "nonce"])
+def test_an_altered_name_of_a_surviving_row_is_noticed(store: SampleStore, name: str) -> None:
+    """Even with a right checksum: the journal has a commitment to each id with its nonce."""
+    from torchlssvm.store.database import checksum
+
+    certificate = store.certificate("erasure", key=KEY)
+    db = sqlite3.connect(store.path / "samples.sqlite")
+    columns = "seq, id, subject, label, target, position, added, nonce, features"
+    row = list(db.execute(f"SELECT {columns} FROM samples WHERE seq = 1").fetchone())
+    row[{"id": 1, "nonce": 7}[name]] = {"id": "another", "nonce": bytes(32)}[name]
+    values = (row[1], row[7], checksum(tuple(row[:8]), row[8]))
+    db.execute("UPDATE samples SET id = ?, nonce = ?, checksum = ? WHERE seq = 1", values)
+    db.commit()
+    db.close()
+    with pytest.raises(VerificationError, match="id or nonce was altered: row 1"):
+        verify(certificate, head=store.head, store=store, public_key=PUBLIC)
+
+
 def test_a_restored_backup_is_noticed(store: SampleStore) -> None:
     file = store.path / "samples.sqlite"
     store._db.truncate_log()
@@ -259,11 +371,11 @@ def test_machines_without_a_digest(tmp_path: Path) -> None:
         store.apply(Add(ids=range(N), x=x, y=torch.arange(N) % K))
         store.apply(Remove(ids=[1, 2], event_id="e"))
         certificate = store.certificate("e", key=KEY)
-        assert certificate.digest is None
+        assert certificate.commitment is None
         report = verify(certificate, head=store.head, store=store, public_key=PUBLIC)
         assert "no digest" in report.checks["head"]
         other = new_head(grid=None).add(x, torch.arange(N) % K)
-        with pytest.raises(VerificationError, match="not those of the surviving"):
+        with pytest.raises(VerificationError, match="holds 30 samples, the store 28"):
             verify(certificate, head=other, store=store, public_key=PUBLIC)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -264,18 +265,16 @@ def inflating(value: Any) -> bytes:
     return file.getvalue()
 
 
+KEY = f"opening/{2:020d}"
 KEYS = {
-    "missing": c.no_record("key"), "nested": c.record("key", DEEP), "NaN": c.record("key", "NaN"), "a list": c.record("key", "[]"),
-    "empty": c.record("key", ""), "an empty object": c.record("key", "{}"), "no hex": c.change("key", key="zz"),
-    "since text": c.change("key", since="x"), "since a far event": c.change("key", since=-HUGE, key=""),
+    "missing": c.no_record(KEY), "nested": c.record(KEY, DEEP), "NaN": c.record(KEY, "NaN"), "a list": c.record(KEY, "[]"),
+    "empty": c.record(KEY, ""), "an empty object": c.record(KEY, "{}"), "no hex": c.change(KEY, key="zz"),
+    "short": c.change(KEY, key="00"), "none": c.change(KEY, key=""), "another": c.change(KEY, key="00" * 32),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_crafted_key_of_the_digests(place: Path, name: str) -> None:
-    """It is asked for when there are events after the certificate."""
-    assert run("relabel", "s", "--id", "s2", "--label", "0")[0] == 0
-    assert check_store()[0] == 0
+def test_a_crafted_key_of_the_commitment(place: Path, name: str) -> None:
     KEYS[name](place / "s")
     refused(*check_store())
 
@@ -351,9 +350,10 @@ CERTIFICATES: dict[str, Certify] = {
     "a key twice, inside": lambda good: json.dumps(good).replace('"kind"', '"kind": "add", "kind"', 1).encode(),
     **{
         f"{name} {value!r:.20}": c.in_certificate(name, value=value)
-        for name in ("events", "digest", "position", "chain", "grid", "shape", "samples", "compacted", "scope", "library", "time", "format", "signature", "fingerprint")
+        for name in ("events", "commitment", "position", "chain", "grid", "shape", "samples", "compacted", "scope", "library", "time", "files", "requests", "fingerprint", "signatures", "digest", "format")
         for value in (..., [], {}, 1.5, True, -1, 10**400)
-        if (name, value) not in (("compacted", True), ("scope", {}), ("shape", {}), ("grid", {}))
+        if (name, value) not in (("compacted", True), ("scope", {}), ("shape", {}), ("grid", {}), ("files", {}), ("requests", []))
+        and not (name in ("signatures", "digest", "format") and value is ...)
     },
     **{
         f"event {name} {value!r:.20}": c.in_certificate("events", 0, name, value=value)
@@ -382,10 +382,10 @@ WORDS = ("event event_id 'x", "event event_id '\\ud", "event time 'x", "event ti
 @pytest.mark.parametrize("name", mostly_slow(CERTIFICATES, 8))
 @pytest.mark.parametrize("with_store", [False, True])
 def test_a_crafted_certificate(place: Path, name: str, with_store: bool) -> None:
-    data = CERTIFICATES[name](json.loads((place / "c.json").read_text()))
+    data = c.in_envelope(CERTIFICATES[name](c.flat((place / "c.json").read_text())))
     (place / "c.json").write_bytes(data)
     store = ["--store", "s"] if with_store else []
-    said = run("verify", "c.json", *store, "--head", "h.pt", "--allow-unsigned")
+    said = run("verify", "c.json", *store, "--allow-unsigned")
     if not with_store and name.startswith(WORDS):
         assert said[0] == 0  # only a signature or the journal could tell
         return
@@ -393,6 +393,48 @@ def test_a_crafted_certificate(place: Path, name: str, with_store: bool) -> None
     if not with_store:
         with pytest.raises(VerificationError):
             verify(data, allow_unsigned=True)
+
+
+ENVELOPES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another type": lambda e: e | {"payloadType": "text/plain"},
+    "no type": lambda e: {k: v for k, v in e.items() if k != "payloadType"},
+    "a field more": lambda e: e | {"x": 1},
+    "a payload of noise": lambda e: e | {"payload": "AAAA"},
+    "a payload in another base64": lambda e: e | {"payload": e["payload"] + "\n"},
+    "a payload of text": lambda e: e | {"payload": "é"},
+    "a payload of a list": lambda e: e | {"payload": []},
+    "signatures of text": lambda e: e | {"signatures": "x"},
+    "signatures of numbers": lambda e: e | {"signatures": [1]},
+    "a signature of 3 bytes": lambda e: e | {"signatures": [{"sig": "AAAA"}]},
+    "a signature with a list as key id": lambda e: e | {"signatures": [{"sig": "A" * 86 + "==", "keyid": []}]},
+    "a long key id": lambda e: e | {"signatures": [{"sig": "A" * 86 + "==", "keyid": "x" * 9999}]},
+    "a key id that moves the cursor": lambda e: e | {"signatures": [{"sig": "A" * 86 + "==", "keyid": "\x1b[2J"}]},
+    "white space in the payload": lambda e: e | {"payload": base64.b64encode(b" " + base64.b64decode(e["payload"])).decode()},
+    "another predicate": lambda e: e | {"payload": base64.b64encode(base64.b64decode(e["payload"]).replace(b":v1", b":v2")).decode()},
+    "another statement": lambda e: e | {"payload": base64.b64encode(base64.b64decode(e["payload"]).replace(b"/v1", b"/v0.1")).decode()},
+    "two subjects": lambda e: e | {"payload": base64.b64encode(base64.b64decode(e["payload"]).replace(b'"subject":[', b'"subject":[{"digest":{"sha256":"00"},"name":"journal"},')).decode()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENVELOPES)
+def test_a_crafted_envelope(place: Path, name: str) -> None:
+    data = ENVELOPES[name](json.loads((place / "c.json").read_text()))
+    (place / "c.json").write_text(json.dumps(data))
+    assert "not a certificate" in refused(*run("verify", "c.json", "--allow-unsigned"))
+
+
+OLD = Path(__file__).parents[1] / "fixtures" / "v0_1_0" / "certificate.json"
+
+
+NOT_OLD = (*WORDS, "commitment Ell", "files Ell", "requests Ell")
+
+
+@pytest.mark.parametrize("name", mostly_slow({n: 0 for n in CERTIFICATES if not n.startswith(NOT_OLD)}, 16))
+def test_a_crafted_certificate_of_version_0_1_0(name: str) -> None:
+    good = OLD.read_text()
+    assert verify(good, allow_unsigned=True)
+    with in_time(), pytest.raises(VerificationError):
+        verify(CERTIFICATES[name](json.loads(good)), allow_unsigned=True)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])

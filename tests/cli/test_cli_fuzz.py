@@ -14,24 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_tools import write
+from tests.support.cli_tools import ADD, write
 from torchlssvm import cli
 
-ADD = [
-    "add",
-    "s",
-    "--features",
-    "x.npy",
-    "--labels",
-    "y.npy",
-    "--ids",
-    "ids.txt",
-    "--subjects",
-    "subjects.txt",
-    "--by-position",
-]
 VERIFY = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
-VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--allow-unsigned"]
+VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--opening", "o.json", "--allow-unsigned"]
+OPENING = ["certificate", "opening", "s", "o.json"]
 ON_STORE = [
     VERIFY, ADD, ["stats", "s"], ["history", "s"], ["compact", "s"], ["remove", "s", "--id", "s3"],
     ["relabel", "s", "--id", "s2", "--label", "0"], ["export", "s", "o.jsonl", "--format", "jsonl", "--force"],
@@ -60,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write(there)
     assert run("init", "s", "--features", "5", "--classes", "3", "--grid", "16") == 0
     assert run(*ADD) == run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact") == 0
-    assert run("export", "s", "h.pt") == run(*VERIFY) == run(*VERIFY_HEAD) == 0
+    assert run(*OPENING) == run("export", "s", "h.pt") == run(*VERIFY) == run(*VERIFY_HEAD) == 0
     shutil.copytree("s", "good")
     yield there
     logging.disable(logging.NOTSET)

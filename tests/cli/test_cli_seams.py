@@ -86,16 +86,21 @@ def test_labels_add_up(filled: Shell) -> None:
 
 SINGLE = {
     "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--timeout"],
-    "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--timeout"],
-    "remove": ["--certificate", "--key", "--event-id", "--timeout"],
+    "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
+            "--suppression-key", "--timeout"],
+    "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
     "relabel": ["--file", "--event-id"],
-    "preview": ["--features", "--labels"],
-    "verify": ["--store", "--head", "--public-key", "--timeout"],
+    "preview": ["--features", "--labels", "--request"],
+    "verify": ["--store", "--head", "--opening", "--receipt", "--suppression-key", "--timeout"],
+    "receipt": ["--out", "--request"],
+    "suppression": ["--list", "--suppression-key"],
+    "readmit": ["--receipt", "--reason", "--suppression-key"],
+    "keygen": ["--passphrase-file"],
     "export": ["--format"],
     "report": ["--out", "--images", "--certificates", "--title", "--count"],
     "demo": ["--out", "--seed"],
 }  # fmt: skip
-VALUES = {"--intercept": ("free", "none"), "--format": ("pt", "jsonl")}
+VALUES = {"--erased": ("skip", "refuse"), "--intercept": ("free", "none"), "--format": ("pt", "jsonl")}
 
 
 @pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in SINGLE.items() for o in options])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cli_tools import GRID, N, Shell, head_of, write
-from torchlssvm import LSSVMHead, audit
+from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
+from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
 from torchlssvm.store import SampleStore
 
@@ -36,21 +37,6 @@ def filled(shell: Shell) -> Shell:
     shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
     shell(*ADD, "--batch-size", 25)
     return shell
-
-
-ADD = [
-    "add",
-    "s",
-    "--features",
-    "x.npy",
-    "--labels",
-    "y.npy",
-    "--ids",
-    "ids.txt",
-    "--subjects",
-    "subjects.txt",
-    "--by-position",
-]
 
 
 def test_the_whole_story(shell: Shell) -> None:
@@ -88,11 +74,20 @@ def test_the_whole_story(shell: Shell) -> None:
     assert said["verified"] is True
     assert said["compacted"] is True
     assert said["erased"] == N - keep.sum()
-    assert set(said["checks"]) == {"signature", "journal", "erased", "rows", "head"}
+    assert set(said["checks"]) == {
+        "signature",
+        "journal",
+        "erased",
+        "rows",
+        "state",
+        "compacted",
+        "files",
+        "head",
+        "returned",
+    }
 
-    certificate = json.loads((shell.folder / "c.json").read_text())
-    certificate["samples"] += 1
-    (shell.folder / "c.json").write_text(json.dumps(certificate))
+    certificate = Certificate.load(shell.folder / "c.json")
+    replace(certificate, samples=certificate.samples + 1).save(shell.folder / "c.json")
     said = shell.json(*checks, code=3)
     assert said["error"]["type"] == "VerificationError"
     assert said["error"]["exit_code"] == 3
@@ -124,7 +119,7 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
     filled("export", "s", "old.pt")
     said = filled.json("remove", "s", "--subject", "person-01", "--compact", "--certificate", "c.json")
     assert said["checkpoints"] == [str(filled.folder / "old.pt")]
-    assert json.loads((filled.folder / "c.json").read_text())["scope"]["checkpoints"] == said["checkpoints"]
+    assert Certificate.load(filled.folder / "c.json").scope["checkpoints"] == said["checkpoints"]
     assert filled.json("export", "s", "new.pt")["samples"] == said["remaining"]
 
     found = torch.load(filled.folder / "new.pt", weights_only=True)
@@ -134,8 +129,11 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
     assert found["classes"] == ["ant", "bee", "cow"]
 
     assert "exported head" in filled("verify", "c.json", "--head", "new.pt", "--store", "s", "--allow-unsigned")
-    filled("verify", "c.json", "--head", "new.pt", "--allow-unsigned")
-    assert "other samples" in filled("verify", "c.json", "--head", "old.pt", "--allow-unsigned", code=3)
+    assert "an opening" in filled("verify", "c.json", "--head", "new.pt", "--allow-unsigned", code=3)
+    filled("certificate", "opening", "s", "o.json")
+    opening = ["--opening", "o.json"]
+    filled("verify", "c.json", "--head", "new.pt", *opening, "--allow-unsigned")
+    assert "other samples" in filled("verify", "c.json", "--head", "old.pt", *opening, "--allow-unsigned", code=3)
 
     for part, reason in {"w": "w in served.pt is not", "C": "C in served.pt is not", "solution.": "checksum"}.items():
         served = copy.deepcopy(found)
@@ -143,11 +141,11 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
             if name == part or (part == "solution." and name.startswith(part) and value.is_floating_point()):
                 value += 1.0
         torch.save(served, filled.folder / "served.pt")
-        assert reason in filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
+        assert reason in filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"w": torch.zeros(3)}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"format": "torchlssvm-export-1", "config": {"a": 1}, "state_dict": 3}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
 
 
 def test_samples_as_lines(filled: Shell) -> None:
@@ -238,7 +236,7 @@ def test_removed_but_not_compacted_is_said(filled: Shell) -> None:
         )
         assert (code, json.loads(out)["compacted"], json.loads(out)["samples"]) == (4, False, 1)
         assert "removed, but" in err
-        assert json.loads((filled.folder / "c.json").read_text())["compacted"] is False
+        assert not Certificate.load(filled.folder / "c.json").compacted
     filled("compact", "s")
 
 
@@ -387,6 +385,6 @@ def test_keygen_does_not_write_over_a_key(shell: Shell) -> None:
     shell("keygen", "k")
     secret = (shell.folder / "k").read_bytes()
     assert (shell.folder / "k").stat().st_mode & 0o077 == 0
-    assert "k: File exists" in shell("keygen", "k", code=1)
+    assert "k.pub is there already" in shell("keygen", "k", code=1)
     assert (shell.folder / "k").read_bytes() == secret
     audit.private_key(shell.folder / "k")

@@ -113,7 +113,7 @@ def test_removals_at_the_start_of_the_shipped_config_are_all_carried_out(
     with SampleStore(tmp_path / "store") as store:
         assert store.head.digest() == LSSVMHead(64, 10, grid=FixedPoint(4.0)).add(x[keep], y[keep]).digest()
         certified = set()
-        for path in (tmp_path / "certificates").iterdir():
+        for path in (p for p in (tmp_path / "certificates").iterdir() if ".receipt." not in p.name):
             certificate = Certificate.load(path)
             assert verify(certificate, store=store, allow_unsigned=True)
             certified |= {e["event_id"] for e in certificate.events}
@@ -251,7 +251,7 @@ def test_a_subject_stays_out_for_the_rest_of_the_run(tmp_path: Path, batch: int 
         assert store.find(subject="3") == []
         (entry,) = (e for e in store.history() if e.event_id == "whose")
         assert entry.samples == 13 if batch is None else 0 < entry.samples <= 13
-        (path,) = (tmp_path / "certificates").iterdir()
+        (path,) = (p for p in (tmp_path / "certificates").iterdir() if ".receipt." not in p.name)
         assert verify(Certificate.load(path), store=store, allow_unsigned=True)
         assert not len(PendingEvents(store))  # what stood for the run has ended with it
 

@@ -1,8 +1,7 @@
-"""Questions to a head keep to its device: without a GPU by tensors that have a device but no data."""
+"""Questions to a head have the same answers on its device as on the CPU."""
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, LSSVMHead
 
@@ -49,19 +48,10 @@ def ask(form: str, device: str) -> dict[str, torch.Tensor]:
     return out
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_on_a_device_without_data(form) -> None:
-    real = ask(form, "cpu")
-    with FakeTensorMode():
-        fake = ask(form, "cuda")
-    for name, value in fake.items():
-        assert value.device.type == "cuda", name
-        assert value.shape == real[name].shape, name
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", FORMS)
 def test_on_a_real_device(form) -> None:
     real, other = ask(form, "cpu"), ask(form, "cuda")
     for name, value in other.items():
+        assert value.device.type == "cuda", name
         assert torch.allclose(value.cpu(), real[name], rtol=1e-8, atol=1e-8), name

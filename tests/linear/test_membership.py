@@ -95,6 +95,36 @@ def test_weights_add_up() -> None:
         h.remove(X[:1], Y[:1])
 
 
+@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"folds": 3}], ids=str)
+def test_rows_added_in_bulk_are_known_whatever_they_are_summed_by(options: dict[str, Any]) -> None:
+    """Fingerprints are formed chunk by chunk and class by class, on the way into the sums."""
+    x, y = samples(2500)
+    weight = torch.arange(2500) % 3 + 1
+    ids = {"ids": range(2500)} if "folds" in options else {}
+    h = head(**options).add(x, y, weight=weight, **ids)
+    pick = torch.randperm(2500, generator=torch.Generator().manual_seed(0))
+    some = {"ids": pick[:2000].tolist()} if ids else {}
+    with pytest.raises(RemovalError, match="row 1999 is held"):
+        h.remove(x[pick[:2000]], y[pick[:2000]], weight=weight[pick[:2000]] + (torch.arange(2000) == 1999), **some)
+    h.remove(x[pick[:2000]], y[pick[:2000]], weight=weight[pick[:2000]], **some)
+    rest = {"ids": pick[2000:].tolist()} if ids else {}
+    assert h.digest() == head(**options).add(x[pick[2000:]], y[pick[2000:]], weight[pick[2000:]], **rest).digest()
+
+
+def test_rows_that_are_added_go_on_the_grid_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = samples(2500)
+    rows: list[int] = []
+    quantize = FixedPoint.quantize
+
+    def counted(self: FixedPoint, x: Tensor, *rest: Any) -> Tensor:
+        rows.append(len(x))
+        return quantize(self, x, *rest)
+
+    monkeypatch.setattr(FixedPoint, "quantize", counted)
+    head().add(x, y)
+    assert sum(rows) == 2500
+
+
 def test_float_targets_are_part_of_the_row() -> None:
     t = torch.randint(-512, 512, (N, K), generator=torch.Generator().manual_seed(0)) / 256
     h = head().add(X, t)

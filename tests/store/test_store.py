@@ -106,6 +106,11 @@ def test_receipts(store: SampleStore) -> None:
     certificate = store.certificate("erasure")
     assert all(certificate.covers(i, n) for i, n in receipt.nonces.items())
     assert not certificate.covers("sample-1", "00" * 32)
+    nonce = bytes.fromhex(receipt.nonces["sample-1"])
+    assert not certificate.covers(
+        "1", nonce + b"sample-"
+    )  # nonce and id are bound: neither lends the other its letters
+    assert not certificate.covers("sample-1", nonce[:-1])
 
 
 def test_an_event_applied_before_changes_nothing_and_says_so(store: SampleStore) -> None:
@@ -549,10 +554,10 @@ def test_foreign_and_newer_files(store: SampleStore, tmp_path: Path) -> None:
     store.close()
     file = tmp_path / "store" / "samples.sqlite"
     with sqlite3.connect(file) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
     content = file.read_bytes()
-    with pytest.raises(StoreError, match="newer schema version 2"):
+    with pytest.raises(StoreError, match="newer schema version 3"):
         SampleStore(tmp_path / "store")
     assert file.read_bytes() == content
     for name, junk in (("text", b"hello" * 1000), ("empty", b"")):

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import KernelLSSVM, LagrangianSVM, OneVsRest, RemovalError, StoreError, VerificationError, verify
+from torchlssvm import (
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    OneVsRest,
+    RemovalError,
+    StoreError,
+    VerificationError,
+    verify,
+)
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.store import SampleStore
@@ -83,7 +92,32 @@ def test_a_machine_changed_behind_the_stores_back(tmp_path: Path) -> None:
         assert same(store, make, x)
         other = make()
         other.add(x, y)
-        with pytest.raises(VerificationError, match="not those of the surviving"):
+        with pytest.raises(VerificationError, match="still holds 1 samples"):
             verify(store.certificate("e"), head=other, store=store, allow_unsigned=True)
     with pytest.raises(ValueError, match="does not fit the store"):
         SampleStore(tmp_path / "s", head=MACHINES["LagrangianSVM"][1]())
+
+
+MORE_MACHINES = MACHINES | {"IncrementalSVM": (2, lambda: IncrementalSVM(RBF(sigma=2.0), C=2.0))}
+
+
+@pytest.mark.parametrize("name", MORE_MACHINES)
+def test_a_machine_that_still_holds_what_was_erased_does_not_verify(tmp_path: Path, name: str) -> None:
+    """Also a sample without any influence on the scores: far from the margin, or twice the same."""
+    K, make = MORE_MACHINES[name]
+    x, y = data(K, torch.float64)
+    x = torch.cat([x, x[:1] + (40.0 if name in ("IncrementalSVM", "LagrangianSVM") else 0.0)])
+    y = torch.cat([y, y[:1]])
+    with SampleStore(tmp_path / "s", head=make()) as store:
+        store.apply(Add(ids=range(N + 1), x=x, y=y))
+        store.apply(Remove(ids=[N], event_id="e"))
+        certificate, ask = store.certificate("e"), {"store": store, "allow_unsigned": True}
+        assert "surviving" in verify(certificate, head=store.head, **ask).checks["head"]
+        holding, relabelled = make(), make()
+        holding.add(x, y)
+        with pytest.raises(VerificationError, match="still holds 1 samples"):
+            verify(certificate, head=holding, **ask)
+        ids = relabelled.add(x[:N], y[:N])
+        relabelled.relabel(ids[:1], (y[:1] + 1) % K)
+        with pytest.raises(VerificationError, match="with their labels"):
+            verify(certificate, head=relabelled, **ask)

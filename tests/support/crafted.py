@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -271,6 +272,31 @@ def loop_of_pages(store: Path) -> None:
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------
+
+
+def flat(certificate: str) -> dict[str, Any]:
+    """The fields of a certificate: those of its predicate, and the journal's hash from its subject."""
+    statement = json.loads(base64.b64decode(json.loads(certificate)["payload"]))
+    return statement["predicate"] | {"chain": statement["subject"][0]["digest"]["sha256"]}
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
+
+
+def in_envelope(fields: bytes) -> bytes:
+    """An unsigned certificate with these fields, in canonical JSON where they are JSON at all."""
+    try:
+        data = json.loads(fields, object_pairs_hook=once)
+        chain = json.dumps(data.pop("chain", None))
+        predicate = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    except (ValueError, AttributeError, RecursionError, TypeError):
+        predicate, chain = fields, json.dumps("0" * 64)
+    text = b'{"_type":"https://in-toto.io/Statement/v1","predicate":%s,"predicateType":"urn:torchlssvm:erasure:v1","subject":[{"digest":{"sha256":%s},"name":"journal"}]}'
+    payload = base64.b64encode(text % (predicate, chain.encode())).decode()
+    return json.dumps({"payload": payload, "payloadType": "application/vnd.in-toto+json", "signatures": []}).encode()
 
 
 def in_certificate(*path: Any, value: Any) -> Callable[[dict[str, Any]], bytes]:

@@ -435,3 +435,39 @@ def test_gradients_reach_the_input():
     step[1, 0] = h
     numeric = (svm.decision(x[:3] + step) - svm.decision(x[:3] - step)).sum() / (2 * h)
     assert float(z.grad[1, 0]) == pytest.approx(float(numeric), rel=1e-5)
+
+
+def test_a_long_fit_tells_its_progress_and_a_function_that_fails_changes_nothing():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2500, 5, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.5 * torch.randn(2500, generator=generator) > 0).long()
+    shares: list[float] = []
+    svm = IncrementalSVM(RBF(sigma=2.0), C=1.0).fit(x, y, progress=shares.append)
+    assert len(shares) > 3
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] <= shares[-1] <= 1.0
+    before = svm.alpha
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        svm.fit(x[:2000], y[:2000], progress=stop)
+    assert torch.equal(svm.alpha, before)
+    with pytest.raises(ValueError, match="progress"):
+        svm.fit(x, y, progress=3)
+
+
+def test_a_start_needs_neither_both_classes_in_a_part_nor_balanced_weights():
+    """Few samples of one class: the parts from which a large fit starts may hold none of them."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3000, 3, generator=generator, dtype=torch.float64)
+    y = torch.zeros(3000, dtype=torch.int64)
+    y[[7, 1999]] = 1
+    x[[7, 1999]] += 1.0
+    weight = torch.rand(3000, generator=generator, dtype=torch.float64) + 0.1
+    svm = IncrementalSVM(RBF(sigma=1.0), C=5.0).fit(x, y, weight)
+    found = svm.kkt_violation()
+    assert found < 256 * found.bound
+    u = 5.0 * weight
+    assert bool(((svm.alpha >= 0) & (svm.alpha <= u)).all())

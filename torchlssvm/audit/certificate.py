@@ -1,35 +1,50 @@
-"""Certificates of erasure: plain data, written as canonical JSON.
+"""Certificates of erasure: an in-toto statement in a DSSE envelope.
 
-The bytes that are signed are the UTF-8 JSON of all fields but ``signature``: keys sorted, separators "," and ":", no other
-white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+The statement's subject is the hash of the store's journal, its predicate the fields of :class:`Certificate`; the schema is
+``docs/certificate.schema.json``. The payload is canonical JSON: keys sorted, separators "," and ":", no other white space,
+ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+
+A certificate gives no digest of the statistics in clear: with the surviving rows that would confirm a guess about a sample
+that leaves later. It gives a commitment, HMAC-SHA-256(key of the journal's position, digest); the key is in the store only,
+until the first compaction after the state has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torchlssvm.audit import version_0_1
+from torchlssvm.audit.envelope import Envelope, Signature, signed_bytes
 from torchlssvm.canonical_json import canonical, loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
 
 __all__ = ["Certificate"]
 
-FORMAT = "torchlssvm-certificate-1"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:torchlssvm:erasure:v1"
+"""Names the fields of the predicate; other fields would have another name."""
+
+SUBJECT_NAME = "journal"
 
 MAX_CERTIFICATE_BYTES = 2**28
-"""Bytes of a certificate: four million samples."""
+"""Bytes of a certificate: three million samples."""
 
 MAX_COUNT = 2**63 - 1
 """The largest integer of SQLite, and so the largest position and number of samples."""
 
-EVENT_KINDS = ("add", "remove", "relabel", "replace")
-COMMITMENT = re.compile("[0-9a-f]{64}")
+NONCE_BYTES = 32
+"""Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
+
+EVENT_KINDS = ("add", "remove", "relabel", "replace", "request")
+HEX_64 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -38,19 +53,24 @@ class Certificate:
 
     Attributes:
         events: for each event its id, kind, position in the journal, time, number of samples and their commitments.
-        digest: of the head's statistics at ``position`` (None for a machine without one).
+        commitment: to the digest of the head's statistics at ``position`` (None for a machine without one).
         position: of the journal when this was issued, and ``chain``, its hash there.
-        grid: the resolution of the features; ``fingerprint``: the network they come from.
+        grid: the resolution of the features, and ``normalize`` and ``scale`` where the head uses them; ``fingerprint``: the
+            network they come from.
         shape: features and classes; ``samples``: how many the head holds.
         compacted: whether the bytes are gone from the files too, and not only from the tables.
         scope: ``choices`` made from data, and whether they were made again; ``snapshots`` and ``checkpoints`` that are older
             than the erasure and still hold the samples.
         library, time: what issued it, and when.
-        signature: Ed25519, as hex; empty when unsigned.
+        files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
+        requests: the requests that the events answer: texts by name, with commitments in the place of people.
+        signatures: of the envelope; none when it is unsigned.
+        digest: in clear, in a certificate of version 0.1.0 only.
+        format: the type of the predicate, or the format of version 0.1.0.
     """
 
     events: list[dict[str, Any]]
-    digest: str | None
+    commitment: str | None
     position: int
     chain: str
     grid: dict[str, Any] | None
@@ -61,22 +81,52 @@ class Certificate:
     scope: dict[str, Any]
     library: str
     time: str
-    format: str = FORMAT
-    signature: str = field(default="")
+    files: dict[str, str] = field(default_factory=dict)
+    requests: list[dict[str, str]] = field(default_factory=list)
+    signatures: tuple[Signature, ...] = ()
+    digest: str | None = None
+    format: str = PREDICATE_TYPE
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def statement(self) -> dict[str, Any]:
+        """The in-toto statement, as primitives."""
+        return {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": SUBJECT_NAME, "digest": {"sha256": self.chain}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {name: getattr(self, name) for name in FIELD_TYPES if name != "chain"},
+        }
 
     def payload(self) -> bytes:
+        """The statement as bytes; for a certificate of version 0.1.0, its JSON without the signature."""
+        return version_0_1.payload(self) if self.old else canonical(self.statement())
+
+    def message(self) -> bytes:
         """The bytes that are signed."""
-        body = asdict(self)
-        body.pop("signature")
-        return canonical(body)
+        return self.payload() if self.old else signed_bytes(self.payload())
 
     def to_json(self) -> str:
-        """The certificate as one line of canonical JSON."""
-        return canonical(asdict(self)).decode()
+        """The envelope as one line of canonical JSON."""
+        return version_0_1.to_json(self) if self.old else Envelope(self.payload(), self.signatures).to_json()
 
-    def signed(self, signature: bytes) -> Certificate:
-        """The same with a signature."""
-        return replace(self, signature=signature.hex())
+    def signed(self, signature: bytes, keyid: str = "") -> Certificate:
+        """The same with one signature more, which takes the place of one under the same key id."""
+        if self.old:
+            raise ValueError(f"{version_0_1.LACKS}: it is not signed again, issue a new one")
+        kept = [s for s in self.signatures if not keyid or s.keyid != keyid]
+        return replace(self, signatures=(*kept, Signature(keyid, signature)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    @property
+    def old(self) -> bool:
+        """True for a certificate of version 0.1.0."""
+        return self.format == version_0_1.FORMAT
 
     @property
     def erased(self) -> int:
@@ -84,14 +134,23 @@ class Certificate:
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """True if a sample is among those of its events; only the nonce from its receipt can tell."""
+        """True if a sample is among those of its events; only the nonce from its receipt can tell.
+
+        A nonce has exactly 32 bytes: a longer one could take the beginning of another id along.
+        """
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
+        if len(secret) != NONCE_BYTES:
+            return False
         wanted = hashlib.sha256(secret + sample_id.encode()).hexdigest()
         return any(wanted in event["commitments"] for event in self.events)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+    def opens(self, key: bytes, digest: str | None) -> bool:
+        """True if the digest is the one that was committed to under a key; both None for a machine without a digest."""
+        if self.commitment is None or digest is None:
+            return self.commitment is digest is None
+        return hmac.compare_digest(hmac.digest(key, digest.encode(), "sha256").hex(), self.commitment)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
@@ -104,68 +163,52 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
-        """Read canonical JSON; VerificationError when it is no certificate."""
-        try:
-            data = loads(text)
-        except ValueError as error:
-            raise VerificationError(f"not a certificate: no JSON ({str(error)[:200]})") from None
-        return cls.from_dict(data)
+        """Read an envelope, or the JSON of version 0.1.0; VerificationError when it is no certificate."""
+        return cls.from_dict(parse(text))
 
     @classmethod
     def from_dict(cls, data: Any) -> Certificate:
         """Check the fields and their types; VerificationError names the first that is wrong."""
         if not isinstance(data, Mapping):
             raise VerificationError(f"not a certificate: expected an object, got {type(data).__name__}")
-        if data.get("format") != FORMAT:
+        if "payloadType" not in data and "format" in data:
+            body = version_0_1.read(dict(data))
+            check_fields(body, version_0_1.FIELD_TYPES, version_0_1.READ_FIELDS)
+            return cls(**body)
+        envelope = Envelope.from_dict(dict(data))
+        found = cls._from_statement(parse(envelope.payload))
+        if found.payload() != envelope.payload:
+            raise VerificationError("not a certificate: its payload is not canonical JSON")
+        return replace(found, signatures=envelope.signatures)
+
+    @classmethod
+    def _from_statement(cls, data: Any) -> Certificate:
+        if not isinstance(data, dict) or set(data) != {"_type", "subject", "predicateType", "predicate"}:
+            raise VerificationError("not a certificate: the payload is no in-toto statement with a predicate")
+        if data["_type"] != STATEMENT_TYPE:
             raise VerificationError(
-                f"not a certificate: its format is {str(data.get('format'))[:40]!r}, not {FORMAT!r}"
+                f"not a certificate: the statement is {str(data['_type'])[:60]!r}, not {STATEMENT_TYPE!r}"
             )
-        names = [f.name for f in fields(cls)]
-        for name in names:
-            if name not in data:
-                raise VerificationError(f"not a certificate: {name!r} is missing")
-        for name in data:
-            if name not in names:
-                raise VerificationError(f"not a certificate: unknown field {str(name)[:40]!r}")
-        for name, kinds in FIELD_TYPES.items():
-            value = data[name]
-            if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
-                raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
-        if not data["events"]:
-            raise VerificationError("not a certificate: it names no event")
-        if not 0 <= data["position"] <= MAX_COUNT or not 0 <= data["samples"] <= MAX_COUNT:
-            raise VerificationError("not a certificate: its position or its number of samples is out of range")
-        seen: set[int] = set()
-        for event in data["events"]:
-            if not isinstance(event, dict) or set(event) != set(EVENT_TYPES):
-                raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT_TYPES)}")
-            for name, kind in EVENT_TYPES.items():
-                if not isinstance(event[name], kind) or isinstance(event[name], bool):
-                    raise VerificationError(
-                        f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}"
-                    )
-            if event["kind"] not in EVENT_KINDS or not 0 < event["position"] <= MAX_COUNT or event["position"] in seen:
-                raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
-            seen.add(event["position"])
-            if len(event["commitments"]) != event["samples"]:
-                raise VerificationError("not a certificate: an event has another number of commitments than of samples")
-            if not all(isinstance(c, str) and COMMITMENT.fullmatch(c) for c in event["commitments"]):
-                raise VerificationError("not a certificate: a commitment is not 64 digits of lower-case hex")
-        for name, kinds in INNER_TYPES.items():
-            for key, value in (data[name] or {}).items():
-                if not isinstance(value, kinds) or isinstance(value, bool):
-                    raise VerificationError(f"not a certificate: {key[:40]!r} of {name!r} is a {type(value).__name__}")
-        scope = data["scope"]
-        if not isinstance(scope.get("choices", {}), dict) or not all(
-            isinstance(v, str) for part in scope.values() for v in (part.values() if isinstance(part, dict) else part)
-        ):
-            raise VerificationError("not a certificate: 'scope' holds something else than texts")
-        return cls(**data)
+        if data["predicateType"] != PREDICATE_TYPE:
+            raise VerificationError(
+                f"not a certificate: it states {str(data['predicateType'])[:60]!r}; this library reads {PREDICATE_TYPE!r}"
+            )
+        try:
+            ((name, chain),) = [(s["name"], s["digest"]["sha256"]) for s in data["subject"]]
+            if data["subject"] != [{"name": SUBJECT_NAME, "digest": {"sha256": chain}}] or name != SUBJECT_NAME:
+                raise ValueError
+        except (TypeError, KeyError, ValueError):
+            raise VerificationError("not a certificate: its subject is not the hash of one journal") from None
+        predicate = data["predicate"]
+        if not isinstance(predicate, dict) or "chain" in predicate:
+            raise VerificationError("not a certificate: its predicate is not that of an erasure")
+        check_fields(predicate | {"chain": chain}, FIELD_TYPES)
+        return cls(**predicate, chain=chain)
 
 
 FIELD_TYPES: dict[str, Any] = {
     "events": list,
-    "digest": str | None,
+    "commitment": str | None,
     "position": int,
     "chain": str,
     "grid": dict | None,
@@ -176,9 +219,10 @@ FIELD_TYPES: dict[str, Any] = {
     "scope": dict,
     "library": str,
     "time": str,
-    "signature": str,
+    "files": dict,
+    "requests": list,
 }
-INNER_TYPES: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list}
+INNER_TYPES: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list, "files": str}
 EVENT_TYPES: dict[str, type] = {
     "event_id": str,
     "kind": str,
@@ -187,3 +231,64 @@ EVENT_TYPES: dict[str, type] = {
     "samples": int,
     "commitments": list,
 }
+
+
+def parse(text: str | bytes) -> Any:
+    """JSON within bounds; VerificationError when it is none."""
+    try:
+        return loads(text)
+    except ValueError as error:
+        raise VerificationError(f"not a certificate: no JSON ({str(error)[:200]})") from None
+
+
+def check_fields(data: dict[str, Any], types: dict[str, Any], others: tuple[str, ...] = ()) -> None:
+    """Check the fields and what is in them; VerificationError names the first that is wrong.
+
+    ``types``: of the fields that must be there; ``others``: fields that were checked before.
+    """
+    for name, kinds in types.items():
+        if name not in data:
+            raise VerificationError(f"not a certificate: {name!r} is missing")
+        value = data[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
+            raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
+    for name in data:
+        if name not in types and name not in others:
+            raise VerificationError(f"not a certificate: unknown field {str(name)[:40]!r}")
+    if not 0 <= data["position"] <= MAX_COUNT or not 0 <= data["samples"] <= MAX_COUNT:
+        raise VerificationError("not a certificate: its position or its number of samples is out of range")
+    if data.get("commitment") is not None and not HEX_64.fullmatch(data["commitment"]):
+        raise VerificationError("not a certificate: 'commitment' is not 64 digits of lower-case hex")
+    check_events(data["events"])
+    for name, kinds in INNER_TYPES.items():
+        for key, value in (data.get(name) or {}).items():
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise VerificationError(f"not a certificate: {key[:40]!r} of {name!r} is a {type(value).__name__}")
+    scope = data["scope"]
+    if not isinstance(scope.get("choices", {}), dict) or not all(
+        isinstance(v, str) for part in scope.values() for v in (part.values() if isinstance(part, dict) else part)
+    ):
+        raise VerificationError("not a certificate: 'scope' holds something else than texts")
+    for request in data.get("requests", []):
+        if not isinstance(request, dict) or not all(isinstance(v, str) for v in request.values()):
+            raise VerificationError("not a certificate: 'requests' holds something else than texts by name")
+
+
+def check_events(events: list[Any]) -> None:
+    """Check the events of a certificate."""
+    if not events:
+        raise VerificationError("not a certificate: it names no event")
+    seen: set[int] = set()
+    for event in events:
+        if not isinstance(event, dict) or set(event) != set(EVENT_TYPES):
+            raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT_TYPES)}")
+        for name, kind in EVENT_TYPES.items():
+            if not isinstance(event[name], kind) or isinstance(event[name], bool):
+                raise VerificationError(f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}")
+        if event["kind"] not in EVENT_KINDS or not 0 < event["position"] <= MAX_COUNT or event["position"] in seen:
+            raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
+        seen.add(event["position"])
+        if len(event["commitments"]) != event["samples"]:
+            raise VerificationError("not a certificate: an event has another number of commitments than of samples")
+        if not all(isinstance(c, str) and HEX_64.fullmatch(c) for c in event["commitments"]):
+            raise VerificationError("not a certificate: a commitment is not 64 digits of lower-case hex")

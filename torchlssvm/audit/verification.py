@@ -1,6 +1,6 @@
 """The verification of certificates.
 
-A certificate says that samples were erased from a store, and gives the digest of the head since then. ``verify`` believes
+A certificate says that samples were erased from a store, and commits to the state of the head since then. ``verify`` believes
 none of it: it checks the signature with a key of the verifier's own, solves the head's weights again from its statistics,
 and, given the store, rebuilds the statistics from the surviving rows and follows the journal.
 """
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchlssvm.audit import keys
+from torchlssvm.audit import keys, version_0_1
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.opening import Opening
+from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
@@ -55,45 +58,89 @@ def verify(
     store: SampleStore | None = None,
     public_key: Any = None,
     allow_unsigned: bool = False,
+    *,
+    opening: Opening | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    preprocessing: Any = None,
+    fast: bool = False,
 ) -> Report:
     """Check a certificate of erasure against all that is given; VerificationError with the reason when it fails.
 
     Args:
-        certificate: the object, its dict, its JSON, or a file.
-        head: its digest must be the certificate's (or, with the store, that of the surviving rows); w, b and P must be those
-            that its statistics give, so a head that still serves old weights fails. So does one with another calibration than
-            the certificate's or, with the store, than the surviving rows give.
+        certificate: the object, its envelope as a dict or as JSON, or a file.
+        head: its digest must be that of the surviving rows or, without the store, the one that ``opening`` opens; w, b and P
+            must be those that its statistics give, so a head that still serves old weights fails. A kernel machine must hold
+            the surviving rows and no other. A calibration must be the certificate's or, with the store, the one that the
+            surviving rows give. A classifier's network must have the certificate's fingerprint.
         store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
-            the rows, summed anew, must give the digest.
-        public_key: Ed25519, of the issuer: from the verifier, never from the certificate.
+            the rows, summed anew, must give what was committed to; and all else that the certificate says of the store must be
+            so.
+        public_key: Ed25519, of the issuer: from the verifier, never from the certificate. One key, a list, or a mapping from
+            names of holders to keys; one of them must have signed.
         allow_unsigned: accept a certificate whose signature is missing or cannot be checked for want of a key.
+        opening: of the certificate's commitment (:meth:`SampleStore.opening`), for a head without its store.
+        preprocessing: of the classifier's inputs, where it is part of the fingerprint.
+        fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.functional.freivalds`) in the place of
+            summing the rows anew: time of reading, and wrong sums pass with a probability below 2^-60.
     """
     cert = read_certificate(certificate)
     checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
+    if cert.old:
+        checks["format"] = version_0_1.LACKS
+    opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
-        return Report(checks | _check_state(cert, head, None))
+        return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
     with store.view():  # journal, rows and head of one position, whatever is written meanwhile
         if store.machine is not None and getattr(head, "head", head) is store.machine.head:
             _ = store.head
-        return Report(checks | _check_state(cert, head, store))
+        return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
-def _check_state(cert: Certificate, head: Any, store: SampleStore | None) -> dict[str, str]:
+def _read_opening(given: Any) -> Opening:
+    return Opening.load(given) if isinstance(given, str | os.PathLike) else Opening.from_dict(given)
+
+
+def _check_state(
+    cert: Certificate,
+    head: Any,
+    store: SampleStore | None,
+    opening: Opening | None,
+    preprocessing: Any,
+    fast: bool,
+) -> dict[str, str]:
     """Check store and head, as far as they are given."""
     checks: dict[str, str] = {}
-    expected = cert.digest
+    expected: str | None = None
     if store is not None:
         try:
-            expected, found = _check_store(cert, store)
+            expected, found = _check_store(cert, store, fast)
         except StoreBusyError:
             raise
         except StoreError as error:
             raise VerificationError(f"the store does not hold up: {error}") from error
         checks |= found
     if head is not None:
-        checks |= _check_head(head, expected, store)
+        checks |= _check_network(head, cert, preprocessing)
+
+        def is_expected(digest: str) -> bool:
+            return digest == expected if store is not None else _opens(cert, digest, opening)
+
+        checks |= _check_head(head, is_expected, store)
         checks |= _check_calibration(getattr(head, "head", head), cert, store)
     return checks
+
+
+def _opens(cert: Certificate, digest: str, opening: Opening | None) -> bool:
+    """Compare the digest of a head without a store with the certificate."""
+    if cert.old:
+        return digest == cert.digest
+    if opening is None:
+        raise VerificationError(
+            "a head without its store cannot be compared: the certificate has a commitment in the place of a digest. Give "
+            "store=, or an opening that the issuer wrote for this purpose"
+        )
+    if opening.chain != cert.chain:
+        raise VerificationError("the opening is of another state than the certificate")
+    return cert.opens(opening.secret(), digest)
 
 
 def read_certificate(certificate: Any) -> Certificate:
@@ -110,7 +157,7 @@ def read_certificate(certificate: Any) -> Certificate:
 
 
 def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str:
-    if not cert.signature:
+    if not cert.signatures:
         if given is not None or not allow_unsigned:
             raise VerificationError("the certificate is not signed")
         return "none (allowed)"
@@ -118,27 +165,25 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         if not allow_unsigned:
             raise VerificationError("give the issuer's public key to check the signature")
         return "not checked (no public key; allowed)"
-    try:
-        signature = bytes.fromhex(cert.signature)
-    except ValueError:
-        signature = b""
-    if signature.hex() != cert.signature:  # one way to write it, as for everything else
-        raise VerificationError("the signature is not lower-case hex")
-    key = keys.public_key(given)
     from cryptography.exceptions import InvalidSignature
 
-    try:
-        key.verify(signature, cert.payload())
-    except InvalidSignature:
-        raise VerificationError(
-            "the signature does not fit: the certificate was altered, or another key signed it"
-        ) from None
-    return "Ed25519, holds"
+    message, trusted = cert.message(), keys.trusted_keys(given)
+    for signature in cert.signatures:  # every key is tried: the key id is a hint, and may be anything
+        for name, key in trusted:
+            try:
+                key.verify(signature.sig, message)
+            except InvalidSignature:
+                continue
+            others = len(cert.signatures) - 1
+            more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
+            return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
+    raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
 
 
-def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dict[str, str]]:
+def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, dict[str, str]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    entries = {entry.position: entry for entry in store.history()}
+    history = store.history()
+    entries = {entry.position: entry for entry in history}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
@@ -158,30 +203,93 @@ def _check_store(cert: Certificate, store: SampleStore) -> tuple[str | None, dic
             erased.update(event["commitments"])
     if store.fingerprint != cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
-    count, digest = store.recompute(erased)
-    if cert.position == len(entries):
-        if digest != cert.digest:
-            raise VerificationError("the surviving rows do not give the certificate's digest")
-        if count != cert.samples:
-            raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
-    elif cert.digest is not None and store.confirms(cert.position, cert.digest) is False:
-        raise VerificationError("the digest after the erasure was another one, says the journal")
     later = len(entries) - cert.position
-    return digest, {
+    # The erased are removals of the journal: a row of one is none that it has as held.
+    count, digest = store.recompute(history, fast)
+    how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
+    checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{len(erased)} samples, none of them in the store",
-        "rows": f"{count} summed anew" + (", digest as recorded" if digest is not None else ""),
+        "erased": f"{len(erased)} samples, not in the store under their old commitments",
+        "rows": f"{count} {how}",
     }
+    if store.unchanged_since(cert.position):
+        checks["state"] = _check_present_state(cert, store, count, digest)
+    else:
+        checks["state"] = _check_past_state(cert, store)
+    return digest, checks | _check_files(cert, store)
 
 
-def _check_head(head: Any, expected: str | None, store: SampleStore | None) -> dict[str, str]:
+def _check_present_state(cert: Certificate, store: SampleStore, count: int, digest: str | None) -> str:
+    """Check what the certificate says of the state that the store is still in."""
+    if cert.old:
+        same = digest == cert.digest
+    else:
+        opening = store.opening(cert.position)
+        if digest is not None and opening is None:
+            raise VerificationError(
+                "the store has no key to the certificate's commitment, though nothing has changed since"
+            )
+        same = cert.opens(b"" if opening is None else opening.secret(), digest)
+    if not same:
+        raise VerificationError("the surviving rows do not give the state that the certificate commits to")
+    if count != cert.samples:
+        raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
+    now = store.described()
+    for name, mine in (("grid", cert.grid), ("shape", cert.shape)):
+        if now[name] != mine:
+            raise VerificationError(f"the store's {name} is {now[name]}, the certificate says {mine}")
+    return "as the certificate says: rows, number of samples, shape and grid"
+
+
+def _check_past_state(cert: Certificate, store: SampleStore) -> str:
+    recorded = store.recorded(cert)
+    if recorded is False:
+        raise VerificationError("the state after the erasure was another one, says the journal")
+    if recorded is None:
+        return "has changed since; the journal cannot tell the old one any more"
+    return "has changed since; the old one was committed to in the journal as the certificate says, and can no longer be tested"
+
+
+def _check_files(cert: Certificate, store: SampleStore) -> dict[str, str]:
+    """Check what the certificate says of compaction and of files that are older than the erasure."""
+    last = max(event["position"] for event in cert.events)
+    if cert.compacted and store.compacted < last:
+        raise VerificationError("the certificate says that the store was compacted after the erasure, and it was not")
+    kept = store.older_files(last)
+    unnamed = [name for name in kept["snapshots"] if name not in cert.scope.get("snapshots", [])]
+    if unnamed:
+        raise VerificationError(f"{unnamed[0]} is older than the erasure, is there, and is not in the certificate")
+    since = " (since the certificate)" if store.compacted >= last and not cert.compacted else ""
+    checks = {"compacted": ("yes" if store.compacted >= last else "no") + since}
+    if any(kept.values()):
+        checks["older files"] = "still there: " + ", ".join(kept["snapshots"] + kept["checkpoints"])
+    if cert.files:
+        found = store.check_files(cert.files, cert.position)
+        checks["files"] = "; ".join(f"{name} {what}" for name, what in found.items())
+    return checks
+
+
+def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str, str]:
+    """Check the network of an attached classifier."""
+    backbone = getattr(head, "backbone", None)
+    if not isinstance(backbone, torch.nn.Module) or cert.fingerprint is None:
+        return {}
+    if fingerprint(backbone, preprocessing) != cert.fingerprint:
+        raise VerificationError(
+            "the classifier's network is not the one of the certificate"
+            + (" (give preprocessing= if it is part of the fingerprint)" if preprocessing is None else "")
+        )
+    return {"network": "the certificate's, by its fingerprint"}
+
+
+def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> dict[str, str]:
     head = getattr(head, "head", head)  # an attached classifier
     if not isinstance(head, LSSVMHead) or head.statistics is None or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:
         raise VerificationError(f"the head cannot be certified: {reason}")
-    if head.digest() != expected:
+    if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
     fresh = _solved_anew(head)
     largest = 0.0
@@ -237,16 +345,59 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
 
 
 def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str]:
-    """Learn the surviving rows with another machine and compare the scores of the rows: for machines without a digest."""
+    """Check a machine without a digest: the samples that it holds, and its scores of the surviving rows."""
     if store is None:
         raise VerificationError(
             f"a {type(head).__name__} without a digest can be checked against its store only: give store="
         )
     fresh = store.relearn(copy.deepcopy(head))
+    held = _check_samples_held(head, fresh, store)
     largest = 0.0
     for rows in store.batches():
         here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
         largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=TINY)))
     if not largest <= SCORE_TOLERANCE:
         raise VerificationError(f"the head's scores are not those of the surviving samples (off by {largest:.2g})")
-    return {"head": f"no digest; scores as those of a machine that learned the surviving rows (to {largest:.1g})"}
+    return {
+        "head": f"no digest; {held}; scores as those of a machine that learned the surviving rows (to {largest:.1g})"
+    }
+
+
+SAVED_SAMPLES = (("rows", "targets"), ("x", "y"))
+"""Names under which kernel machines save the features and targets that they hold."""
+
+
+def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
+    """Compare the samples in a machine with the surviving rows, and with those of one that learned them.
+
+    A machine that forgets by itself (a budget, a reserve limit) holds some of the rows, any other one all.
+    """
+    if isinstance(head, LSSVMHead):
+        if round(head.n) != len(store):
+            raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
+        return f"{len(store)} samples"
+    mine, theirs = _samples_held(head), _samples_held(fresh)
+    if not mine:
+        return "it keeps no rows"
+    forgets = getattr(head, "budget", None) is not None or getattr(head, "reserve_limit", None) is not None
+    rows = Counter(row for batch in store.batches() for row in _as_rows(batch.x))
+    for name, (x, y) in mine.items():
+        held = Counter(_as_rows(x[:, : store.described()["shape"]["features"]]))
+        if held - rows:
+            raise VerificationError(f"the head still holds {(held - rows).total()} samples that are not in the store")
+        if not forgets and Counter(_as_rows(x, y)) != Counter(_as_rows(*theirs[name])):
+            raise VerificationError("the head does not hold the surviving samples with their labels, and only them")
+    return "the samples held are surviving ones" if forgets else "it holds the surviving samples and no other"
+
+
+def _samples_held(machine: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The features (n, J) and targets of each part of a machine, by the part's name."""
+    state = machine.state_dict()
+    pairs = ((name, x, y) for x, y in SAVED_SAMPLES for name in state if name.rpartition(".")[2] == x)
+    return {name: (state[name], state[name[: -len(x)] + y]) for name, x, y in pairs if name[: -len(x)] + y in state}
+
+
+def _as_rows(*columns: torch.Tensor) -> list[bytes]:
+    """The bytes of each row; minus zero counts as zero."""
+    table = torch.cat([c.detach().reshape(len(c), -1).to("cpu", torch.float64) for c in columns], 1) + 0.0
+    return [row.tobytes() for row in table.numpy()]

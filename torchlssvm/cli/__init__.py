@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm import __version__, _interrupts
 from torchlssvm.cli import (
     add,
+    certificate,
     compact,
     demo,
     drop,
@@ -28,10 +29,16 @@ from torchlssvm.cli import (
     keygen,
     pending,
     preview,
+    readmit,
+    receipt,
     relabel,
     remove,
     report,
+    request,
+    show,
     stats,
+    subjects,
+    suppression,
     verify,
 )
 from torchlssvm.cli.arguments import Parser, UsageError
@@ -55,6 +62,8 @@ if TYPE_CHECKING:
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
     init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
+    certificate.register,
+    request.register, receipt.register, subjects.register, show.register, suppression.register, readmit.register,
     pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
     report.register, fit.register,
 )  # fmt: skip

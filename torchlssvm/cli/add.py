@@ -15,6 +15,7 @@ from torchlssvm.cli.arguments import UsageError, add_command, count
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.cli.store_folder import open_store
+from torchlssvm.cli.suppression_arguments import add_suppression_key
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -46,6 +47,13 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--batch-size", type=count, metavar="B", help="samples in one event (default: 1024, images: 64)"
     )
+    parser.add_argument(
+        "--erased",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="samples that were erased on request: stop with an error, or leave them out (default: refuse)",
+    )
+    add_suppression_key(parser)
 
 
 def run_add(options: argparse.Namespace) -> int:
@@ -61,7 +69,7 @@ def run_add(options: argparse.Namespace) -> int:
         if samples.width != J:
             raise ValueError(f"{options.images or options.features} has {samples.width} features, the store takes {J}")
         size = options.batch_size or (64 if options.images else 1024)
-        counts = {"added": 0, "skipped": 0, "events": 0}
+        counts = {"added": 0, "skipped": 0, "left_out": 0, "events": 0}
         seen: set[str] = set()
         with ProgressBar(options, "adding", samples.total) as bar:
             for batch in samples.batches(size):
@@ -77,6 +85,8 @@ def run_add(options: argparse.Namespace) -> int:
     text = (
         f"{counts['added']} samples added, {counts['skipped']} were there already; the store holds {state['samples']}"
     )
+    if counts["left_out"]:
+        text += f"\n{counts['left_out']} were left out: they were erased on request and stay erased"
     emit(options, {**counts, "samples": state["samples"], "digest": state["digest"]}, text)
     return OK
 
@@ -142,9 +152,10 @@ def add_batch(
         return
     if len(new) < len(held):
         add = Add([add.ids[k] for k in new], add.x[new], add.y[new], [subjects[k] for k in new], source)
-    store.apply(add)
-    counts["added"] += len(new)
-    counts["events"] += 1
+    receipt = store.apply(add)
+    counts["added"] += receipt.samples
+    counts["left_out"] += len(receipt.left_out)
+    counts["events"] += receipt.applied
 
 
 def compare_with_store(store: SampleStore, add: Any, which: list[int], tolerance: float) -> None:
@@ -153,7 +164,8 @@ def compare_with_store(store: SampleStore, add: Any, which: list[int], tolerance
 
     head = store.head
     rows = store.get([add.ids[k] for k in which])
-    x = add.x[which].to(torch.float64) if head.grid is None else head.grid.snap(add.x[which])
+    plain = head.grid is None or head.normalize is not None  # stored as they are
+    x = add.x[which].to(torch.float64) if plain else head.grid.snap(add.x[which])
     y = add.y[which]
     targets = None if head.statistics is None else head.statistics.target_grid
     if y.is_floating_point() and targets is not None:

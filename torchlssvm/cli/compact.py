@@ -36,8 +36,10 @@ def compact_store(options: argparse.Namespace, store: SampleStore, said: dict[st
         done = store.compact()
     said |= {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
     older = (
-        f"; these files are older and may hold what was erased: {', '.join(done.checkpoints)}"
+        f"; files elsewhere that are older and may hold what was erased: {', '.join(done.checkpoints)}"
         if done.checkpoints
         else ""
     )
-    return f"compacted at position {done.position}{older}"
+    return (
+        f"compacted: the bytes of erased samples are destroyed in all files of the store (event {done.position}){older}"
+    )

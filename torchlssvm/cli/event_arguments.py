@@ -7,33 +7,69 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import UsageError
+from torchlssvm.errors import RemovalError
 
 if TYPE_CHECKING:
     from torchlssvm.store import Receipt, SampleStore
 
-EVENT_ID_HELP = "name of the event; one that was applied before changes nothing (default: a random one)"
 
-
-def add_sample_selection(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Add the options ``--subject`` and ``--id``, of which one is given."""
+def add_sample_selection(parser: argparse.ArgumentParser, required: bool = True, event: bool = True) -> None:
+    """Add the options ``--subject`` and ``--id``, of which one is given, and ``--event-id`` for events that are kept."""
     whose = parser.add_mutually_exclusive_group(required=required)
     whose.add_argument("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
     whose.add_argument("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
+    if event:
+        text = "name of the event; one that was applied before changes nothing (default: a random one)"
+        parser.add_argument("--event-id", metavar="E", help=text)
 
 
-def event_id(options: argparse.Namespace) -> dict[str, str]:
-    """Return ``--event-id`` as a keyword argument of an event; empty without it."""
-    if options.event_id is not None and len(options.subject or ()) > 1:
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--request``, which stands for the names of a request."""
+    parser.add_argument(
+        "--request", metavar="R", help="the request this belongs to; without --subject and --id, all its names"
+    )
+
+
+def check_selection(options: argparse.Namespace) -> None:
+    """Raise UsageError when neither samples nor a request are named."""
+    if options.subject is None and options.id is None and options.request is None:
+        raise UsageError("one of the arguments --subject --id --request is required")
+
+
+def requested_targets(options: argparse.Namespace, store: SampleStore) -> list[dict[str, Any]]:
+    """Return the keyword arguments that select each event's samples, where they may be those of a request."""
+    if options.subject is not None or options.id is not None:
+        return event_arguments(options)
+    request = store.requests.get(options.request)
+    if request.forgotten:
+        raise ValueError(f"the request {request.id!r} is {request.state}, and its names are no longer kept")
+    targets: list[dict[str, Any]] = [{"subject": s} for s in request.named("subject") if store.count_of(s)]
+    held = [i for i in request.named("id") if i in store]
+    subjects = {t["subject"] for t in targets}
+    ids = [i for i, s in zip(held, store.get(held).subjects if held else [], strict=True) if s not in subjects]
+    targets += [{"ids": ids}] if ids else []
+    if not targets:
+        raise RemovalError(
+            f"nothing is held of those whom the request {request.id!r} names: answer it with torchlssvm request close "
+            f"{options.store} {request.id} --answer TEXT"
+        )
+    if getattr(options, "event_id", None) is None:
+        return targets
+    if len(targets) > 1:
         raise UsageError("--event-id goes with one subject: each subject is an event of its own")
-    return {} if options.event_id is None else {"event_id": options.event_id}
+    return [targets[0] | {"event_id": options.event_id}]
 
 
-def event_targets(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the keyword arguments that select each event's samples: one event for all ids, or one for each subject."""
-    if options.subject is None:
-        return [{"ids": options.id}]
-    options.subject = list(dict.fromkeys(options.subject))
-    return [{"subject": name} for name in options.subject]
+def event_arguments(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each event, its samples and its id: one event for all ids, or one for each subject."""
+    subjects = list(dict.fromkeys(options.subject or ()))
+    whose = [{"subject": name} for name in subjects] or [{"ids": options.id}]
+    name = getattr(options, "event_id", None)
+    if name is None:
+        return whose
+    if len(whose) > 1:
+        raise UsageError("--event-id goes with one subject: each subject is an event of its own")
+    return [whose[0] | {"event_id": name}]
 
 
 def receipts_to_json(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:

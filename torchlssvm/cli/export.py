@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import UsageError, add_command
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.progress_bar import ProgressBar
-from torchlssvm.cli.store_folder import open_store, refuse_inside_store
+from torchlssvm.cli.store_folder import check_output, watched_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -35,14 +34,9 @@ def run_export(options: argparse.Namespace) -> int:
 
     if options.out.suffix == ".jsonl" and options.format == "pt":
         raise UsageError("samples are written with --format jsonl")
-    if options.out.is_dir():
-        raise ValueError(f"{options.out} is a folder: name a file in it")
-    if options.out.exists() and not options.force:
-        raise ValueError(f"{options.out} is there already: choose another name, or --force")
+    check_output(options.out, options.store, options.force)
     temporary = options.out.with_name(options.out.name + ".tmp")
-    refuse_inside_store(options.out, options.store)
-    with open_store(options) as store, ProgressBar(options, "writing") as bar:
-        store.watch(bar.advance)
+    with watched_store(options, "writing", readonly=False) as store:
         for path in (temporary, options.out):  # first: a file that holds samples is never unknown
             store.register_checkpoint(path)
         said: dict[str, Any] = {"out": str(options.out), "format": options.format, "position": store.position}
@@ -51,6 +45,7 @@ def run_export(options: argparse.Namespace) -> int:
                 write_head(store, temporary) if options.format == "pt" else write_samples(store, temporary)
             )
             os.replace(temporary, options.out)
+            store.forget_checkpoint(temporary)
         finally:
             temporary.unlink(missing_ok=True)
     what = "the head" if options.format == "pt" else "the samples"

@@ -33,6 +33,12 @@ def register(commands: Commands) -> None:
         "--grid", default="auto", metavar="LIMIT[:BITS]",
         help="largest feature and resolution, e.g. 8:20; or auto: chosen from the first batch (default)",
     )  # fmt: skip
+    parser.add_argument(
+        "--normalize", choices=("l2", "sqrt"), help="make each row ready: divide by its length, or take square roots"
+    )
+    parser.add_argument(
+        "--scale", choices=("std",), help="standardise the features, derived again from the sums after each removal"
+    )
     parser.add_argument("--class-weight", metavar="W", help="balanced, complement, or one number for each class: 1,2.5")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2")
@@ -56,6 +62,7 @@ def run_init(options: argparse.Namespace) -> int:
         raise UsageError("give --features J or --backbone NAME")
     build: dict[str, Any] = {"rho": options.rho, "intercept": options.intercept, "grid": parse_grid(options.grid)}
     build["class_weight"] = parse_class_weight(options.class_weight)
+    build |= {"normalize": options.normalize, "scale": options.scale}
     chosen = settings.Settings(names or [])
     classes = len(names) if names else int(options.classes)
     existed = holds_store(options.store)

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchlssvm.cli.arguments import UsageError, add_command
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.event_arguments import (
-    EVENT_ID_HELP,
-    add_sample_selection,
-    event_id,
-    event_targets,
-    receipts_to_json,
-)
+from torchlssvm.cli.event_arguments import add_sample_selection, event_arguments, receipts_to_json
 from torchlssvm.cli.store_folder import open_store
 
 if TYPE_CHECKING:
@@ -31,7 +25,6 @@ def register(commands: Commands) -> None:
         "--label", nargs="+", action="extend", metavar="L", help="one label for each id, or one for all"
     )
     relabel.add_argument("--file", type=Path, metavar="CSV", help="a CSV with the columns id and label")
-    relabel.add_argument("--event-id", metavar="E", help=EVENT_ID_HELP)
 
 
 def run_relabel(options: argparse.Namespace) -> int:
@@ -50,7 +43,8 @@ def run_relabel(options: argparse.Namespace) -> int:
         if table.header is None or not {"id", "label"} <= set(table.header):
             raise ValueError(f"{options.file} needs a header with the columns id and label")
         found = values_by_id(table, "label")
-        ids, labels = list(found), list(found.values())
+        options.id = ids = list(found)
+        labels = list(found.values())
     elif len(labels) == 1 and ids is not None:
         labels = labels * len(ids)
     if len(labels) != (1 if ids is None else len(ids)):
@@ -58,8 +52,7 @@ def run_relabel(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         kept, classes = settings.load(store), store.head.num_classes
         y = [kept.label(text, classes) for text in labels]
-        whose = event_targets(options) if ids is None else [{"ids": ids}]
-        receipts = store.apply([Relabel(y[0] if ids is None else y, **w, **event_id(options)) for w in whose])
+        receipts = store.apply([Relabel(y[0] if ids is None else y, **given) for given in event_arguments(options)])
         said = receipts_to_json(receipts, store)
     emit(options, said, "\n".join(map(str, receipts)))
     return OK

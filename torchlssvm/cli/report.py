@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchlssvm.cli.arguments import add_command, count
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.progress_bar import ProgressBar
-from torchlssvm.cli.store_folder import open_store, refuse_inside_store
+from torchlssvm.cli.store_folder import check_output, watched_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -20,19 +18,10 @@ def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
     report = add_command(commands, "report", run_report, text, changes="the page was written")
-    report.add_argument(
-        "--out",
-        type=Path,
-        default=Path("torchlssvm_report.html"),
-        metavar="FILE",
-        help="the page (default: %(default)s)",
-    )
-    report.add_argument(
-        "--images",
-        type=Path,
-        metavar="PATH",
-        help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
-    )
+    page = Path("torchlssvm_report.html")
+    report.add_argument("--out", type=Path, default=page, metavar="FILE", help="the page (default: %(default)s)")
+    text = "pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])"
+    report.add_argument("--images", type=Path, metavar="PATH", help=text)
     report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
     report.add_argument("--force", action="store_true", help="overwrite an existing file")
     report.add_argument("--title", metavar="TEXT", help="title of the page")
@@ -46,13 +35,8 @@ def run_report(options: argparse.Namespace) -> int:
     from torchlssvm.cli import settings
     from torchlssvm.report import write_report
 
-    refuse_inside_store(options.out, options.store)
-    if options.out.is_dir():
-        raise ValueError(f"{options.out} is a folder: name a file in it")
-    if os.path.lexists(options.out) and not options.force:
-        raise ValueError(f"{options.out} is there already: choose another name, or --force")
-    with open_store(options, readonly=True) as store, ProgressBar(options, "reporting") as bar:
-        store.watch(bar.advance)
+    check_output(options.out, options.store, options.force)
+    with watched_store(options, "reporting") as store:
         found = write_report(
             store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
             certificates=options.certificates, count=options.count,

@@ -146,7 +146,7 @@ class Corrector:
         notes = self._notes(store, given)
         kept_out = {e.event_id: self.pending[e.event_id].kept_out for e in given if e.event_id in self.pending}
         try:
-            receipts = store.apply(given, notes=notes, kept_out=kept_out)
+            receipts = store.apply(given, notes=notes, kept_out=kept_out, keep_receipt=self.certified)
         except FAULTS:
             raise
         except REFUSALS as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchlssvm.distributed.participant import Participant, fingerprint_of
+from torchlssvm.distributed.participant import Participant, fingerprint_of, locked
 from torchlssvm.distributed.sum_checks import check_enough, least_samples
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
@@ -80,7 +80,7 @@ class Delta:
         stats = Participant(target).statistics
         out = Statistics(
             stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
-            per_class=stats.per_class, folds=stats.folds, device=stats.device,
+            per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
         )  # fmt: skip
         return cls(out, fingerprint=fingerprint_of(target, fingerprint))
 
@@ -96,11 +96,16 @@ class Delta:
 
         For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
         """
-        source = Participant(target)
+        with locked(target):
+            return cls._taken(Participant(target), fingerprint_of(target, fingerprint))
+
+    @classmethod
+    def _taken(cls, source: Participant, fingerprint: str | None) -> Self:
+        """Make the delta of what is pending; needs the head's lock."""
         source.refuse_severed()
         source.solve()  # removals that cannot be are found here
         stats, ledger = source.statistics, source.ledger
-        delta = cls(stats.pending(), fingerprint=fingerprint_of(target, fingerprint))
+        delta = cls(stats.pending(), fingerprint=fingerprint)
         own = delta.ledger = MergeHistory(keys=dict(ledger.keys), ids=dict(ledger.ids))
         rows = source.pending_rows()
         origins = set(ledger.origins)
@@ -173,8 +178,11 @@ class Delta:
         When the file is there, the changes are handed over. When it is refused or fails, they are the head's again: take
         them once more, or save this delta again while no other delta has taken them.
         """
+        with locked(*sources(self)):
+            self._save(Path(path), min_samples, allow_small)
+
+    def _save(self, target: Path, min_samples: int, allow_small: bool) -> None:
         claims = claim(self)
-        target = Path(path)
         part = target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
         try:
             check_enough(self.statistics, self.rows, min_samples, allow_small)
@@ -222,7 +230,8 @@ class Delta:
     @exactly
     def commit(self) -> Self:
         """Count the changes as handed over: for a delta that is sent in another way than save, merge and sync."""
-        hand_over(claim(self), self)
+        with locked(*sources(self)):
+            hand_over(claim(self), self)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -246,6 +255,12 @@ class Loan(NamedTuple):
     ledger: MergeHistory
     turn: int
     origins: set[str]
+
+
+def sources(*deltas: Delta | None) -> list[LSSVMHead]:
+    """Return the heads whose pending changes these deltas hold; anything that is no delta holds none."""
+    loans = [delta.loan if isinstance(delta, Delta) else None for delta in deltas]
+    return [loan.source.head for loan in loans if loan is not None]
 
 
 def claim(*deltas: Delta) -> list[tuple[Statistics, Baseline]]:
@@ -295,7 +310,7 @@ def _shaped(meta: dict[str, Any], device: torch.device | str | None) -> Statisti
     """Make empty statistics of the shape that a header describes."""
     return Statistics(
         meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
-        folds=meta["folds"], device=device,
+        folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), device=device,
     )  # fmt: skip
 
 
@@ -306,9 +321,13 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     The changes are pending until the next :func:`sync`, if there is one. RemovalError when the result could not be that of
     samples; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
     """
-    receiver = Participant(target)
+    with locked(target, *sources(*deltas)):
+        return _merge(Participant(target), deltas, fingerprint_of(target, fingerprint))
+
+
+def _merge(receiver: Participant, deltas: tuple[Delta, ...], mine: str | None) -> LSSVMHead:
+    """Add deltas to a head; needs the locks of all heads concerned."""
     stats, ledger = receiver.statistics, receiver.ledger
-    mine = fingerprint_of(target, fingerprint)
     names = [name for delta in deltas for name in {delta.id} | delta.origins]
     for delta in deltas:
         refuse_own(receiver, delta)
@@ -352,12 +371,13 @@ def agree(target: Any) -> LSSVMHead:
 
     For a head that every rank loaded from one file, or got as a copy; the next :func:`sync` checks that they are the same.
     """
-    here = Participant(target)
-    here.solve()
-    stats, ledger = here.statistics, here.ledger
-    here.agree()
-    ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
-    return here.head
+    with locked(target):
+        here = Participant(target)
+        here.solve()
+        stats, ledger = here.statistics, here.ledger
+        here.agree()
+        ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
+        return here.head
 
 
 class Status(NamedTuple):
@@ -377,17 +397,19 @@ def status(target: Any) -> Status:
     >>> status(head), status(agree(head)).pending
     (Status(epoch=0, agreed='', pending=True), False)
     """
-    here = Participant(target)
-    stats, ledger = here.statistics, here.ledger
-    return Status(ledger.epoch, ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
+    with locked(target):
+        here = Participant(target)
+        stats, ledger = here.statistics, here.ledger
+        return Status(ledger.epoch, ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
 
 
 @exactly
 def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
-    here = Participant(target)
-    here.refuse_severed()
-    stats, ledger = here.statistics, here.ledger
-    here.adopt(stats.agreed(), here.agreed_rows())
-    ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
-    return here.head
+    with locked(target):
+        here = Participant(target)
+        here.refuse_severed()
+        stats, ledger = here.statistics, here.ledger
+        here.adopt(stats.agreed(), here.agreed_rows())
+        ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
+        return here.head

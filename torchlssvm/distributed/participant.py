@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torchlssvm.backbone_hash import fingerprint
@@ -88,9 +90,10 @@ class Participant:
 
     def adopt(self, agreed: Statistics, rows: Membership) -> None:
         """Replace what is held by an agreed state (its parts, not copies) and its rows."""
-        self.statistics.adopt(agreed)
-        self.head.rows.agree(rows)
-        self.head.invalidate()
+        with self.head.locked(), self.head.changing():
+            self.statistics.adopt(agreed)
+            self.head.rows.agree(rows)
+            self.head.solver.reset()
 
     def add_sums(self, total: Statistics) -> None:
         """Add sums; RemovalError, with nothing changed, if the result could not be that of samples."""
@@ -111,6 +114,20 @@ class Participant:
     def note_uncertifiable(self, reason: str | None) -> None:
         """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
         self.head.mark_uncertifiable(reason)
+
+
+@contextmanager
+def locked(*targets: Any) -> Iterator[None]:
+    """A context in which no other thread changes these heads: what an exchange reads and writes is of one state.
+
+    Locks are taken in one order in all threads, so that none waits for another for ever. Targets that are no heads are left
+    to :class:`Participant`, which says so.
+    """
+    heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
+    with ExitStack() as stack:
+        for _, head in sorted(heads.items()):
+            stack.enter_context(head.locked())
+        yield
 
 
 def fingerprint_of(target: Any, given: str | None) -> str | None:

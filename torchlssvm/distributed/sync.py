@@ -23,8 +23,8 @@ from torch import Tensor
 
 from torchlssvm.distributed.agreement import Plan, make_plan, problem_message, raise_first
 from torchlssvm.distributed.collectives import Peers
-from torchlssvm.distributed.delta import Delta, claim, hand_over, refuse_own
-from torchlssvm.distributed.participant import Participant, fingerprint_of
+from torchlssvm.distributed.delta import Delta, claim, hand_over, refuse_own, sources
+from torchlssvm.distributed.participant import Participant, fingerprint_of, locked
 from torchlssvm.distributed.sum_checks import check_enough, check_held
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import grid_to_json
@@ -48,7 +48,8 @@ def sync(
     """Add up what every rank of the group changed since the last sync; all ranks then hold the same, bit for bit.
 
     Every rank of ``group`` (None: all) must call it. On any error every rank raises the same one and none has changed;
-    when a peer dies, the error comes within the group's timeout. Returns ``head``.
+    when a peer dies, the error comes within the group's timeout. Other threads that change the head wait meanwhile.
+    Returns ``head``.
 
     Args:
         head: an ``LSSVMHead`` with a grid, the same on all ranks, or what ``attach`` returns.
@@ -69,7 +70,8 @@ def sync(
         True
         >>> torch.distributed.destroy_process_group()
     """
-    return _run(head, group, None, delta, fingerprint, min_samples, allow_small)
+    with locked(head, *sources(delta)):
+        return _run(head, group, None, delta, fingerprint, min_samples, allow_small)
 
 
 def reduce_to(
@@ -81,7 +83,8 @@ def reduce_to(
     The other ranks keep what was agreed on before; their changes have left them. Their heads and the master's do not agree any
     more, so ``sync`` refuses them; ``reduce_to`` the same rank goes on.
     """
-    return _run(head, group, rank, delta, fingerprint, min_samples, allow_small)
+    with locked(head, *sources(delta)):
+        return _run(head, group, rank, delta, fingerprint, min_samples, allow_small)
 
 
 class Exchange:
@@ -119,7 +122,8 @@ class Exchange:
         return {
             "form": {
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
-                "folds": stats.folds, "intercept": head.intercept, "multiclass": head.multiclass,
+                "folds": stats.folds, "normalize": stats.normalize, "scale": stats.scale,
+                "intercept": head.intercept, "multiclass": head.multiclass,
                 "rho": head.rho, "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": fingerprint, "destination": self.to,
             },

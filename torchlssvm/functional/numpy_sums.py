@@ -45,12 +45,34 @@ def add(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return {"groups": groups, "counts": a["counts"] + b["counts"], "gross": gross, "problem": problem}
 
 
+def normalized(x: NDArray[Any], kind: str | None) -> NDArray[Any]:
+    """Rows made ready, with the bits of :func:`torchlssvm.functional.row_normalization.normalized`. x: (B, J)."""
+    if kind is None:
+        return x
+    x = np.asarray(x, dtype=np.float64)
+    if kind == "sqrt":
+        return np.asarray(np.sign(x) * np.sqrt(np.abs(x)))
+    largest = np.abs(x).max(1, keepdims=True)
+    x = x / np.where(largest == 0, 1.0, largest)
+    squares = x * x
+    width = 1 << (x.shape[1] - 1).bit_length()
+    squares = np.pad(squares, ((0, 0), (0, width - x.shape[1])))
+    while width > 1:
+        width //= 2
+        squares = squares[:, :width] + squares[:, width:]
+    length = np.sqrt(squares)
+    return np.asarray(x / np.where(length == 0, 1.0, length))
+
+
 def sum_block(
-    x: NDArray[Any], y: NDArray[Any], K: int, resolution: float, limit: float, per_class: bool
-) -> dict[str, Any]:
+    x: NDArray[Any], y: NDArray[Any], K: int, resolution: float, limit: float, per_class: bool, normalize: str | None = None
+) -> dict[str, Any]:  # fmt: skip
     """The sums of a block. x: (B, J); y: (B,) labels in 0..K-1."""
     out = zero(K)
-    out["problem"] = _problem(x, y, K, limit)
+    out["problem"] = _problem(x, y, K)
+    if out["problem"] is None and len(x):
+        x = normalized(x, normalize)
+        out["problem"] = _beyond(x, limit)
     if out["problem"] is not None or not len(x):
         return out
     q = np.rint(np.asarray(x, dtype=np.float64) / resolution)
@@ -70,7 +92,7 @@ def sum_block(
     return out
 
 
-def _problem(x: NDArray[Any], y: NDArray[Any], K: int, limit: float) -> tuple[str, str] | None:
+def _problem(x: NDArray[Any], y: NDArray[Any], K: int) -> tuple[str, str] | None:
     if x.ndim != 2 or y.shape != x.shape[:1]:
         return "value", f"samples are x (B, J) and y (B,), got shapes {x.shape} and {y.shape}"
     if not len(x):
@@ -79,6 +101,10 @@ def _problem(x: NDArray[Any], y: NDArray[Any], K: int, limit: float) -> tuple[st
         return "value", f"x holds {int((~np.isfinite(x)).sum())} NaN or inf value(s): clean or drop those samples"
     if not (np.asarray(y) == np.floor(y)).all() or y.min() < 0 or y.max() >= K:
         return "value", f"labels must be integers in 0..{K - 1}, got values from {y.min()} to {y.max()}"
+    return None
+
+
+def _beyond(x: NDArray[Any], limit: float) -> tuple[str, str] | None:
     largest = float(np.abs(x).max(initial=0.0))
     if largest > limit:
         return (
@@ -117,12 +143,12 @@ def blocks(samples: Iterable[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]
 
 
 def sum_samples(
-    samples: Iterable[Any], J: int, K: int, resolution: float, limit: float, per_class: bool
-) -> dict[str, Any]:
+    samples: Iterable[Any], J: int, K: int, resolution: float, limit: float, per_class: bool, normalize: str | None = None
+) -> dict[str, Any]:  # fmt: skip
     """The sums of a partition."""
     out = zero(K)
     for x, y in blocks(samples):
         if x.shape[-1] != J:
             return out | {"problem": ("value", f"samples have {x.shape[-1]} features, not {J}")}
-        out = add(out, sum_block(x, y, K, resolution, limit, per_class))
+        out = add(out, sum_block(x, y, K, resolution, limit, per_class, normalize))
     return out

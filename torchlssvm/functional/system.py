@@ -86,17 +86,21 @@ class Centre(NamedTuple):
         return self.c.to(torch.float64) + self.rest / self.n
 
 
-def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred: bool, small: bool) -> Centre | None:
+def fill_system(
+    work: Tensor, groups: list[Sums], J: int, ridge: float, centred: bool, small: bool, about: Centre | None = None
+) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
 
-    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64).
+    work: (n, n) float64; ridge: in grid units; small: no sum exceeds 2^50 (or they are float64). ``about``: centre on this
+    mean c + r instead of that of the groups: with s = sum weight (m - n c) what is left is M' - r s^T - (s - n r) r^T.
     """
     weights = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum()
     c, rest = None, None
-    if centred:
+    if centred or about is not None:
         total = torch.stack([w * g.m.to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
-        c = (total / n).round().to(groups[0].m.dtype)  # any nearby integers would do, if the same for all groups
+        # any nearby integers would do, if the same for all groups
+        c = (total / n).round().to(groups[0].m.dtype) if about is None else about.c
         # s = sum of weight * (m - n c): small, exact in integers for each group
         rest = torch.stack([w * (g.m - g.n * c).to(torch.float64) for w, g in zip(weights, groups, strict=True)]).sum(0)
     dtype = torch.float64 if small else groups[0].packed.dtype
@@ -122,13 +126,16 @@ def fill_system(work: Tensor, groups: list[Sums], J: int, ridge: float, centred:
                 work[a:b, :b].addcmul_(shift[0][a:b, None], shift[1][None, :b], value=-1)
                 work[a:b, :b].addcmul_(shift[2][a:b, None], shift[0][None, :b], value=-1)
     if rest is not None:
+        r = rest / n if about is None else about.rest / about.n
         for a, b, _ in strips(J, product=True):
-            work[a:b, :b].addcmul_((rest[a:b] / n)[:, None], rest[None, :b], value=-1)
+            work[a:b, :b].addcmul_(r[a:b, None], rest[None, :b], value=-1)
+            if about is not None:
+                work[a:b, :b].addcmul_((rest - n * r)[a:b, None], r[None, :b], value=-1)
     work.diagonal()[:J].add_(ridge)
     if work.shape[0] > J:
         work[J:].zero_()
         work.diagonal()[J:].fill_(1.0)
-    return None if c is None or rest is None else Centre(c, rest, n)
+    return about if c is None or rest is None or about is not None else Centre(c, rest, n)
 
 
 def clamped_factor(work: Tensor, J: int, floor: Tensor) -> tuple[Factor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -69,7 +70,8 @@ class DataCorrection(Callback):
         dead_letters: a JSONL file for events that cannot be applied, with the reason; by default ``dead_letters.jsonl`` in the
             Trainer's ``default_root_dir``.
         on_error: ``"continue"``, or ``"raise"`` to stop the run at the first of them.
-        certificates: a folder for the certificates of removals (needs a store).
+        certificates: a folder for the certificates of removals (needs a store), and beside each the receipt that tells whom
+            it is about.
         key: the Ed25519 key that signs them.
         keep: validation samples whose features are kept in memory, to measure accuracy before and after.
 
@@ -294,9 +296,18 @@ class DataCorrection(Callback):
         if self.certificates is not None and removed:
             self.certificates.mkdir(parents=True, exist_ok=True)
             path = self.certificates / f"position_{store.position}.json"
+            self._write_receipt(store, removed)
             events = dict.fromkeys([*certified_events(path), *removed])  # a file of the same position is written anew
             store.certificate(list(events), key=self.key).save(path)
             store.set_note(UNCERTIFIED_NOTE, None)
+
+    def _write_receipt(self, store: SampleStore, removed: list[str]) -> None:
+        """Write the receipt of removals beside their certificate, unless it is written: first, so that none goes without."""
+        waiting = [e for e in store.unwritten_receipts() if e in removed]
+        if waiting and self.certificates is not None:
+            numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+            paths = (self.certificates / f"position_{store.position}{n}.receipt.json" for n in numbers)
+            store.write_receipt(waiting, next(path for path in paths if not path.exists()))
 
     def _note_repeated(self, store: SampleStore, outcomes: list[Outcome]) -> None:
         """Note removals that came again for a certificate, unless they have one: the first time may have had no folder."""

@@ -37,6 +37,7 @@ class Learner:
         self.corrector = Corrector(head, seen=self.seen)
         self.progress: RunProgress | None = None  # of a run with a store, on the first rank
         self.left_out = 0  # samples that are not held and came in batches this run has passed: taken for erased
+        self.suppressed = 0  # samples that were erased on request and stayed out of this run
         self.kept_out = 0  # samples that pending events kept out of this run, on this rank
         self.forgetful = False  # True if ids alone no longer tell which samples this run has seen
         self.path: str | None = None
@@ -54,8 +55,11 @@ class Learner:
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, backbone: nn.Module) -> None:
-        """Open or create the store, on the first rank, bound to the features of this network."""
+    def open(self, path: str, backbone: nn.Module, **options: Any) -> None:
+        """Open or create the store, on the first rank, bound to the features of this network.
+
+        ``options``: the suppression list of the store, its key, and what becomes of samples that were erased.
+        """
         if self.path is not None:
             return
         if not isinstance(self.head, LSSVMHead) and ranks.are_several():
@@ -64,7 +68,7 @@ class Learner:
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
                 self.corrector.samples.clear()
-            store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone))
+            store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             self.seen = SeenSamples(store)
             self.corrector = Corrector(self.head, store, self.seen)
             for pending in self.corrector.pending:
@@ -92,9 +96,13 @@ class Learner:
             self.progress = RunProgress.begin(self.store, epoch) if run is None else RunProgress.resume(self.store, run)
             self.forgetful = forgets(self.store, self.progress.start)
             if self.forgetful or (run is None and forgets(self.store)):
+                known = (
+                    "nothing remembers which" if self.store.suppression.path is None else "only requests are remembered"
+                )
                 log.warning(
-                    "samples were erased from %s, and nothing remembers which: %s learned again if the data set still has them",
+                    "samples were erased from %s, and %s: %s learned again if the data set still has them",
                     self.store.path,
+                    known,
                     "in a new run they are" if run is None else "in batches that this run has not passed yet they are",
                 )
             return self.progress.run
@@ -237,10 +245,13 @@ class Learner:
             self.progress = progress.after(*at)
         notes = {} if self.progress is None or self.progress == progress else self.progress.note()
         notes |= self.corrector.pending.changed_notes()
-        if events or notes:
-            store.apply(events, notes=notes)
-        for event in events:
-            self._tell(list(event.ids), event.x, event.y)
+        receipts = store.apply(events, notes=notes) if events or notes else []
+        for event, receipt in zip(events, receipts, strict=True):
+            out = set(receipt.left_out)
+            self.suppressed += len(out)
+            keep = [k for k, i in enumerate(event.ids) if i not in out]
+            if keep:
+                self._tell([event.ids[k] for k in keep], event.x[keep], event.y[keep])
         self._settle()
         return skipped
 

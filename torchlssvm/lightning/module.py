@@ -53,6 +53,7 @@ class LSSVMModule(LightningModule):
     checkpoint says, the head is what the store says, and a sample that was erased does not come back. After a compaction
     nothing remembers its id; the store then knows how many batches a run has learned, and a resumed run leaves out what is not
     held in those. That needs the same order of samples: ``ResumableLoader``. A new run cannot know what was erased; it says so.
+    With a suppression list what was erased on request stays out of every run, whatever the order.
     Checkpoints are registered with the store, so that certificates name those that are older than an erasure.
 
     Several ranks learn their shares and add them up before anything is read, validated or saved. Every rank calls
@@ -66,10 +67,13 @@ class LSSVMModule(LightningModule):
         in_features: the width of the features, where the network gives them itself.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: a kernel machine, or a head made elsewhere; the options below are then left out.
-        rho, intercept, class_weight, multiclass, per_class, folds: of :class:`~torchlssvm.LSSVMHead`.
+        rho, intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`.
         grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
         select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
+        suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
+        suppression_key: its key, never saved; by default the environment variable ``TORCHLSSVM_SUPPRESSION_KEY``.
+        erased: samples of a batch that were erased on request: "skip" them, with their number printed at the end, or "refuse".
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -105,19 +109,26 @@ class LSSVMModule(LightningModule):
         multiclass: str = "ovr",
         per_class: bool | None = None,
         folds: int = 0,
+        normalize: str | None = None,
+        scale: str | None = None,
         grid: float | str | None = "auto",
         select_rho: str | None = None,
         store: str | None = None,
+        suppression_list: str | None = None,
+        suppression_key: str | None = None,
+        erased: str = "skip",
     ):
         super().__init__()
         modules = {"backbone": backbone, "feature_map": feature_map, "head": head}
-        self.save_hyperparameters(ignore=[name for name, value in modules.items() if isinstance(value, nn.Module)])
+        unsaved = [name for name, value in modules.items() if isinstance(value, nn.Module)]
+        self.save_hyperparameters(ignore=[*unsaved, "suppression_key"])
+        self._suppression_key = suppression_key
         options: dict[str, Any] = {}
         if head is None:
             limit = FixedPoint(float(grid)) if isinstance(grid, int | float) else grid
             options = {
                 "rho": rho, "intercept": intercept, "class_weight": class_weight, "multiclass": multiclass,
-                "per_class": per_class, "folds": folds, "grid": limit,
+                "per_class": per_class, "folds": folds, "normalize": normalize, "scale": scale, "grid": limit,
             }  # fmt: skip
         self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
         self.ddp = Anchor()
@@ -242,6 +253,8 @@ class LSSVMModule(LightningModule):
         self.unanswered = len(waiting)
         if self.learner.kept_out:
             self.print(f"torchlssvm: {self.learner.kept_out} sample(s) were kept out by events that came before them")
+        if self.learner.suppressed:
+            self.print(f"torchlssvm: {self.learner.suppressed} sample(s) were left out: they were erased on request")
         if waiting:
             self.print(unanswered_text(waiting, self.hparams["store"]))
 
@@ -299,7 +312,13 @@ class LSSVMModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Open the store, on the first rank."""
         if self.hparams["store"] is not None:
-            self.learner.open(self.hparams["store"], self.classifier.backbone)
+            self.learner.open(
+                self.hparams["store"],
+                self.classifier.backbone,
+                suppression_list=self.hparams["suppression_list"],
+                suppression_key=self._suppression_key,
+                erased=self.hparams["erased"],
+            )
             if self._trainer is not None and self.store is not None:
                 register_with(self.trainer, self.store)
 

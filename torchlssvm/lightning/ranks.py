@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler
 
 from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import LSSVMHead
 
 T = TypeVar("T")
@@ -100,6 +101,7 @@ def agree_on_grid(head: Any, x: Tensor) -> None:
         return
     stats = head.statistics
     if stats.grid is None:  # on all ranks, or on none: each has learned a batch, or none has
+        x = normalized(x.double(), stats.normalize)
         largest = max(gather(float(x.abs().max()) if x.numel() else 0.0))
         if math.isfinite(largest):
             stats.decide("labels", FixedPoint.auto(largest), None)

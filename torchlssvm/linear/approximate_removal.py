@@ -23,6 +23,10 @@ def remove_approximate(head: LSSVMHead, x: Any, y: Any, weight: Any, ids: Any) -
     """Unlearn samples that are only roughly known; see :meth:`torchlssvm.LSSVMHead.remove_approximate`."""
     if head.multiclass == "ovo":
         raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
+    if head.scale is not None:
+        raise ValueError(
+            "remove_approximate holds for features as they are: scale='std' moves with the samples removed"
+        )
     batch = head.check(x, y, weight, ids)
     if len(batch) and batch.size >= head.n:
         raise ValueError(f"all {head.n} samples would be removed: there is nothing left to estimate, use remove")

@@ -128,7 +128,7 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
             "statistics": head.statistics is not None,
             "uncertifiable": head.uncertifiable,
             "made": head.data_choices.to_json(head.version),
-        }
+        } | row_options(head)
         calibration = head.data_choices.calibration if meta["made"].get("calibration", ("", False))[1] else None
         if calibration is not None:
             meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
@@ -178,7 +178,13 @@ def config(head: LSSVMHead) -> dict[str, Any]:
         "per_class": None if stats is None else stats.per_class,
         "folds": 0 if stats is None else stats.folds,
         "membership": head.rows.recorded,
-    }
+    } | row_options(head)
+
+
+def row_options(head: LSSVMHead) -> dict[str, str]:
+    """Options ``normalize`` and ``scale``, where they are used: files without them are as version 0.1.0 wrote them."""
+    both = {"normalize": head.normalize, "scale": head.scale}
+    return {name: value for name, value in both.items() if value is not None}
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +193,11 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
         k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")
     }
     weight = config["class_weight"]
-    return config | grids | {"class_weight": torch.tensor(weight) if isinstance(weight, list) else weight}
+    return (
+        config
+        | grids
+        | {"class_weight": torch.tensor(weight, dtype=torch.float64) if isinstance(weight, list) else weight}
+    )
 
 
 def checksum(state: dict[str, Tensor]) -> str | None:
@@ -237,6 +247,9 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
             for name in ("intercept", "multiclass"):
                 if meta[name] != getattr(head, name):
                     raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
+            for name in ("normalize", "scale"):
+                if meta.get(name) != getattr(head, name):
+                    raise ValueError(f"{name} is {meta.get(name)!r} in the saved head and {getattr(head, name)!r} here")
             if meta["statistics"] != (head.statistics is not None):
                 raise ValueError(f"statistics={meta['statistics']} in the saved head, {not meta['statistics']} here")
             P, w = (_moved(state[k], head.device) for k in ("P", "w"))
@@ -381,6 +394,7 @@ def move(head: LSSVMHead, device: torch.device) -> None:
             statistics = statistics.to(device)
             solver = restored = make_solver(statistics, options, head.multiclass)
             restored.restore(moved, P)
+        head.rows.hash()  # products that wait to be hashed would stay behind on the old device
         version = head.version
         head.replace_parts(statistics, solver, head.rows, head.history, head.uncertifiable)
         head.data_choices.carry_over(version, head.version)

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError, NumericalWarning
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.votes import votes
-from torchlssvm.linear import checkpoint
+from torchlssvm.linear import checkpoint, column_selection
 from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
+from torchlssvm.linear.column_selection import Selection
 from torchlssvm.linear.compact_solver import CompactSolver
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics import uncertainty
@@ -67,6 +69,12 @@ class LSSVMHead(nn.Module):
             a :class:`FixedPoint`.
         per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
         folds: keep sums for so many folds, chosen by a hash of the sample's id.
+        normalize: make each row ready before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a row of
+            zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
+        scale: ``"std"`` solves for standardised features: mean and deviation of all samples held (unweighted, n in the
+            denominator, 1 for a constant column) are derived from the statistics at each solve, so that after a removal they
+            are those of the samples left. ``w`` and ``b`` are for features as they come; ``C`` and ``P`` are of the
+            standardised ones. Every change then takes a solve. Leave-one-out and influence hold the scale fixed.
         membership: keep fingerprints of the rows held, by which a removal is checked at once.
         device: where the state lives.
 
@@ -92,6 +100,8 @@ class LSSVMHead(nn.Module):
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
+    normalize: str | None = None
+    """Row normalization before the grid: None, "l2" or "sqrt"."""
 
     def __init__(
         self,
@@ -107,6 +117,8 @@ class LSSVMHead(nn.Module):
         statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
+        normalize: str | None = None,
+        scale: str | None = None,
         membership: bool = True,
         device: torch.device | str | None = None,
     ):
@@ -126,14 +138,16 @@ class LSSVMHead(nn.Module):
         # The arguments are checked by Statistics, in either form.
         sums = Statistics(
             in_features, num_classes, grid=grid, target_grid=target_grid, folds=folds, device=device,
-            per_class=needs_classes if per_class is None else per_class,
+            per_class=needs_classes if per_class is None else per_class, normalize=normalize, scale=scale,
         )  # fmt: skip
+        self.normalize = normalize
         if not statistics:
             for name, on in (
                 ("class_weight='balanced' or 'complement'", self._options.follows_counts),
                 ("multiclass='ovo'", multiclass == "ovo"),
                 ("per_class", bool(per_class)),
                 ("folds", folds > 0),
+                ("scale='std'", scale is not None),
             ):
                 if on:
                     raise ValueError(f"{name} needs statistics=True: the compact form keeps only w and P")
@@ -189,6 +203,11 @@ class LSSVMHead(nn.Module):
     def multiclass(self) -> str:
         """One class against the rest, "ovr", or against each other one, "ovo"."""
         return self._multiclass
+
+    @property
+    def scale(self) -> str | None:
+        """Scale of the features at the solve: None, as they are, or "std", standardised."""
+        return None if self.statistics is None else self.statistics.scale
 
     @property
     def grid(self) -> FixedPoint | None:
@@ -315,7 +334,8 @@ class LSSVMHead(nn.Module):
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        scores = x.to(torch.float64) @ w + b
+        x = x.to(torch.float64)
+        scores = (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
@@ -393,7 +413,7 @@ class LSSVMHead(nn.Module):
         if not len(old):
             return self
         if stats is not None and plain:
-            rows = self.rows.held.changed([(old, -1), (new, 1)])
+            rows, ((old, _), (new, _)) = self.rows.held.changed([(old, -1), (new, 1)])
             with self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
                 self.rows.held = rows
@@ -459,7 +479,8 @@ class LSSVMHead(nn.Module):
     def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: y_i - (y_i - f(x_i)) / (1 - h_i).
 
-        Exact, with class weights that follow the counts derived again without the sample. In batches: any part of what is
+        Exact, with class weights that follow the counts derived again without the sample. With ``scale="std"`` the scale of all
+        samples held stays, as if it were given: the sample left out has its share in it. In batches: any part of what is
         held may be given. ``groups`` (B,): leave out the whole group instead (leave-user-out); all of a group goes in one call.
 
         Scores, as ``forward`` returns them, and as ``KernelLSSVM.leave_one_out`` does for the samples it keeps: margins, error
@@ -505,7 +526,8 @@ class LSSVMHead(nn.Module):
         Args:
             rhos: values > 0; None: 100 around the scale of the data.
             method: ``"gcv"`` (generalized cross-validation, from statistics alone), ``"loo"`` (exact leave-one-out; x and y are
-                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``).
+                all samples held) or ``"kfold"`` (exact, from the sums of each fold; needs ``folds``). With ``scale="std"`` the
+                first two hold the scale fixed, k-fold derives it again without the fold.
             x: (n, J), as added.
             y: (n,) or (n, K), as added.
             weight: (n,), as added.
@@ -526,6 +548,58 @@ class LSSVMHead(nn.Module):
         return path
 
     @exclusive
+    def restrict(self, columns: Any) -> LSSVMHead:
+        """A new head on some of the columns, from the same statistics: as if it had learned those columns of every row.
+
+        Args:
+            columns: (k,) numbers, each once; a slice; or a mask (J,).
+
+        The new head takes rows of k features, in the order given. After ``normalize="l2"`` the length is still that of the
+        full row, which the new head cannot know: it has ``normalize=None`` and takes columns of rows that were normalized
+        before, ``torchlssvm.functional.row_normalization.normalized(x, "l2")[:, columns]`` (float64).
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(40, 6), torch.arange(40) % 2
+        >>> head = LSSVMHead(6, 2).add(x, y)
+        >>> part = head.restrict([4, 1])
+        >>> part.digest() == LSSVMHead(2, 2, grid=head.grid).add(x[:, [4, 1]], y).digest()
+        True
+        """
+        return column_selection.restrict(
+            self, column_selection.check_columns(columns, self.in_features, self.device), self.scale
+        )
+
+    @exclusive
+    def select(
+        self, columns: Any = None, rho: Any = None, scale: Any = None, method: str = "gcv", x: Any = None, y: Any = None, *,
+        weight: Any = None, ids: Any = None, score: str = "squared",
+    ) -> Selection:  # fmt: skip
+        """Choose columns, scale and rho from one set of statistics; this head stays as it is, the result has a new one.
+
+        Args:
+            columns: candidates: a list of columns as :meth:`restrict` takes them, or a dict by name (the layers of a network,
+                say); None is all columns.
+            rho: values > 0; None: 100 around the scale of the data, for each candidate.
+            scale: candidates out of None and ``"std"``; None is the head's own.
+            method: ``"gcv"``, ``"loo"`` or ``"kfold"``, as for :meth:`select_rho`.
+            x: (n, J), as added; for "loo", and for "kfold" by accuracy.
+            y: (n,) or (n, K), as added.
+            weight: (n,), as added.
+            ids: (n,), as added.
+            score: ``"squared"`` or ``"accuracy"``.
+
+        >>> import torch
+        >>> from torchlssvm import LSSVMHead
+        >>> x, y = torch.randn(60, 6), torch.arange(60) % 2
+        >>> x[:, 3] += 3 * y
+        >>> found = LSSVMHead(6, 2).add(x, y).select({"left": [0, 1, 2], "right": [3, 4, 5]}, scale=(None, "std"))
+        >>> found.best.name, len(found.candidates), found.head.in_features
+        ('right', 4, 3)
+        """
+        return column_selection.select(self, columns, rho, scale, method, x, y, weight, ids, score)
+
+    @exclusive
     def influence(
         self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
         y_new: Any = None, weight: Any = None, groups: Any = None,
@@ -533,7 +607,7 @@ class LSSVMHead(nn.Module):
         """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
 
         Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts, it is a helpful one. In tiles; a
-        matrix of samples by points is made for ``on="scores"`` only.
+        matrix of samples by points is made for ``on="scores"`` only. With ``scale="std"`` the scale of all samples held stays.
 
         Args:
             x: (B, J), samples held, as added; for ``what="add"`` samples that are not held.
@@ -699,6 +773,16 @@ class LSSVMHead(nn.Module):
         if self.statistics is not None:
             self.statistics.check_whole()
 
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
+
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
@@ -740,6 +824,7 @@ class LSSVMHead(nn.Module):
             view = HeadView(
                 self.in_features, self.num_classes, self.multiclass, self.device, self._options, self.statistics,
                 self.solver, w, b, self.n, self.counts.to(torch.float64), exact, GridChoices(self._kind, self.grid, target),
+                self.normalize,
             )  # fmt: skip
             self._view = (self.version, view)
         return self._view[1]
@@ -786,6 +871,7 @@ class LSSVMHead(nn.Module):
             batch = check_batch(
                 x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
                 exact=self.requested.grid is not None, choices=choices, wanted=self.requested,
+                normalize=self.normalize,
             )  # fmt: skip
         if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
@@ -803,7 +889,10 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held.changed(changes)
+        if rough:
+            rows = self.rows.held.dropped(INEXACT_REMOVAL)
+        else:
+            rows, changes = self.rows.held.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
@@ -922,6 +1011,7 @@ class LSSVMHead(nn.Module):
         """Shape, options and count."""
         form = "" if self.statistics is not None else ", statistics=False"
         pairs = ", multiclass='ovo'" if self.multiclass == "ovo" else ""
+        form += "".join(f", {name}={value!r}" for name, value in checkpoint.row_options(self).items())
         shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{shape}, n={self.n:g}, rho={self.rho:g}, intercept={self.intercept!r}{pairs}{form}"
 

@@ -233,20 +233,39 @@ def _vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
     return secret_vectors(key, columns).to(device)
 
 
+class RowProducts:
+    """Products (B, 4) of a checked batch's gridded features, and targets where they are no labels: a RowObserver.
+
+    Rows that are added are on the grid anyway while they are summed: ``values`` is complete after that.
+    """
+
+    def __init__(self, batch: SampleBatch, key: bytes):
+        """Take memory for the products of all rows."""
+        J, self.targets = batch.x.shape[1], batch.targets
+        columns = J if batch.targets is None else J + batch.targets.shape[1]
+        vectors = _vectors(key, columns, batch.x.device)
+        self.of_features, self.of_targets = vectors[:J], vectors[J:]
+        self.values = torch.empty(len(batch), SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
+
+    def __call__(self, pick: slice | Tensor, rows: Tensor) -> None:
+        """Form the products of some rows. rows: (b, J), on the grid."""
+        values = products(rows, self.of_features)
+        if self.targets is not None:
+            values += products(self.targets[pick], self.of_targets)
+        self.values[pick] = values
+
+
 def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
-    """Products (B, 4) of a checked batch's gridded features, and targets where they are no labels."""
-    grid, J = batch.choices.grid, batch.x.shape[1]
+    """Products (B, 4) of a checked batch that is not being summed."""
+    grid, n = batch.choices.grid, len(batch)
     assert grid is not None
-    K = 0 if batch.targets is None else batch.targets.shape[1]
-    vectors = _vectors(key, J + K, batch.x.device)
-    n = batch.x.shape[0]
-    out = torch.empty(n, SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
-    rows = torch.empty(min(n, PRODUCT_ROWS), J, dtype=torch.float64, device=batch.x.device)
+    out = RowProducts(batch, key)
+    rows = torch.empty(min(n, PRODUCT_ROWS), batch.x.shape[1], dtype=torch.float64, device=batch.x.device)
     scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)
     for a in range(0, n, PRODUCT_ROWS):
         part = batch.x[a : a + PRODUCT_ROWS]
-        out[a : a + PRODUCT_ROWS] = products(grid.quantize(part, rows[: len(part)], scratch), vectors[:J])
-    return out if batch.targets is None else out.add_(products(batch.targets, vectors[J:]))
+        out(slice(a, a + PRODUCT_ROWS), grid.quantize(part, rows[: len(part)], scratch))
+    return out.values
 
 
 @dataclass(frozen=True)
@@ -275,20 +294,28 @@ class Membership:
         kept = tuple(t for i, t in enumerate(tables) if i == 0 or t.runs)
         return replace(self, tables=kept)
 
-    def changed(self, changes: list[tuple[SampleBatch, int]]) -> Membership:
-        """The rows after a change; RemovalError, naming the first row, if one to be removed is not held before it."""
+    def changed(self, changes: list[tuple[SampleBatch, int]]) -> tuple[Membership, list[tuple[SampleBatch, int]]]:
+        """The rows after a change; RemovalError, naming the first row, if one to be removed is not held before it.
+
+        Sum the changes returned in the place of those given: the fingerprints of rows added are formed on the way.
+        """
         if self.unchecked is not None or any(checks.is_fake(b.x) for b, _ in changes):
-            return self
+            return self, changes
         out = self
         for batch in (b for b, s in changes if s < 0):
             out = out._without(batch)
         own = out.tables[0]
         if len(own.waiting) >= WAITING_BATCHES:
             own = own.hashed()
-        new = tuple(
-            (batch_products(b, own.key), _copy(b.labels), _copy(b.folds), _copy(b.mult)) for b, s in changes if s > 0
-        )
-        return replace(out, tables=(replace(own, waiting=own.waiting + new), *out.tables[1:])) if new else out
+        new, watched = [], []
+        for batch, sign in changes:
+            if sign > 0:
+                formed = RowProducts(batch, own.key)
+                new.append((formed.values, _copy(batch.labels), _copy(batch.folds), _copy(batch.mult)))
+                batch = replace(batch, observer=formed)
+            watched.append((batch, sign))
+        own = replace(own, waiting=(*own.waiting, *new))
+        return replace(out, tables=(own, *out.tables[1:])), watched
 
     def _without(self, batch: SampleBatch) -> Membership:
         start = self.hashed()

@@ -13,6 +13,7 @@ from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, factor_, fill_system, workspace
 from torchlssvm.linear.solution import NotPositiveDefinite
+from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
 
 
@@ -87,21 +88,25 @@ def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, 
     return [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
 
 
-def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float) -> None:
-    """The row of a constant feature, with rho on its diagonal. work: (n, n)."""
+def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float, about: Centre | None = None) -> None:
+    """The row of a constant feature, with rho on its diagonal; ``about``: beside features centred there. work: (n, n)."""
     one = [1.0 if g.weight is None else g.weight for g in groups]
-    work[J, :J] = torch.stack([w * g.m.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum(0)
-    work[J, J] = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum() + rho
+    n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum()
+    sums = [g.m if about is None else g.m - g.n * about.c for g in groups]
+    row = torch.stack([w * m.to(torch.float64) for w, m in zip(one, sums, strict=True)]).sum(0)
+    work[J, :J] = row if about is None else row - n * (about.rest / about.n)
+    work[J, J] = n + rho
 
 
 def solve(
     stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
-    doubtful: bool = False, work: Tensor | None = None,
+    doubtful: bool = False, work: Tensor | None = None, standard: Standardization | None = None,
 ) -> SolvedSystem:  # fmt: skip
     """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
 
     ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it. ``work`` is a
-    :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor.
+    :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor. ``standard``: the system is that of
+    features standardised so, whose unit is 1.
     """
     J, root = stats.in_features, math.sqrt(scale.rho)
     groups = weighted_sums(stats, weights, labels)
@@ -109,22 +114,30 @@ def solve(
     D = J + penalized
     if work is None:
         work = workspace(D, stats.device)
-    ridge = scale.rho / scale.feature**2
+    feature = scale.feature if standard is None else 1.0
+    ridge = scale.rho / feature**2
     small = not stats.exact or stats.largest_square() < 2**50
+    about = None if standard is None or centred else standard.centre
 
     def fill() -> Centre | None:
-        centre = fill_system(work, groups, J, ridge, centred, small)
+        centre = fill_system(work, groups, J, ridge if standard is None else 0.0, centred, small, about)
         if penalized:
-            write_constant(work, groups, J, scale.rho)
+            write_constant(work, groups, J, scale.rho if standard is None else 0.0, about)
+        if standard is not None:
+            _divide(work[:J, :J], work[J:D, :J], standard.deviation)
+            work.diagonal()[:D].add_(scale.rho)
         return centre
 
     centre = fill()
     Y, y = coded(stats, weights, labels)
-    if centre is not None:
-        rhs = _centred_targets(Y, y, centre, exact=weights is None)
-        mu, beta, n = centre.mean * (scale.feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
+    rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
+    if standard is not None:
+        rhs = rhs / standard.deviation
+    if centre is not None and centred:
+        mean = centre.mean if standard is None else standard.rows(centre.mean)
+        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
     else:
-        rhs, n = Y.to(torch.float64), 1.0
+        n = 1.0
         mu, beta = (
             torch.zeros(D, dtype=torch.float64, device=rhs.device),
             torch.zeros(len(y), dtype=torch.float64, device=rhs.device),
@@ -149,27 +162,38 @@ def moments(
     intercept: str,
     weights: Tensor | None = None,
     labels: tuple[int, int] | None = None,
+    standard: Standardization | None = None,
 ) -> Moments:
     """The normal equations themselves; arguments as for :func:`solve`, but rho plays no part."""
     J, penalized, centred = stats.in_features, intercept == "penalized", intercept == "free"
     D, groups = J + penalized, weighted_sums(stats, weights, labels)
     work = torch.empty(D, D, dtype=torch.float64, device=stats.device)
     small = not stats.exact or stats.largest_square() < 2**50
-    centre = fill_system(work, groups, J, 0.0, centred, small)
+    about = None if standard is None or centred else standard.centre
+    centre = fill_system(work, groups, J, 0.0, centred, small, about)
     Y, y = coded(stats, weights, labels)
     rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
     units = torch.full((D,), scale.feature, dtype=torch.float64, device=work.device)
+    if standard is not None:
+        units[:J] = 1.0 / standard.deviation
     if penalized:
-        write_constant(work, groups, J, 0.0)
+        write_constant(work, groups, J, 0.0, about)
         rhs, units[J] = torch.cat([rhs, y.to(torch.float64)[:, None]], 1), 1.0
     work.mul_(units).mul_(units[:, None])
     G = work.tril() + work.tril(-1).mT
     beta, mu = y.to(torch.float64).new_zeros(len(y), dtype=torch.float64), torch.zeros_like(units)
-    if centre is not None:
-        mu, beta = centre.mean * scale.feature, y.to(torch.float64) / centre.n * scale.target
-    weight = 0.0 if centre is None else _host(centre.n)
+    if centre is not None and centred:
+        mu = centre.mean * scale.feature if standard is None else standard.rows(centre.mean)
+        beta = y.to(torch.float64) / centre.n * scale.target
+    weight = _host(centre.n) if centre is not None and centred else 0.0
     T = _squares(stats, y, weights, labels, centred) * scale.target**2
     return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
+
+
+def _divide(matrix: Tensor, below: Tensor, deviation: Tensor) -> None:
+    """Divide rows and columns of a matrix (J, J), and the columns of the rows below it (r, J), by deviations (J,)."""
+    matrix.div_(deviation).div_(deviation[:, None])
+    below.div_(deviation)
 
 
 def _squares(

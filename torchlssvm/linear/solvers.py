@@ -20,6 +20,7 @@ from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
+from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 
@@ -116,17 +117,23 @@ def scaled_rows(phi: Tensor, factor: float, options: SolverOptions) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 1), value=1.0 / root) if options.intercept == "penalized" else rows
 
 
-def real_weights(solution: Solution, options: SolverOptions, J: int) -> tuple[Tensor, Tensor]:
-    """w (J, K) and b (K,) with scores x @ w + b."""
+def real_weights(
+    solution: Solution, options: SolverOptions, J: int, standard: Standardization | None = None
+) -> tuple[Tensor, Tensor]:
+    """w (J, K) and b (K,) with scores x @ w + b. ``standard``: the solution is that of features standardised so."""
     w, beta, mu = solution.w, solution.beta, solution.mu
     root = math.sqrt(options.rho)
     if options.intercept == "penalized":
-        return w[:J] / root, w[J] / root
-    return w / root, beta - mu @ w if options.intercept == "free" else beta
+        real = w[:J] / root, w[J] / root
+    else:
+        real = w / root, beta - mu @ w if options.intercept == "free" else beta
+    return real if standard is None or solution.empty else standard.weights(*real)
 
 
 class SharedSolver:
     """All outputs share one matrix A (one-vs-rest, float targets)."""
+
+    standard: Standardization | None = None  # of the last solve, where features are standardised
 
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that may be empty."""
@@ -158,7 +165,8 @@ class SharedSolver:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
         s = self.solution
         new = sum(batch.x.shape[0] for batch, _ in changes)
-        if self.stale or self.options.follows_counts or not s.update_pays(self.stats.in_features, new):
+        every = self.options.follows_counts or self.stats.scale is not None  # each sample changes all of the system
+        if self.stale or every or not s.update_pays(self.stats.in_features, new):
             s.drop_pending()
             self.stale = True
             return
@@ -172,9 +180,11 @@ class SharedSolver:
     def _scaled(self, batch: SampleBatch, rows: Tensor | None) -> Tensor:
         """Rows (B, D) of a batch in the solution's coordinates. rows: the same on the grid (B, J), where they are at hand."""
         grid = batch.choices.grid
-        if grid is None:
-            return scaled_rows(batch.x.to(torch.float64) if rows is None else rows, 1.0, self.options)
-        return scaled_rows(grid.quantize(batch.x) if rows is None else rows, grid.resolution, self.options)
+        if rows is None:
+            rows = batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
+        if self.standard is not None:
+            return scaled_rows(self.standard.rows(rows), 1.0, self.options)
+        return scaled_rows(rows, 1.0 if grid is None else grid.resolution, self.options)
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization: the next read solves from statistics."""
@@ -203,9 +213,12 @@ class SharedSolver:
         """Solve from statistics, and forget what was pending."""
         counts = self.stats.counts
         weights = normal.class_weights(self.options.class_weight, counts)
+        standard = standardization(self.stats, doubtful)
         base = normal.solve(
-            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._workspace()
-        )
+            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._workspace(),
+            standard=standard,
+        )  # fmt: skip
+        self.standard = standard
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
         self.stamp += 1
@@ -222,7 +235,7 @@ class SharedSolver:
             if doubtful:
                 raise
             self.solve(doubtful)
-        return real_weights(self.solution, self.options, self.stats.in_features)
+        return real_weights(self.solution, self.options, self.stats.in_features, self.standard)
 
     def inverse(self, doubtful: bool = False) -> Tensor:
         """P (D, D), up to date."""
@@ -259,6 +272,7 @@ class SharedSolver:
             host = checks.to_host(state["n"])
             n = host[0][0] if host else 1.0
             self.solution.set_base(state["w"], state["beta"], state["mu"], n, P=P)
+            self.standard = standardization(self.stats)
             self.stale = False
 
     def state(self) -> dict[str, Tensor]:
@@ -285,8 +299,11 @@ class PairwiseSolver:
         self._P: dict[tuple[int, int], Tensor] = {}
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
-        """Solve every pair with a touched class anew at the next read."""
+        """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""
         del rows
+        if self.stats.scale is not None:
+            self.reset()
+            return
         touched: set[int] = set()
         for batch, _ in changes:
             assert batch.labels is not None
@@ -306,7 +323,7 @@ class PairwiseSolver:
         self.options.rho = rho
         self.reset()
 
-    def _solve(self, pair: tuple[int, int], doubtful: bool) -> None:
+    def _solve(self, pair: tuple[int, int], standard: Standardization | None, doubtful: bool) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
         grid = self.stats.grid
@@ -320,16 +337,17 @@ class PairwiseSolver:
                 two = option[list(pair)] if isinstance(option, Tensor) else normal.class_weights(option, counts)
                 weights = torch.zeros(self.stats.num_classes, dtype=torch.float64, device=self.stats.device)
                 weights[list(pair)] = two if two is not None else 1.0
-            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, doubtful)
+            base = normal.solve(self.stats, scale, self.options.intercept, weights, pair, doubtful, standard=standard)
             solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
-        w, b = real_weights(solution, self.options, J)
+        w, b = real_weights(solution, self.options, J, standard)
         self._w[pair], self._P[pair] = (w[:, 0], b[0]), solution.inverse()
 
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, pairs) and b (pairs,)."""
-        for pair in self.pairs:
-            if pair not in self._w:
-                self._solve(pair, doubtful)
+        missing = [pair for pair in self.pairs if pair not in self._w]
+        standard = standardization(self.stats, doubtful) if missing and not self.stats.empty else None
+        for pair in missing:
+            self._solve(pair, standard, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
     def inverse(self, doubtful: bool = False) -> Tensor:

@@ -94,6 +94,7 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
     # one against one: ranked by the worst pair, as store.label_errors does; probabilities are those of the votes
     found = from_scores(scores, labels, ids) if head.multiclass == "ovr" else store.label_errors()
+    history = store.history()
     return Findings(
         stats=store.stats(),
         head={
@@ -117,8 +118,8 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         leverage=torch.cat(leverage),
         harm=harm(store, head, ids),
         drift=head.drift(),
-        history=store.history(),
-        certificates=list_certificates(certificates, store.stats()["digest"]),
+        history=history,
+        certificates=list_certificates(certificates, history[-1].chain.hex()),
     )
 
 
@@ -164,20 +165,18 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     return out
 
 
-def list_certificates(folder: Any, digest: str | None) -> list[CertificateFile]:
+def list_certificates(folder: Any, chain: str) -> list[CertificateFile]:
     """List the certificates (*.json) of a folder, oldest first; a file that is none is listed with the reason."""
     if folder is None:
         return []
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder with certificates")
     out = []
-    for path in sorted(Path(folder).glob("*.json")):
+    for path in sorted(p for p in Path(folder).glob("*.json") if not p.name.endswith(".receipt.json")):
         try:
             c = Certificate.load(path)
         except VerificationError as error:
             out.append(CertificateFile(path.name, "", 0, False, False, str(error)))
             continue
-        out.append(
-            CertificateFile(path.name, c.time, c.erased, bool(c.signature), c.digest is not None and c.digest == digest)
-        )
+        out.append(CertificateFile(path.name, c.time, c.erased, bool(c.signatures), c.chain == chain))
     return sorted(out, key=lambda r: r.time)

@@ -24,8 +24,9 @@ class LinearEstimator(BaseEstimator):
 
     def _make(self, in_features: int, outputs: int, **options: Any) -> LSSVMHead:
         return LSSVMHead(
-            in_features, outputs, rho=self.rho, intercept=self.intercept, grid=self.grid, device=self.device, **options
-        )
+            in_features, outputs, rho=self.rho, intercept=self.intercept, grid=self.grid, normalize=self.normalize,
+            scale=self.scale, device=self.device, **options,
+        )  # fmt: skip
 
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.head_.device)
@@ -93,17 +94,21 @@ class LSSVMClassifier(Classifier, LinearEstimator):
         calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
             ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
             the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
+        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
+            samples out of the scale too; ``coef_`` is of the features as they come.
         grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
         device: where the head lives.
     """
 
     def __init__(
         self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free", class_weight: Any = None,
-        multiclass: str = "ovr", calibration: str | None = None, grid: Any = None, device: Any = None,
+        multiclass: str = "ovr", calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
+        grid: Any = None, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
         self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
-        self.grid, self.device = grid, device
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
     def _start(self, in_features: int) -> None:
         weight = self.class_weight
@@ -170,16 +175,18 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
         selection: ``"loo"`` or ``"gcv"``.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row.
+        scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
         grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
         device: where the head lives.
     """
 
     def __init__(
-        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free", grid: Any = None,
-        device: Any = None,
+        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
+        normalize: str | None = None, scale: str | None = None, grid: Any = None, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
-        self.grid, self.device = grid, device
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

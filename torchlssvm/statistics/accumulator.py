@@ -88,6 +88,8 @@ class Accumulator:
             stop = start + change.x.shape[0]
             q = buffer[start:stop, : self.J]
             self.quantize(change.x, q, None)
+            if change.observer is not None:
+                change.observer(slice(None), q)
             change.write_side(buffer[start:stop, self.J :], slice(None))
             self._scale[start:stop] = change.scale
             squares = q * q
@@ -145,6 +147,8 @@ class Accumulator:
             rows = work[: b - a]
             part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
             self.quantize(part, rows[:, : self.J], self._scratch)
+            if change.observer is not None:
+                change.observer(pick, rows[:, : self.J])
             change.write_side(rows[:, self.J :], pick)
             by = None if mult is None else mult[pick]
             self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,14 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import normalized
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
+
+
+RowObserver = Callable[[slice | Tensor, Tensor], None]
+"""Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,9 @@ class GridChoices:
 class SampleBatch:
     """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
 
-    ``ids``: of the rows, where given. On the host: ``bounds`` (B,) bound each row's contribution to any sum, in steps squared
-    (ones without a grid), and ``gross`` that of all; ``size`` is the total weight.
+    ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
+    (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
+    is the total weight.
     """
 
     x: Tensor
@@ -48,6 +54,7 @@ class SampleBatch:
     gross: float
     choices: GridChoices
     ids: list[Any] | None = None
+    observer: RowObserver | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -94,13 +101,16 @@ def check_batch(
     exact: bool,
     choices: GridChoices,
     wanted: GridChoices,
+    normalize: str | None = None,
 ) -> SampleBatch:
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
-    data, if ``exact``; without it samples are summed as float64.
+    data, if ``exact``; without it samples are summed as float64. ``normalize``: rows are made ready, before the grid.
     """
-    x = checks.features(x, J, device)
+    x = given = checks.features(x, J, device)
+    if normalize is not None:
+        x = normalized(x.to(torch.float64), normalize)
     y, kind = checks.targets(y, x, K)
     mult = checks.weights(weight, x)
     if choices.kind is not None and kind != choices.kind and x.shape[0]:
@@ -117,7 +127,7 @@ def check_batch(
     host = inspect(x, y, kind, mult, whole)
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
-        _check_values(x, y, kind, mult, host, K, exact)
+        _check_values(given, y, kind, mult, host, K, exact)
         if mult is not None and not host[2].all():  # a sample of weight zero is none
             keep = mult != 0
             rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))

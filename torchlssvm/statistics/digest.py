@@ -3,7 +3,10 @@
     digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
     header  = UTF-8 JSON, sorted keys, separators "," and ":", of
               {"bits","classes","features","folds","format":"torchlssvm-statistics-1","headroom","kind","limit","per_class"
-              [,"target_bits","target_headroom","target_limit"]}; limits as float.hex(); kind "labels", "values" or "empty"
+              [,"normalize"] [,"scale"] [,"target_bits","target_headroom","target_limit"]}; limits as float.hex();
+              kind "labels", "values" or "empty";
+              normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the row made ready
+              (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features
     group   = fold * (classes if per_class else 1) + (class if per_class else 0)
     hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
               sum z q^T row by row; sum z z^T row by row)

@@ -21,7 +21,8 @@ def of_folds(stats: Statistics, folds: Sequence[int]) -> Statistics:
     """
     out = Statistics(
         stats.in_features, stats.num_classes, grid=stats.requested.grid or ("auto" if stats.exact else None),
-        target_grid=stats.requested.target_grid or "auto", per_class=stats.per_class, device=stats.device,
+        target_grid=stats.requested.target_grid or "auto", per_class=stats.per_class, normalize=stats.normalize,
+        scale=stats.scale, device=stats.device,
     )  # fmt: skip
     moments = stats.moments[list(folds)].sum(0, keepdim=True)
     host = checks.to_host(moments[0, 0, 0] if moments.ndim == 3 else moments.sum())

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.functional import gram
+from torchlssvm.statistics.batch import RowObserver
 
 PRODUCT_ROWS = 1024
 """Rows that wait at most, and that one product takes at least where it is exact: enough for the speed of large products."""
@@ -22,7 +23,7 @@ class SignedRows:
     multiplicities (B,), or None.
 
     ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1.
+    +1 or -1. ``observer``: sees the rows on the grid.
     """
 
     x: Tensor
@@ -32,6 +33,7 @@ class SignedRows:
     bounds: NDArray[np.float64]
     gross: float
     sign: int
+    observer: RowObserver | None = None
 
     def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
         """Write the side columns of some rows. out: (b, R)."""

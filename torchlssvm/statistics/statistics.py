@@ -15,6 +15,7 @@ from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator, bound_sums
 from torchlssvm.statistics.baseline import SEVERED, Baseline
@@ -26,13 +27,19 @@ from torchlssvm.statistics.signed_rows import SignedRows, split_runs
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+ROW_OPTIONS = ("normalize", "scale")
+"""Options that the header names where they are used, so that digests without them are those of version 0.1.0."""
+
 LARGEST_SUM = 2**62
 """Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
 
 RELATIVE_ROUNDING = 1e-9
 """Float64 sums may end so far beside zero, relative to what went through them, and count as zero."""
 
-FORM = ("in_features", "num_classes", "per_class", "folds", "exact", "device")
+SCALES = (None, "std")
+"""Values of the option ``scale``."""
+
+FORM = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
 """The attributes in which statistics must be equal to be added."""
 
 
@@ -47,6 +54,9 @@ class Statistics:
         target_grid: the same for float targets.
         per_class: keep M for each class.
         folds: keep everything for each of so many folds; samples then need ids.
+        normalize: None, ``"l2"`` (each row is divided by its length) or ``"sqrt"`` (sign(x) sqrt|x|), before the grid.
+        scale: None or ``"std"``. The sums are the same: it is noted here that weights are to be solved for standardised
+            features, so that the digest says it and sums of the two kinds are not mixed.
         device: where the sums live.
 
     >>> import torch
@@ -67,6 +77,9 @@ class Statistics:
     #   severed       these sums were saved with removals pending: what was agreed on is not known any more
     #   group_hashes  hashes of groups whose sums the accumulator has not touched since
 
+    normalize: str | None = None  # pickles of version 0.1.0 have neither
+    scale: str | None = None
+
     def __init__(
         self,
         in_features: int,
@@ -76,6 +89,8 @@ class Statistics:
         target_grid: FixedPoint | str | None = "auto",
         per_class: bool = False,
         folds: int = 0,
+        normalize: str | None = None,
+        scale: str | None = None,
         device: torch.device | str | None = None,
     ):
         """Start without samples; ValueError for an argument that is out of range."""
@@ -90,6 +105,8 @@ class Statistics:
             if not isinstance(option, FixedPoint):
                 checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
         self.in_features, self.num_classes = in_features, num_classes
+        self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
+        self.scale = checks.one_of(scale, "scale", SCALES)
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
@@ -329,6 +346,28 @@ class Statistics:
         self.moments, self._weight = moments, weight
         self.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
 
+    @exactly
+    def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
+        """Return the statistics of some columns (k,) of the same rows, in the order given; without a mark.
+
+        ``normalize`` and ``scale``: of the result. Nothing is summed anew: the sums of the columns are part of these.
+        """
+        self.canonicalize()
+        out = Statistics(
+            len(columns), self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
+            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=self.folds,
+            normalize=normalize, scale=scale, device=self.device,
+        )  # fmt: skip
+        if self.accumulator is None:
+            return out
+        J, R = self.in_features, self.accumulator.R
+        sums = {
+            g: gram.pack(gram.unpack(v, J)[columns][:, columns], gram.side_view(v, J, R)[:, columns])
+            for g, v in self.group_sums().items()
+        }
+        out.set_sums(self.choices, sums, self.moments.clone(), self.bound, self._weight)
+        return out
+
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
     def check(
@@ -340,7 +379,7 @@ class Statistics:
             choices = self.baseline.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
-            exact=self.exact, choices=choices, wanted=self.requested,
+            exact=self.exact, choices=choices, wanted=self.requested, normalize=self.normalize,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
@@ -467,12 +506,12 @@ class Statistics:
         K = self.num_classes
         gross = b.gross if self.exact else float(len(b))
         if b.labels is None:
-            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign)
+            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign, b.observer)
         if self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
             ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
-            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign)
-        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign)
+            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign, b.observer)
+        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign, b.observer)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
@@ -507,6 +546,8 @@ class Statistics:
             )
         with self.integrity:
             rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
+            if new.observer is not None:
+                new.observer(slice(None), rows)
             self.moments = moments
             self.bound += old.gross
         return rows
@@ -609,7 +650,7 @@ class Statistics:
         return Statistics(
             self.in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
             target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=self.folds,
-            device=self.device if device is None else device,
+            normalize=self.normalize, scale=self.scale, device=self.device if device is None else device,
         )  # fmt: skip
 
     @exactly
@@ -775,6 +816,7 @@ class Statistics:
                 "per_class": self.per_class,
                 "kind": self.kind or "empty",
             }
+            | {name: value for name in ROW_OPTIONS if (value := getattr(self, name)) is not None}
             | grid_to_fields(self.grid)
             | grid_to_fields(self.target_grid, "target_")
         )
@@ -852,6 +894,11 @@ class Statistics:
         for name in ("format", "features", "classes", "folds", "per_class", "exact"):
             if meta[name] != mine[name]:
                 raise ValueError(f"{name} is {meta[name]!r} in the saved statistics and {mine[name]!r} here")
+        for name in ROW_OPTIONS:
+            if meta.get(name) != getattr(self, name):
+                raise ValueError(
+                    f"{name} is {meta.get(name)!r} in the saved statistics and {getattr(self, name)!r} here"
+                )
         out = self.zero()
         if meta["kind"] != "empty":
             choices = GridChoices(meta["kind"], grid_from_fields(meta), grid_from_fields(meta, "target_"))

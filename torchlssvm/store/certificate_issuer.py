@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,25 @@ from typing import Any
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
+from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import Snapshots
+from torchlssvm.untrusted import check_regular
 
 URL_MARK = "://"
 """Part of the name of a file that is elsewhere (``s3://...``)."""
+
+
+FILE_PART_BYTES = 2**20
+"""Bytes of a file that are hashed at a time."""
+
+
+MAX_FILE_BYTES = 2**33
+"""Bytes of a file that is hashed; as for snapshots."""
 
 
 def lasting_name(path: Any) -> str:
@@ -40,7 +53,9 @@ class CertificateIssuer:
             raise ValueError("event_id is empty: name at least one event")
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
         last = max(entry.position for entry in entries)
-        codec = self.table.codec
+        key = self.journal.opening(state["position"])
+        if state["digest"] is not None and key is None:
+            raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
         return Certificate(
             events=[
                 {
@@ -53,14 +68,12 @@ class CertificateIssuer:
                 }
                 for e in entries
             ],
-            digest=state["digest"],
+            commitment=None if key is None else hmac.digest(key, state["digest"].encode(), "sha256").hex(),
             position=state["position"],
             chain=state["chain"],
-            grid=None
-            if codec.grid is None
-            else {"limit": codec.grid.limit.hex(), "bits": codec.grid.bits, "headroom": codec.grid.headroom},
+            grid=self.grid(),
             fingerprint=fingerprint,
-            shape={"features": codec.J, "classes": codec.K},
+            shape=self.shape(),
             samples=state["samples"],
             compacted=compacted >= last,
             scope={
@@ -70,7 +83,38 @@ class CertificateIssuer:
             },
             library=f"torchlssvm {__version__}",
             time=now(),
+            files={} if key is None else self.file_commitments(key),
         )
+
+    def grid(self) -> dict[str, Any] | None:
+        """The grid of the features, and what makes them ready, as a certificate has it."""
+        options = self.db.get("head")
+        made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
+        return (grid_to_fields(self.table.codec.grid) | made_ready) or None
+
+    def shape(self) -> dict[str, int]:
+        """The numbers of features and classes, as a certificate has them."""
+        return {"features": self.table.codec.J, "classes": self.table.codec.K}
+
+    def file_commitments(self, key: bytes) -> dict[str, str]:
+        """A commitment to each known file of the present state: HMAC(key, "file " || SHA-256 of its bytes).
+
+        Files of earlier states get none: the key would confirm guesses about those who have left since.
+        """
+        since = self.journal.last_change()
+        paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
+        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
+        found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
+        return {name: commitment for name, commitment in found.items() if commitment is not None}
+
+    def compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
+        """Compare a file with a certificate's commitment to it."""
+        path = self.db.path.parent / name  # an absolute path stays what it is
+        if not path.exists():
+            return "is gone"
+        if key is None:
+            return "is there; its old state can no longer be tested"
+        return "is as committed to" if file_commitment(key, path) == commitment else "has changed since"
 
     def _entry(self, event_id: str) -> Entry:
         entry = self.journal.of(event_id)
@@ -98,11 +142,29 @@ class CertificateIssuer:
         known = self.checkpoints()
         if not known:
             return []
-        row = self.db.one("SELECT max(position) FROM journal WHERE position <= ? AND kind <> 'add'", (position,))
+        row = self.db.one(
+            "SELECT max(position) FROM journal WHERE position <= ? AND kind IN ('remove', 'relabel', 'replace')",
+            (position,),
+        )
         erasure = (row or (None,))[0] or 0
         return [
             path for path, at in sorted(known.items()) if at < erasure and (URL_MARK in path or Path(path).exists())
         ]
+
+
+def file_commitment(key: bytes, path: Path) -> str | None:
+    """HMAC(key, "file " || SHA-256 of the bytes); None for what is no regular file of such a size."""
+    digest = hashlib.sha256()
+    try:
+        check_regular(path)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return None
+        with open(path, "rb") as file:
+            while part := file.read(FILE_PART_BYTES):
+                digest.update(part)
+    except (OSError, ValueError):
+        return None
+    return hmac.digest(key, b"file " + digest.digest(), "sha256").hex()
 
 
 def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:

@@ -27,8 +27,9 @@ FILE = "samples.sqlite"
 APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
-SCHEMA_VERSION = 1
-"""Version of the tables below; a file of another version is refused."""
+SCHEMA_VERSION, MARKED_VERSION = 1, 2
+"""Version of the tables below. Files are marked with the second one when they have records that version 0.1.0 of the library
+does not honour (a suppression list, requests, receipts); the tables are the same. Files of other versions are refused."""
 
 PRAGMAS = {
     "synchronous": "FULL",
@@ -71,6 +72,8 @@ RECORD_FIELDS: dict[str, dict[str, Any]] = {
     "head": {"type": str},
     "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
     "key": {"key": str, "since": int},
+    "opening": {"key": str},
+    "suppression": {"path": str, "list": str, "changes": int},
 }
 """Records of the meta table that are objects: the fields that are read, and their types."""
 
@@ -80,10 +83,11 @@ RECORD_TYPES: dict[str, Any] = {
     "fingerprint": str | None,
     "chosen": dict | None,
     "checkpoints": dict,
+    "openings": int,
 }
 """Types of the other records that the store itself keeps; notes of callers may be any JSON."""
 
-HEX_FIELDS = {"state": "chain", "key": "key"}
+HEX_FIELDS = {"state": "chain", "key": "key", "opening": "key"}
 """Fields of records that are bytes, written as hex."""
 
 NO_DEFAULT: Any = object()
@@ -118,6 +122,7 @@ def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[
 
 def check_record(name: str, value: Any) -> None:
     """ValueError when a record does not have the fields and types that are read; more fields are allowed."""
+    name = name.partition("/")[0]  # of which there are several
     wanted = dict if name in RECORD_FIELDS else RECORD_TYPES.get(name, object)
     if not isinstance(value, wanted):
         raise ValueError(f"it is a {type(value).__name__}")
@@ -144,6 +149,7 @@ class Database:
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
         self._calls, self._most_calls, self._reads_only = 0, 0, readonly
+        self._parsed: dict[str, tuple[tuple[Any, ...], Any]] = {}  # the store's own records as they were last read
         self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
         self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
         self._check_files(create)
@@ -260,10 +266,10 @@ class Database:
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
-        if version != SCHEMA_VERSION:
-            age = "newer" if version > SCHEMA_VERSION else "unknown"
+        if version not in (SCHEMA_VERSION, MARKED_VERSION):
+            age = "newer" if version > MARKED_VERSION else "unknown"
             raise StoreError(
-                f"{self.path} has the {age} schema version {version}; this library reads version {SCHEMA_VERSION}. "
+                f"{self.path} has the {age} schema version {version}; this library reads versions up to {MARKED_VERSION}. "
                 "Use the library that wrote it."
             )
         found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
@@ -410,12 +416,14 @@ class Database:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = NO_DEFAULT) -> Any:
-        """A value of the meta table; StoreError when it is not there, unless there is a default."""
+        """A value of the meta table, not to be changed; StoreError when it is not there, unless there is a default."""
         row = self.one("SELECT value, checksum FROM meta WHERE name = ?", (name,))
         if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
             raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
+        if name in self._parsed and self._parsed[name][0] == row:
+            return self._parsed[name][1]
         if checksum((name, row[0])) != row[1]:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
         try:
@@ -425,6 +433,8 @@ class Database:
             raise StoreError(
                 f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
             ) from None
+        if name in RECORD_FIELDS or name in RECORD_TYPES:
+            self._parsed[name] = (row, value)
         return value
 
     def get_all(self, *names: str) -> list[Any]:
@@ -439,6 +449,17 @@ class Database:
     def delete(self, name: str) -> None:
         """Take a value of the meta table away."""
         self.run("DELETE FROM meta WHERE name = ?", (name,))
+
+    def mark_version(self) -> None:
+        """Keep version 0.1.0 of the library from opening the file, inside a transaction."""
+        if self.one("PRAGMA user_version") != (MARKED_VERSION,):
+            self.run(f"PRAGMA user_version = {MARKED_VERSION}")
+
+    def records(self, prefix: str) -> dict[str, Any]:
+        """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        names = self.all("SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (prefix, end))
+        return {name.removeprefix(prefix): self.get(name) for (name,) in names}
 
     def check_structure(self) -> None:
         """Let SQLite check pages and indexes; reads the whole file."""

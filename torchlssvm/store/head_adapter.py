@@ -1,28 +1,31 @@
 """Adapters through which a store changes its head by rows.
 
+Both are :class:`~torchlssvm.sample_adapter.SampleAdapter`: samples are added and removed under their ids in the store.
 ``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead`, which needs the samples again to remove them; ``KernelAdapter``
-drives a kernel machine, which keeps its samples and removes them by ids of its own.
+drives a kernel machine, which keeps its samples and removes them by ids of its own. Beside that they tell the store the
+head's options and digest, and whether it was changed from outside.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
+from torchlssvm.errors import StoreError
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import arguments
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
 from torchlssvm.statistics import Statistics
-from torchlssvm.store.codec import Codec
-from torchlssvm.store.sample_table import StoredRows
+from torchlssvm.statistics.sum_check import SumCheck
+from torchlssvm.store.sample_table import Codec, StoredRows
 
 SETTABLE_OPTIONS = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""
@@ -50,10 +53,11 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
         raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
-class LinearAdapter:
+class LinearAdapter(SampleAdapter):
     """Drives an LSSVMHead, which needs the rows again to remove them; the store has them."""
 
     def __init__(self, head: LSSVMHead):
+        super().__init__(head)
         self.head = head.drop_membership("it belongs to a store, which has the rows")
         self.seen: tuple[int, object] = (head.version, self.signature())
 
@@ -75,12 +79,7 @@ class LinearAdapter:
     @property
     def torn(self) -> bool:
         """True if a change was interrupted, also one by a reader that settled the sums."""
-        with self.lock:  # a change that another thread is making is none that was interrupted
-            try:
-                self.head.check_whole()
-            except InterruptedUpdateError:
-                return True
-        return False
+        return self.head.torn
 
     def holds(self, digest: str | None, samples: int) -> bool:
         """Compare the state with the one that was recorded: by the digest, or else by the number of samples."""
@@ -126,7 +125,8 @@ class LinearAdapter:
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
         head = self.head
-        return Codec(head.in_features, head.num_classes, head.grid, head.target_grid if head.grid is not None else None)
+        target_grid = head.target_grid if head.grid is not None else None
+        return Codec(head.in_features, head.num_classes, head.grid, target_grid, head.normalize is not None)
 
     def digest(self) -> str | None:
         """The digest, if there is one."""
@@ -145,63 +145,60 @@ class LinearAdapter:
         """True if it was changed since :meth:`note`, other than through the store."""
         return self.head.version != self.seen[0] and self.signature() != self.seen[1]
 
-    def _ids(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """Ids decide the cross-validation folds of samples; a head without folds takes none."""
-        folds = self.head.statistics is not None and self.head.statistics.folds
-        return ids if folds else None
-
-    def _here(self, *values: Tensor) -> list[Tensor]:
+    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
+        """Add samples and remove others as one change; the store answers for it that those are held."""
         device = self.head.device
-        return [v.to(device) for v in values]
+        new, old = (
+            None if samples is None else (samples[0], samples[1].to(device), samples[2].to(device))
+            for samples in (added, removed)
+        )
+        with self.head.vouched():
+            super().exchange(new, old)
 
-    def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Learn new samples."""
-        x, y = self._here(x, y)
-        self.head.add(x, y, ids=self._ids(ids))
+    def relabel(self, names: Names, labels: Tensor, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
+        """Give samples of the store the labels (B, ...) in place of y."""
+        device = self.head.device
+        with self.head.vouched():
+            super().relabel(names, labels.to(device), x.to(device), y.to(device))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again, on the grid they are on."""
-        self._sum(self.head, self.head.statistics, rows, codec)
+        self._sum(self, self.head.statistics, rows, codec)
 
-    def empty_sums(self) -> Statistics | None:
-        """Statistics like the head's without any sample, for :meth:`add_to`; None for a head without a digest."""
-        return self.head.statistics.zero() if self.head.statistics is not None and self.exact else None
+    def sum_anew(self, batches: Iterable[StoredRows], codec: Codec) -> str | None:
+        """Sum samples of the store beside the head: their digest; None for a head without one."""
+        if self.head.statistics is None or not self.exact:
+            return None
+        sums = self.head.statistics.zero()
+        for rows in batches:
+            self._sum(SampleAdapter(sums), sums, rows, codec)
+        return sums.digest()
 
-    def add_to(self, sums: Statistics, rows: StoredRows, codec: Codec) -> None:
-        """Sum samples of the store beside the head, on the grid they are on."""
-        self._sum(sums, sums, rows, codec)
+    def check_sums(self, batches: Iterable[StoredRows]) -> str | None:
+        """Check the head's sums against samples of the store in one pass: its digest; None for a head without one.
 
-    def _sum(self, learner: LSSVMHead | Statistics, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
+        StoreError if they are not the sums of these samples.
+        """
+        if self.head.statistics is None or not self.exact:
+            return None
+        check = SumCheck(self.head.statistics)
+        for rows in batches:
+            try:
+                check.add(rows.x.to(self.head.device), rows.y.to(self.head.device), rows.ids)
+            except ValueError as error:
+                raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
+        failure = check.failure()
+        if failure is not None:
+            raise StoreError(f"the store is damaged: {failure}")
+        return self.digest()
+
+    def _sum(self, learner: SampleAdapter, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
         try:
-            if stats is not None and stats.empty and len(rows):
+            if stats is not None and stats.empty and rows.ids:
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            x, y = self._here(rows.x, rows.y)
-            learner.add(x, y, ids=self._ids(rows.ids))
+            learner.add(rows.ids, rows.x.to(self.head.device), rows.y.to(self.head.device))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
-
-    def remove(self, rows: StoredRows) -> None:
-        """Unlearn samples of the store."""
-        x, y = self._here(rows.x, rows.y)
-        with self.head.vouched():
-            self.head.remove(x, y, ids=self._ids(rows.ids))
-
-    def relabel(self, rows: StoredRows, y: Tensor) -> None:
-        """Give samples of the store new targets."""
-        x, y_old, y = self._here(rows.x, rows.y, y)
-        with self.head.vouched():
-            self.head.relabel(x, y_old, y, ids=self._ids(rows.ids))
-
-    def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
-        """Exchange the features and targets of samples of the store."""
-        ids = self._ids(rows.ids)
-        x_old, y_old, x, y = self._here(rows.x, rows.y, x, y)
-        with self.head.vouched():
-            self.head.replace(x_old, y_old, x, y, ids_old=ids, ids_new=ids)
-
-    def clear(self) -> None:
-        """Forget all samples."""
-        self.head.adopt(None)
 
     def state(self) -> dict[str, Tensor]:
         """The statistics, for a snapshot."""
@@ -218,20 +215,20 @@ class LinearAdapter:
         return LinearAdapter(copy.deepcopy(self.head))
 
 
-class KernelAdapter:
+class KernelAdapter(SampleAdapter):
     """Drives a kernel machine: its ``add(x, y)`` returns ids, its ``remove(ids)`` and ``relabel(ids, y)`` take them."""
 
     exact = torn = False
 
     def __init__(self, head: Any):
+        super().__init__(head)
         self.head = head
-        self.where: dict[str, int] = {}  # id in the store -> id in the machine
         self.note()
 
     @property
     def empty(self) -> bool:
         """True if it holds no sample."""
-        return len(self.head.ids) == 0
+        return self.count == 0
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -240,7 +237,7 @@ class KernelAdapter:
 
     def holds(self, digest: str | None, samples: int) -> bool:
         """Compare the number of samples with the one that was recorded."""
-        return len(self.head.ids) == len(self.where) == samples
+        return self.count == len(self.ids) == samples
 
     def set_options(self, config: dict[str, Any]) -> None:
         """Do nothing: no option of a kernel machine can change."""
@@ -276,50 +273,10 @@ class KernelAdapter:
         """True if it was changed since :meth:`note`, other than through the store."""
         return self.signature() != self.seen
 
-    def find(self, name: str) -> int | None:
-        """The machine's id of a sample: by its name, or, for one that was added to the machine itself, its number."""
-        if name in self.where or not name.isdecimal():
-            return self.where.get(name)
-        number = int(name)
-        return number if number in self.head.ids.tolist() and number not in self.where.values() else None
-
-    def _machine_ids(self, ids: Sequence[str]) -> Tensor:
-        found = [self.find(name) for name in ids]
-        missing = next((name for name, number in zip(ids, found, strict=True) if number is None), None)
-        if missing is not None:
-            raise RemovalError(f"no sample with the id {missing!r} is held")
-        return torch.tensor(found, dtype=torch.int64, device=self.head.ids.device)
-
-    def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        """Learn new samples."""
-        self.where.update(zip(ids, self.head.add(x, y).tolist(), strict=True))
-
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:
         """Learn samples of the store again."""
         del codec
         self.add(rows.ids, rows.x, rows.y)
-
-    def remove(self, rows: StoredRows) -> None:
-        """Unlearn samples of the store."""
-        self.head.remove(self._machine_ids(rows.ids))
-        for sample in rows.ids:
-            self.where.pop(sample, None)
-
-    def relabel(self, rows: StoredRows, y: Tensor) -> None:
-        """Give samples of the store new targets."""
-        self.head.relabel(self._machine_ids(rows.ids), y)
-
-    def replace(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
-        """Exchange the features and targets of samples of the store."""
-        old = self._machine_ids(rows.ids)
-        self.add(rows.ids, x, y)  # first: if the new ones are refused, nothing has changed
-        self.head.remove(old)
-
-    def clear(self) -> None:
-        """Forget all samples."""
-        if not self.empty:
-            self.head.remove(self.head.ids.clone())
-        self.where.clear()
 
     def copy(self) -> KernelAdapter:
         """An independent one in the same state."""

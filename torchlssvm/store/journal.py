@@ -1,8 +1,9 @@
 """The journal: what was done to a store, as a hash chain that says nothing about who was in it.
 
 An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample, and an
-HMAC of the digest after the event. The nonces live in the samples' rows and go with them; the key of the HMACs is replaced
-at compaction. So an erasure rewrites no entry, and afterwards nothing in here confirms a guess about an erased sample.
+HMAC of the digest after the event under a key of that position. The nonces live in the samples' rows and go with them; the
+keys of positions that are past are destroyed at compaction. So an erasure rewrites no entry, and afterwards nothing in here
+confirms a guess about an erased sample. Certificates publish the HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -13,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import StoreError
@@ -23,7 +26,27 @@ from torchlssvm.store.database import Database
 CHAIN_START = bytes(32)
 """Hash before the first entry: 32 zero bytes."""
 
+SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
+"""Change of the number of samples held for each sample of an event; other kinds change none."""
+
+CHANGING_KINDS = ("add", "remove", "relabel", "replace")
+"""Kinds of entries that change samples; others note something, such as a request."""
+
+OPENING_BYTES = 32
+"""Bytes of the key of a position."""
+
+
+def opening_name(position: int) -> str:
+    """The name of the record with the key of a position; names sort as positions do."""
+    return f"opening/{position:020d}"
+
+
 COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
+
+
+def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
+    """SHA-256(nonce || id) of each sample: without the 32 random bytes it says nothing about the id."""
+    return [hashlib.sha256(nonce + i.encode()).digest() for nonce, i in zip(nonces, ids, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -53,9 +76,25 @@ class Entry:
         return hashlib.sha256(previous + canonical(body)).digest()
 
     @property
+    def commitment_bytes(self) -> list[bytes]:
+        """The commitments, in the order of the event's samples."""
+        return [self.commitments[i : i + 32] for i in range(0, len(self.commitments), 32)]
+
+    @property
     def commitment_list(self) -> list[str]:
         """The commitments as hex, in the order of the event's samples."""
-        return [self.commitments[i : i + 32].hex() for i in range(0, len(self.commitments), 32)]
+        return [commitment.hex() for commitment in self.commitment_bytes]
+
+
+def commitments_held(entries: Iterable[Entry]) -> set[bytes]:
+    """The commitments to samples that were added and not removed since."""
+    held: set[bytes] = set()
+    for entry in entries:
+        if entry.kind == "add":
+            held.update(entry.commitment_bytes)
+        elif entry.kind == "remove":
+            held.difference_update(entry.commitment_bytes)
+    return held
 
 
 def now() -> str:
@@ -109,35 +148,84 @@ class Journal:
             raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
-    def append(self, event_id: str, kind: str, commitments: list[bytes], mac: bytes | None, after: int) -> Entry:
-        """Write the entry behind position ``after``."""
-        entry = Entry(after + 1, event_id, kind, now(), len(commitments), b"".join(commitments), mac, b"")
-        entry = replace(entry, chain=entry.link(self.chain_at(after)))
-        self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
-        return entry
+    def append(self, events: Sequence[tuple[str, str, list[bytes], int]], digest: str | None) -> dict[str, Any]:
+        """Write an entry for each event, and where the journal ends then; returns that state.
+
+        events: (id, kind, commitments, how many of its samples were never held). The last one has the digest, as an HMAC.
+        """
+        state = dict(self.db.get("state"))
+        for event_id, kind, samples, absent in events:
+            state["position"] += 1
+            mac = self.commit(digest, state["position"]) if event_id == events[-1][0] else None
+            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * (len(samples) - absent)
+            entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(samples), mac, b"")
+            entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
+            self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
+            state["chain"] = entry.chain.hex()
+        if events:
+            state["digest"] = digest
+            self.db.put("state", state)
+        return state
 
     def _check_link(self, entry: Entry, previous: bytes) -> None:
         if entry.link(previous) != entry.chain or len(entry.commitments) != 32 * entry.samples:
             raise StoreError(f"{self.db.path}: entry {entry.position} of the journal was altered")
 
-    def write_state(self, position: int, digest: str | None, samples: int, chain: bytes) -> None:
-        """Write where the journal ends, with the digest and the number of samples there."""
-        self.db.put("state", {"position": position, "digest": digest, "samples": samples, "chain": chain.hex()})
+    def start(self, digest: str | None) -> None:
+        """Begin the journal of a new store, whose empty head has a digest."""
+        self.db.put("state", {"position": 0, "digest": digest, "samples": 0, "chain": CHAIN_START.hex()})
 
     # -- digests that are not kept in clear ----------------------------------------------------------------------------
 
-    def new_key(self, since: int) -> None:
-        """Destroy the key of the HMACs up to a position, and make another for those after it."""
-        self.db.put("key", {"key": os.urandom(32).hex(), "since": since})
-
-    def mac(self, digest: str | None) -> bytes | None:
-        """The HMAC under the present key."""
+    def commit(self, digest: str | None, position: int) -> bytes | None:
+        """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
         if digest is None:
             return None
-        return hmac.digest(bytes.fromhex(self.db.get("key")["key"]), digest.encode(), "sha256")
+        if self.db.get("openings", None) is None:
+            self.db.put("openings", position)
+        return hmac.digest(self.new_opening(position), digest.encode(), "sha256")
+
+    def new_opening(self, position: int) -> bytes:
+        """Make the key of a position."""
+        key = os.urandom(OPENING_BYTES)
+        self.db.put(opening_name(position), {"key": key.hex()})
+        return key
+
+    def opening(self, position: int) -> bytes | None:
+        """The key of a position; None when it is destroyed, or was never made (in version 0.1.0)."""
+        found = self.db.get(opening_name(position), None)
+        if found is None:
+            return None
+        key = bytes.fromhex(found["key"])
+        if len(key) != OPENING_BYTES:
+            raise StoreError(f"{self.db.path} is damaged: the key of position {position} has {len(key)} bytes")
+        return key
+
+    def last_change(self) -> int:
+        """The position since which no sample has changed; entries after it are of other kinds."""
+        marks = ",".join("?" * len(CHANGING_KINDS))
+        row = self.db.one(f"SELECT max(position) FROM journal WHERE kind IN ({marks})", CHANGING_KINDS)
+        return (row or (None,))[0] or 0
+
+    def destroy_openings(self) -> None:
+        """Destroy the keys of all states but the present one, and the key that version 0.1.0 had for all."""
+        before = self.last_change()
+        self.db.run("DELETE FROM meta WHERE name >= ? AND name < ?", (opening_name(0), opening_name(before)))
+        self.db.delete("key")
+
+    def commits(self, position: int) -> bool:
+        """True if the HMAC of an entry is under a key of its own; earlier ones are of version 0.1.0."""
+        since = self.db.get("openings", None)
+        return since is not None and position >= since
 
     def confirms(self, entry: Entry, digest: str) -> bool | None:
         """Compare a digest with the one after an entry; None when the key that could tell is destroyed."""
-        if entry.mac is None or entry.position <= self.db.get("key")["since"]:
+        key = self.opening(entry.position) if self.commits(entry.position) else self._shared_key(entry.position)
+        if entry.mac is None or key is None:
             return None
-        return hmac.compare_digest(entry.mac, self.mac(digest) or b"")
+        return hmac.compare_digest(entry.mac, hmac.digest(key, digest.encode(), "sha256"))
+
+    def _shared_key(self, position: int) -> bytes | None:
+        """The key that version 0.1.0 used for all entries since its last compaction."""
+        found = self.db.get("key", None)
+        return None if found is None or position <= found["since"] else bytes.fromhex(found["key"])

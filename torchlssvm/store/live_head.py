@@ -56,9 +56,7 @@ class LiveHead:
                 "the head was changed behind the store's back: samples are added and removed through store.apply only. "
                 "store.restore() brings the head back to what the store says. Nothing was changed."
             )
-        self.table.load_codec()
-        self.follow()
-        return adapter
+        return self.follow()
 
     def required(self) -> HeadAdapter:
         """The adapter; StoreError if there is no head."""
@@ -77,6 +75,11 @@ class LiveHead:
         self.position, self.options = position, options
         self.required().note(digest)
         self.stale = self._torn = False
+
+    def step_over(self, position: int) -> None:
+        """Go on to a position whose entry in the journal has changed no sample, if the head was right before it."""
+        if self.position == position - 1:
+            self.position = position
 
     def in_step(self, state: dict[str, Any]) -> bool:
         """True if the head itself says that it is what the state says."""
@@ -166,7 +169,9 @@ class LiveHead:
         at = found["position"]
         if not 0 <= at <= position or self.journal.chain_at(at).hex() != found["chain"]:
             return None
-        others = self.db.one("SELECT count(*) FROM journal WHERE position > ? AND kind <> 'add'", (at,))
+        others = self.db.one(
+            "SELECT count(*) FROM journal WHERE position > ? AND kind IN ('remove', 'relabel', 'replace')", (at,)
+        )
         if others is None or others[0]:  # what was removed or changed since is no longer there to be subtracted
             return None
         try:

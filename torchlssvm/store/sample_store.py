@@ -16,19 +16,37 @@ from torch import Tensor
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
+from torchlssvm.audit.opening import Opening
+from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
-from torchlssvm.events import CPU, Event, EventBase, as_list, check_ids, check_text
+from torchlssvm.events import (
+    CPU,
+    Add,
+    Event,
+    EventBase,
+    Remove,
+    as_list,
+    check_free_text,
+    check_ids,
+    check_text,
+    new_event_id,
+)
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
-from torchlssvm.store.journal import CHAIN_START, Entry, Journal, now
+from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
+from torchlssvm.store.receipts import KeptReceipts
+from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
+from torchlssvm.store.suppression import Suppression
+from torchlssvm.store.suppression_key import refuse_in_store
 from torchlssvm.store.transaction import Receipt, Transaction
 
 if TYPE_CHECKING:
@@ -90,6 +108,11 @@ class SampleStore:
         snapshot_rows: statistics are saved after so many changed rows, and when the store is closed or compacted.
         accept_loss: open a store that has lost events it had acknowledged.
         device: of a head restored without being given.
+        suppression_list: a file that keeps out who was erased on request (:mod:`~torchlssvm.store.suppression_list`); the store
+            uses it from then on, and several stores may share one. It is made if it is not there.
+        suppression_key: its key: 32 bytes, 64 hex digits or a file; by default the environment variable
+            ``TORCHLSSVM_SUPPRESSION_KEY``. A store with a list adds and removes nothing without it.
+        erased: an Add with samples that were erased on request: "refuse" it, or "skip" those samples.
 
     >>> import tempfile, torch
     >>> from torchlssvm import LSSVMHead, FixedPoint
@@ -117,6 +140,9 @@ class SampleStore:
         snapshot_rows: int = 65536,
         accept_loss: bool = False,
         device: torch.device | str | None = None,
+        suppression_list: str | os.PathLike[str] | None = None,
+        suppression_key: Any = None,
+        erased: str = "refuse",
     ):
         self.path = Path(path)
         self.readonly = readonly
@@ -126,6 +152,9 @@ class SampleStore:
         self._db = self._open_database(head is not None and not readonly, timeout)
         try:
             self._journal, self._table = Journal(self._db), SampleTable(self._db)
+            self.suppression = Suppression(self._db, self._table, suppression_key, erased)
+            self.requests = Requests(self._db, self._table, self._journalize)
+            self._receipts = KeptReceipts(self._db)
             self._live = LiveHead(self.path, self._db, self._table, self._journal, snapshot_rows)
             self._issuer = CertificateIssuer(self._db, self._table, self._journal, self._live.snapshots)
             if head is not None:
@@ -135,6 +164,8 @@ class SampleStore:
             with self._db.view():
                 self._check_start(None if accept_loss else told)
                 self._start_head(device)
+            if suppression_list is not None:
+                self.use_suppression_list(suppression_list)
         except BaseException:
             self._db.close()
             raise
@@ -174,9 +205,8 @@ class SampleStore:
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
-            self._journal.new_key(0)
             self._table.adopt_codec(adapter.codec())
-            self._journal.write_state(0, adapter.digest(), 0, CHAIN_START)
+            self._journal.start(adapter.digest())
         self._witness.write(0, CHAIN_START)
 
     def _check_start(self, told: tuple[int, bytes] | None) -> None:
@@ -213,7 +243,8 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
-        for name, value in config.items():
+        for name in [*config, *ROW_OPTIONS]:
+            value = config.get(name)
             if name not in SETTABLE_OPTIONS and mine.get(name) != value:
                 raise ValueError(
                     f"the head does not fit the store at {self.path}: {name} is {mine.get(name)!r}, not {value!r}"
@@ -488,7 +519,12 @@ class SampleStore:
 
     @overload
     def apply(
-        self, events: Event, notes: Mapping[str, Any] | None = None, kept_out: Mapping[str, Sequence[str]] | None = None
+        self,
+        events: Event,
+        notes: Mapping[str, Any] | None = None,
+        kept_out: Mapping[str, Sequence[str]] | None = None,
+        request: str | None = None,
+        keep_receipt: bool = False,
     ) -> Receipt: ...
     @overload
     def apply(
@@ -496,17 +532,25 @@ class SampleStore:
         events: Iterable[Event],
         notes: Mapping[str, Any] | None = None,
         kept_out: Mapping[str, Sequence[str]] | None = None,
+        request: str | None = None,
+        keep_receipt: bool = False,
     ) -> list[Receipt]: ...
     def apply(
         self,
         events: Event | Iterable[Event],
         notes: Mapping[str, Any] | None = None,
         kept_out: Mapping[str, Sequence[str]] | None = None,
+        request: str | None = None,
+        keep_receipt: bool = False,
     ) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
         ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
         of a Remove, samples that came by and were not added because of it; the journal counts them among its samples.
+
+        ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
+        suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
+        compaction, for :meth:`write_receipt`; those of a request are always kept.
 
         An event that was applied before changes nothing, and its receipt says so; its id with other content, or with samples
         that are there again, is a ValueError. Errors leave everything as it was: RemovalError for an unknown id or subject,
@@ -518,20 +562,34 @@ class SampleStore:
         """
         given = as_events(events)
         self._check_writable()
+        subjects = [event.subject for event in given if isinstance(event, Remove) and event.ids is None]
+        if request is not None and not all(isinstance(event, Remove) for event in given):
+            raise ValueError("a request goes with Remove events only")
+        work = self._transaction(self._live.required())
         with self._db.held():
-            adapter = self._live.required()
+            if any(isinstance(event, Add | Remove) for event in given):
+                self.suppression.opened()  # refuses without its key
             self._db.begin()
-            with adapter.lock:
-                work: Transaction | None = None
+            with work.adapter.lock:
                 try:
+                    if request is not None:
+                        self.requests.check_erasure(request, subjects)
                     self._live.prepare()
-                    work = Transaction(self._table, self._journal, adapter, self._live.position, self._source)
+                except BaseException:
+                    self._db.roll_back()
+                    raise
+                try:
                     self._live.distrust()  # until rows and head are known to agree again
-                    results = work.apply(given, kept_out)
+                    results = work.apply(given, self._live.position, kept_out)
                     digest, chain = work.finish()
                     options = self._live.save_options() if work.done else self._live.options
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
+                    if request is not None or keep_receipt:
+                        self._receipts.keep(work.done, request)
+                    if request is not None:
+                        self.requests.note_erasure(request, work.done, subjects)
+                        self.suppression.enter(work.done)
                     self._db.commit()
                 except BaseException as error:
                     self._take_back(work, error)
@@ -544,6 +602,9 @@ class SampleStore:
                 for event, result in zip(given, results, strict=True)
             ]
             return receipts[0] if isinstance(events, EventBase) else receipts
+
+    def _transaction(self, adapter: HeadAdapter) -> Transaction:
+        return Transaction(self._table, self._journal, adapter, self.suppression, self._source)
 
     def _check_writable(self) -> None:
         if self.readonly:
@@ -559,14 +620,11 @@ class SampleStore:
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Transaction | None, error: BaseException) -> None:
+    def _take_back(self, work: Transaction, error: BaseException) -> None:
         """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
 
         Any other error may have come in the middle of a change, and the head is not asked.
         """
-        if work is None:
-            self._db.roll_back()
-            return
         undone = isinstance(error, REFUSALS) and work.undo()
         self._db.roll_back()
         try:
@@ -598,8 +656,8 @@ class SampleStore:
                 adapter = self._live.prepare()
                 before = predictions(adapter, x)
                 trial = adapter.copy()
-                work = Transaction(self._table, self._journal, trial, self._live.position, self._source)
-                work.apply(given)
+                work = self._transaction(trial)
+                work.apply(given, self._live.position)
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
@@ -610,21 +668,100 @@ class SampleStore:
             flips = len(x) if before is None or after is None else int((before != after).sum())
         return Preview(samples, remaining, flips, accuracy(before, y), accuracy(after, y))
 
+    # -- requests, receipts, and samples that stay erased ----------------------------------------------------------------
+
+    def _journalize(self, event_id: str, kind: str, commitments: list[bytes], write: Callable[[], None]) -> None:
+        """Append an entry that changes no sample to the journal, and write records with it."""
+        self._check_writable()
+        with self._db.held():
+            with self._db.transaction():
+                if self._journal.of(event_id) is not None:
+                    raise ValueError(f"the id {event_id!r} was used before in the journal. Nothing was changed.")
+                state = self._journal.append([(event_id, kind, commitments, 0)], self._db.get("state")["digest"])
+                write()
+            self._live.step_over(state["position"])
+            self._witness.write(state["position"], bytes.fromhex(state["chain"]))
+
+    def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
+        """Keep out who is on a list from now on; returns the ids of samples that are held although they are on it.
+
+        The list is made if it is not there. A store uses one list for ever; after a move this says where it is now.
+        """
+        self._check_writable()
+        with self._db.held():
+            if self.suppression.path != str(Path(path).absolute()):
+                with self._db.transaction():
+                    self.suppression.bind(path)
+            return self.suppression.held()
+
+    def readmit(self, subjects: Any = (), ids: Any = (), *, reason: str) -> int:
+        """Allow a lawful return: take names off the suppression list, with an entry in the journal; returns their number.
+
+        The entry is of kind "readmit" and holds their keyed hashes. An erasure by subject has entered the subject and its ids:
+        name them all. ValueError if a name is not on the list.
+        """
+        owners, samples = name_list(subjects, "subject"), name_list(ids, "an id")
+        if not owners and not samples:
+            raise ValueError("name at least one subject or id")
+        if not reason:
+            raise ValueError("a return needs a reason: it is kept with the entry of the journal")
+        check_free_text(reason, "reason", [*owners, *samples])
+        with self._db.held():
+            tags = self.suppression.tags(samples, owners)
+            missing = len(tags) - self.suppression.listed(tags)
+            if missing:
+                raise ValueError(
+                    f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
+                )
+            event_id = f"readmission-{new_event_id()}"
+            note = {"time": now(), "reason": reason, "names": len(tags)}
+            self._journalize(event_id, "readmit", tags, lambda: self._db.put(f"readmission/{event_id}", note))
+            self.suppression.withdraw(tags)
+            return len(tags)
+
+    def unwritten_receipts(self) -> list[str]:
+        """Ids of the erasures whose receipts are kept and not written to a file yet: :meth:`compact` waits for them."""
+        with self.view():
+            return self._receipts.unwritten()
+
+    def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
+        """The receipt of erasures of one request, or of none; StoreError once a compaction has removed it."""
+        with self.view():
+            belongs = {record["request"] for e, record in self._receipts.all().items() if e in event_ids}
+            if len(belongs) > 1:
+                raise ValueError("these erasures belong to several requests: each has a receipt of its own")
+            name = next(iter(belongs), None)
+            return self._receipts.make(event_ids, None if name is None else self.requests.get(name))
+
+    def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
+        """Write the receipt of erasures to a new file outside the store, and note that it is written."""
+        made = self.receipt(event_ids)
+        refuse_in_store(Path(path))
+        made.save(path)
+        sync_folder(Path(path).absolute().parent)
+        with self._db.transaction():
+            self._receipts.mark_written(event["event_id"] for event in made.events)
+        return made
+
     # -- erasing the bytes ---------------------------------------------------------------------------------------------
 
     def compact(self) -> Compaction:
         """Make sure that what was erased is in no file of the store any more.
 
-        Destroys the key of the HMACs of earlier digests, rewrites the database without its gaps, empties the log, saves the
-        statistics, and removes older snapshots and whatever others keep in the folder until then. An open reader keeps the log
-        from being emptied: that is a StoreBusyError, and certificates say ``compacted: false`` until a compaction went through.
+        Removes the receipts that were kept (StoreError while one is not written to a file), puts commitments in the place of
+        the names of requests, destroys the keys of the commitments to earlier states, rewrites the database without its gaps,
+        empties the log, saves the statistics, and removes older snapshots and whatever others keep in the folder until then.
+        An open reader keeps the log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false``
+        until a compaction went through.
         """
         self._check_writable()
         with self._db.held():
             self._live.required()
             with self._db.transaction():
                 self._live.prepare()
-                self._journal.new_key(self._live.position)
+                self._receipts.clear()
+                self.requests.forget_names()
+                self._journal.destroy_openings()
                 options = self._live.save_options()
             self._live.options = options
             self._db.run("VACUUM")
@@ -644,6 +781,7 @@ class SampleStore:
                 told = [p.name for p in sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))]
                 self._live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
                 self._db.put("compacted", position)
+                self.requests.note_compaction()
             return Compaction(position, old, self._issuer.checkpoints_before(position))
 
     # -- certificates and their verification ---------------------------------------------------------------------------
@@ -661,6 +799,11 @@ class SampleStore:
         with self._db.transaction():
             self._issuer.forget(path)
 
+    def checkpoints(self) -> dict[str, int]:
+        """The files that are registered, and the journal position of the head in each."""
+        with self.view():
+            return self._issuer.checkpoints()
+
     def knows_checkpoint(self, path: Any) -> bool:
         """True if a file is registered."""
         return lasting_name(path) in self._issuer.checkpoints()
@@ -673,6 +816,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
+        self._require_opening()
         with self.view():
             self._db.check_place()
             adapter = self._live.follow()
@@ -683,31 +827,106 @@ class SampleStore:
             certificate = self._issuer.issue(wanted, adapter.head, choices or {})
             return certificate if key is None else sign(certificate, key)
 
+    def _require_opening(self) -> None:
+        """Make the key of the present position if there is none: the last event was applied by version 0.1.0."""
+
+        def missing() -> bool:
+            state = self._db.get("state")
+            return state["digest"] is not None and self._journal.opening(state["position"]) is None
+
+        if not missing():
+            return
+        self._check_writable()
+        with self._db.transaction():
+            if missing():
+                self._journal.new_opening(self._db.get("state")["position"])
+
+    def opening(self, position: int | None = None) -> Opening | None:
+        """The opening of the commitment to a state, by default the present one; None when it is destroyed.
+
+        With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
+        for somebody who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        """
+        with self.view():
+            at = self.position if position is None else position
+            key = self._journal.opening(at)
+            return None if key is None else Opening(self._journal.chain_at(at).hex(), key.hex())
+
     def check_structure(self) -> None:
         """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
         self._db.check_structure()
 
     @exactly
-    def recompute(self, erased: Iterable[str] = ()) -> tuple[int, str | None]:
-        """Sum all rows anew: their number and digest. StoreError if a commitment of an erased sample is among them."""
-        gone, count = set(erased), 0
+    def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
+        """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
+
+        ``fast``: check the head's sums against the rows by Freivalds' test instead; StoreError if they are others.
+        StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
+        must be behind a commitment of its own.
+        """
         with self.view():
             self._db.check_structure()
-            adapter = self._live.adapter
-            sums = adapter.empty_sums() if isinstance(adapter, LinearAdapter) else None
-            for rows in self._table.batches():
-                count += len(rows)
-                if any(c.hex() in gone for c in rows.commitments):
-                    raise StoreError("a sample that was erased is among the rows")
-                if isinstance(adapter, LinearAdapter) and sums is not None:
-                    adapter.add_to(sums, rows, self._table.codec)
-            return count, None if sums is None else sums.digest()
+            held = commitments_held(self.history() if entries is None else entries)
+            count, digest, batches = len(held), None, self._take_from(held)
+            adapter = self._live.follow() if fast else self._live.adapter
+            self._table.load_codec()
+            if isinstance(adapter, LinearAdapter):
+                digest = adapter.check_sums(batches) if fast else adapter.sum_anew(batches, self._table.codec)
+            for _ in batches:  # of a machine without sums, the rows are read and checked all the same
+                continue
+            if held:
+                raise StoreError(f"{len(held)} samples of the journal are not among the rows")
+            return count, digest
 
-    def confirms(self, position: int, digest: str) -> bool | None:
-        """Compare a digest with the one after the event at a position; None if that cannot be told any more."""
+    def _take_from(self, held: set[bytes]) -> Iterator[StoredRows]:
+        """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
+        for rows in self._table.batches():
+            found = rows.commitments
+            if not held.issuperset(found):
+                k = next(k for k, commitment in enumerate(found) if commitment not in held)
+                raise StoreError(
+                    "a sample that was erased is among the rows, or an id or nonce was altered: "
+                    f"row {rows.seq[k]} is none that the journal has"
+                )
+            held.difference_update(found)
+            yield rows
+
+    def described(self) -> dict[str, Any]:
+        """The grid and the shape of the rows, as certificates have them."""
         with self.view():
-            entry = self._journal.at(position)
-            return None if entry is None else self._journal.confirms(entry, digest)
+            self._table.load_codec()
+            return {"grid": self._issuer.grid(), "shape": self._issuer.shape()}
+
+    def older_files(self, position: int) -> dict[str, list[str]]:
+        """Snapshots and known checkpoints from before a position that are still there."""
+        with self.view():
+            return {
+                "snapshots": self._live.snapshots.names_before(position),
+                "checkpoints": self._issuer.checkpoints_before(position),
+            }
+
+    def check_files(self, commitments: Mapping[str, str], position: int) -> dict[str, str]:
+        """Compare the files that a certificate of a position names with its commitments; says for each what was found."""
+        with self.view():
+            key = self._journal.opening(position)
+            return {name: self._issuer.compare_file(name, given, key) for name, given in commitments.items()}
+
+    def unchanged_since(self, position: int) -> bool:
+        """True if no sample was added, removed or changed after a position of the journal."""
+        with self.view():
+            return self._journal.last_change() <= position
+
+    def recorded(self, certificate: Certificate) -> bool | None:
+        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
+        with self.view():
+            entry = self._journal.at(certificate.position)
+            if entry is None or entry.mac is None:
+                return None
+            if certificate.digest is not None:
+                return self._journal.confirms(entry, certificate.digest)
+            if entry.mac.hex() == certificate.commitment:
+                return True
+            return False if self._journal.commits(entry.position) else None
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:

@@ -16,17 +16,16 @@ from typing import Any
 
 from torch import Tensor
 
+from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
-from torchlssvm.store.journal import Journal
+from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
-from torchlssvm.store.sample_table import NONCE_BYTES, ROWS_PER_BATCH, SampleTable, StoredRows, commitments
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.suppression import Suppression
 
 log = logging.getLogger("torchlssvm.store")
-
-SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
-"""Change of the number of samples held for each sample of an event; other kinds change none."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,14 @@ class Receipt:
     samples: int
     digest: str | None
     nonces: dict[str, str] = field(default_factory=dict, repr=False)
+    left_out: tuple[str, ...] = ()
+    """Samples of an Add that were not learned, since they were erased on request."""
 
     def __str__(self) -> str:
         done = "applied" if self.applied else "was applied before, nothing was changed"
+        if self.left_out:
+            rest = "the others were added" if self.applied else "nothing was added"
+            done = f"{len(self.left_out)} samples were erased on request and stay out, {rest}"
         return f"{self.kind} {self.event_id}: {done} ({self.samples} samples, position {self.position})"
 
 
@@ -60,6 +64,8 @@ class AppliedEvent:
     nonces: list[bytes]
     absent: int = 0
     """Number of its samples that were never held: they were kept out before they could be added."""
+    left_out: Sequence[str] = ()
+    """Samples of an Add that were not added, since they were erased on request."""
 
     @property
     def commitments(self) -> list[bytes]:
@@ -69,16 +75,42 @@ class AppliedEvent:
     def receipt(self, digest: str | None) -> Receipt:
         """The receipt of the event, once it is committed."""
         nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        return Receipt(self.event.event_id, self.event.kind, self.position, True, len(self.ids), digest, nonces)
+        return Receipt(
+            self.event.event_id,
+            self.event.kind,
+            self.position,
+            True,
+            len(self.ids),
+            digest,
+            nonces,
+            tuple(self.left_out),
+        )
+
+
+@dataclass
+class EmptyEvent:
+    """An Add of which nothing was added, since all of its samples were erased on request; the journal has no entry of it."""
+
+    event: Event
+    position: int
+    left_out: Sequence[str]
+
+    def receipt(self, digest: str | None) -> Receipt:
+        """The receipt, which says what was left out."""
+        return Receipt(
+            self.event.event_id, self.event.kind, self.position, False, 0, digest, left_out=tuple(self.left_out)
+        )
 
 
 class Transaction:
     """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
 
-    def __init__(self, table: SampleTable, journal: Journal, adapter: HeadAdapter, position: int, source: str | None):
-        """``position``: of the journal; ``source``: the network whose features come without a fingerprint of their own."""
-        self.table, self.journal, self.adapter = table, journal, adapter
-        self.position, self.source = position, source
+    def __init__(
+        self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
+    ):
+        """``source``: the network whose features come without a fingerprint of their own."""
+        self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
+        self.source, self.position = source, 0
         self.done: list[AppliedEvent] = []
         self.undo_steps: list[list[Callable[[], None]]] = []
 
@@ -86,19 +118,28 @@ class Transaction:
 
     @exactly
     def apply(
-        self, events: Sequence[Event], kept_out: Mapping[str, Sequence[str]] | None = None
-    ) -> list[AppliedEvent | int]:
-        """Apply events; of one that was applied before, its position.
+        self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
+    ) -> list[AppliedEvent | EmptyEvent | int]:
+        """Apply events behind a position of the journal; of one that was applied before, its position.
 
         ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
         """
+        self.position = position
         return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
 
-    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | int:
+    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
         past = self._past_event(event.event_id)
         if past is not None:
+            if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
+                event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
             return past.position
+        left_out: Sequence[str] = ()
+        if isinstance(event, Add):
+            rest, left_out = self.suppression.screen(event)
+            if rest is None:
+                return EmptyEvent(event, self.position, left_out)
+            event = rest
         self.table.db.run(f"SAVEPOINT event{len(self.undo_steps)}")
         self.undo_steps.append([])
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
@@ -107,7 +148,7 @@ class Transaction:
         if isinstance(event, Remove) and kept_out:
             done = AppliedEvent(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
         else:
-            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event))
+            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
         self.position += 1
         self.done.append(done)
         return done
@@ -120,7 +161,7 @@ class Transaction:
         entry = self.journal.of(event_id)
         if entry is None:
             return None
-        return PastEvent(entry.position, entry.kind, [bytes.fromhex(c) for c in entry.commitment_list])
+        return PastEvent(entry.position, entry.kind, entry.commitment_bytes)
 
     def _undo_by(self, step: Callable[[], None]) -> None:
         self.undo_steps[-1].append(step)
@@ -131,7 +172,7 @@ class Transaction:
         if not self.adapter.empty:
             self._check_width(x)
         self.adapter.add(event.ids, x, y)
-        self._undo_by(lambda: self._take_out(event.ids, x, y))
+        self._undo_by(lambda: self.adapter.remove(event.ids, x, y))
         self.table.adopt_codec(replace(self.adapter.codec(), J=x.shape[1]))  # the first samples decide an "auto" grid
         return event.ids, self.table.insert(event.ids, event.subjects, x, y, self.position + 1)
 
@@ -150,9 +191,6 @@ class Transaction:
     def _check_width(self, x: Tensor) -> None:
         if x.shape[1] != self.table.codec.J:
             raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
-
-    def _take_out(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
-        self.adapter.remove(StoredRows([], list(ids), [], y, x, [], []))
 
     def _each(
         self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]
@@ -175,7 +213,7 @@ class Transaction:
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.remove(rows)
+            self.adapter.exchange(None, rows.samples)
             self._undo_by(partial(self._again, rows.seq))
             self.table.erase(rows)
 
@@ -200,13 +238,13 @@ class Transaction:
         targets = self._aligned(event.y, len(seqs))
 
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.relabel(rows, targets[part])
+            self.adapter.relabel(rows.ids, targets[part], rows.x, rows.y)
             seq = rows.seq
             self._undo_by(lambda: back(self.table.read(seq), targets[part]))
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
         def back(rows: StoredRows, now: Tensor) -> None:
-            self.adapter.relabel(replace(rows, y=now), rows.y)
+            self.adapter.relabel(rows.ids, rows.y, rows.x, now)
 
         return self._each(event, seqs, change)
 
@@ -218,12 +256,12 @@ class Transaction:
 
         def change(rows: StoredRows, part: slice) -> None:
             seq, x, y = rows.seq, event.x[part], None if event.y is None else event.y[part]
-            self.adapter.replace(rows, x, rows.y if y is None else y)
+            self.adapter.exchange((rows.ids, x, rows.y if y is None else y), rows.samples)
             self._undo_by(lambda: back(self.table.read(seq), x, y))
             self.table.rewrite(rows, x, y, self.position + 1)
 
         def back(rows: StoredRows, x: Tensor, y: Tensor | None) -> None:
-            self.adapter.replace(replace(rows, x=x, y=rows.y if y is None else y), rows.x, rows.y)
+            self.adapter.exchange(rows.samples, (rows.ids, x, rows.y if y is None else y))
 
         return self._each(event, seqs, change)
 
@@ -238,22 +276,10 @@ class Transaction:
     # -- finishing and undoing -----------------------------------------------------------------------------------------
 
     def finish(self) -> tuple[str | None, bytes]:
-        """Write the journal and the state, before the database commits; returns the digest and the end of the chain.
-
-        Each event has an entry; the last one has the digest, as an HMAC.
-        """
-        state = self.table.db.get("state")
-        if not self.done:
-            return state["digest"], bytes.fromhex(state["chain"])
-        digest, chain, samples = self.adapter.digest(), b"", state["samples"]
-        for done in self.done:
-            mac = self.journal.mac(digest) if done is self.done[-1] else None
-            chain = self.journal.append(
-                done.event.event_id, done.event.kind, done.commitments, mac, done.position - 1
-            ).chain
-            samples += SAMPLES_PER_EVENT_SAMPLE.get(done.event.kind, 0) * (len(done.ids) - done.absent)
-        self.journal.write_state(self.position, digest, samples, chain)
-        return digest, chain
+        """Write the journal, before the database commits; returns the digest and the end of the chain."""
+        events = [(d.event.event_id, d.event.kind, d.commitments, d.absent) for d in self.done]
+        state = self.journal.append(events, self.adapter.digest() if events else None)
+        return state["digest"], bytes.fromhex(state["chain"])
 
     @exactly
     def undo(self) -> bool:

@@ -18,6 +18,10 @@ WIDE = 8.0
 """gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
 BLOCK_NUMBERS = 2**22
 """Kernel values computed at a time: 32 MiB."""
+WIDE_NUMBERS = 2**18
+"""Differences to wide samples computed at a time: 2 MiB, what the processor keeps near."""
+SINGLE = 2.0**12
+"""gamma |x - centre|^2 up to which single precision gives RBF values to three digits at least."""
 LEAST_ROWS = 2
 """Rows kept whatever ``cache_bytes`` says: what an event needs."""
 
@@ -203,15 +207,25 @@ class KernelRows:
         K -= other
         K -= own[:, None]
         np.minimum(K, 0.0, out=K)
-        np.exp(K, out=K)
+        torch.from_numpy(K).exp_()
         if self._any_wide:
             x = self.x.numpy()
             z, x, gamma = x if columns is None else x[columns], x[at], self.kernel.gamma
             for k in np.flatnonzero(self._wide[at]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
-            for k in np.flatnonzero(wide).tolist():
-                K[:, k] = np.exp(-gamma * ((x - z[k]) ** 2).sum(1))
+            far = np.flatnonzero(wide)
+            step = max(1, WIDE_NUMBERS // max(1, len(far) * x.shape[1]))
+            for k in range(0, len(at) if len(far) else 0, step):
+                K[k : k + step, far] = np.exp(-gamma * ((x[k : k + step, None] - z[far]) ** 2).sum(2))
         return K
+
+    def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
+        """Factors of ln K between these samples in single precision; None where that is too coarse, or there are none."""
+        if not self._rbf or float(self._squares[at].max(initial=0.0)) > SINGLE:
+            return None
+        p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))
+        left, right = np.concatenate([p, own, one], 1), np.concatenate([p, one, own], 1)
+        return torch.from_numpy(left).float(), torch.from_numpy(right).float().T.contiguous()
 
     def _finite(self, values: Array) -> Array:
         if not np.isfinite(values).all():

@@ -339,15 +339,26 @@ class IncrementalSVM(nn.Module):
         return self
 
     @exactly
-    def fit(self, x: Any, y: Any, weight: Any = None) -> IncrementalSVM:
-        """Forget everything and learn these samples: ids 0, 1, .... If they cannot be learned, nothing is forgotten."""
+    def fit(
+        self, x: Any, y: Any, weight: Any = None, progress: bool | Callable[[float], None] | None = None
+    ) -> IncrementalSVM:
+        """Forget everything and learn these samples: ids 0, 1, .... If they cannot be learned, nothing is forgotten.
+
+        progress: a function of the share done (0 to 1); True for a bar by tqdm; None for one on a terminal, where tqdm is
+        installed and the fit takes some seconds; False for nothing.
+        """
+        from torchlssvm.svm.progress import progress_of
+
+        if progress is not None and not isinstance(progress, bool) and not callable(progress):
+            raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")
         batch = self._check(x, y, weight, fresh=True)
         before = {name: self.__dict__[name] for name in ("_solver", "_dropped", "_support", "inexact", "trajectory")}
         self.reset()
         try:
             if len(batch.y):
-                self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
-                self._solver.next_id = len(batch.y)
+                with progress_of(progress) as self._solver.report:
+                    self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
+                self._solver.next_id, self._solver.report = len(batch.y), None
         except BaseException:
             self.__dict__.update(before)
             raise

@@ -68,6 +68,7 @@ class PathSolver:
         self.margin = MarginSet(self.samples)
         self.path = Path(self.samples, self.rows, self.margin)
         self.next_id = 0
+        self.report: Callable[[float], None] | None = None  # told the share of a fit that is done
         self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
         self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
         self._dusted = 0  # events that are in it
@@ -142,7 +143,8 @@ class PathSolver:
             s.u[gone], s.side[gone] = 0.0, 0.0
             self.rows.forget()
             self.last = "solve"
-            self._solve(near_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
+            start = balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)
+            self._solve(near_optimum(s, self.rows, start, self.report))
             return
         wrong = self._arrive(new) if len(new) else new
         support = gone[s.alpha[gone] > 0]

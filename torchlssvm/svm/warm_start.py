@@ -1,120 +1,236 @@
-"""Coefficients near the optimum for many samples at once: libsvm's, where scikit-learn is installed, else two at a time."""
+"""Coefficients near the optimum for many samples at once: trades of two at a time, on working sets, from few samples to all.
+
+A machine that learns every second sample with 2 C is, but for chance, the machine that learns all with C: each level of a
+ladder starts from the level below it. Most samples then begin at the bound where they end.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import numpy as np
 
-from torchlssvm.kernels import RBF, Linear, Polynomial
+from torchlssvm.svm.compiled import compiled
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
 CLOSE = 1e-3
 """The violation of (2) that the start may have, in units of g, where C is 1 or more."""
-LIBSVM_FROM = 500
-"""Samples from which libsvm's start is worth the call."""
-LIBSVM_CACHE = 200
-"""MiB of single-precision rows that libsvm keeps meanwhile."""
-STEPS = 20
-"""Steps for each sample: what is not near the optimum by then is left to the robust way."""
-ROWS = 2**27
-"""Bytes of kernel rows kept meanwhile."""
+LADDER_CLOSE = 30.0
+"""The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
+WHOLE = 1024
+"""Samples up to which their kernel matrix is computed whole."""
+WORKING_SET = 256
+"""Samples between which trades are made at a time: their kernel rows come from one matrix product."""
+SHARE = 0.02
+"""The violation at which a working set is left, as a share of that of all samples."""
+TRADES = 100
+"""Trades for each sample: what is not near the optimum by then is left to the robust way."""
 
 
-def near_optimum(samples: Samples, rows: KernelRows, alpha: Array) -> Array:  # (capacity,) -> (capacity,)
-    """alpha in its box with y^T alpha = 0, near the optimum, from another such alpha."""
+def near_optimum(
+    samples: Samples, rows: KernelRows, alpha: Array, report: Callable[[float], None] | None = None
+) -> Array:  # (capacity,) -> (capacity,)
+    """alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
+
+    report: called from time to time with the share of the work that is done, between 0 and 1.
+    """
     s = samples
+    at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
     close = CLOSE * min(1.0, float((s.root**2).max() * s.u.max()))  # small bounds: f differs little between samples
-    if s.n >= LIBSVM_FROM and (found := _libsvm(s, rows, close)) is not None:
-        return balanced(found, s.u, s.y)
-    kept: dict[int, Array] = {}
-    most = max(2, ROWS // (8 * s.capacity))
-
-    def row(i: int) -> Array:
-        if i not in kept:
-            if len(kept) >= most:
-                del kept[next(iter(kept))]
-            kept[i] = rows.block(np.array([i]))[0] * (s.y * s.y[i])
-        return kept[i]
-
-    F = s.y - s.y * rows.product(alpha)
-    return balanced(minimize(s.y, s.u, s.root**2, row, alpha, F, close, STEPS * s.n), s.u, s.y)
-
-
-def _libsvm(s: Samples, rows: KernelRows, close: float) -> Array | None:
-    """alpha of scikit-learn's SVC (capacity,), or None where it is not installed or has no such kernel."""
-    kernel, at = rows.kernel, np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    options: dict[str, object] = {"cache_size": LIBSVM_CACHE, "tol": close, "max_iter": 200 * STEPS * s.n}
-    if type(kernel) is Linear:
-        options["kernel"] = "linear"
-    elif type(kernel) is RBF:
-        options |= {"kernel": "rbf", "gamma": kernel.gamma}
-    elif type(kernel) is Polynomial:
-        options |= {"kernel": "poly", "degree": kernel.degree, "gamma": kernel.gamma, "coef0": kernel.coef0}
+    if alpha.any() or len(at) <= WHOLE:
+        top = Level(s, rows, at, s.u[at])
+        start, F = alpha[at], top.offsets(alpha[at])
     else:
-        return None
-    try:
-        from sklearn.svm import SVC
-    except ImportError:
-        return None
-    C = float(s.u.max())
-    model = SVC(C=C, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a start that is not near is no harm
-        model.fit(rows.x.cpu().numpy()[at], s.y[at], sample_weight=s.u[at] / C)
-    alpha = np.zeros(s.capacity)
-    alpha[at[model.support_]] = np.abs(model.dual_coef_[0])
-    near = 1e-9 * s.u
-    alpha = np.where(alpha > s.u - near, s.u, np.where(alpha < near, 0.0, alpha))
-    return alpha if np.isfinite(alpha).all() else None
+        order = np.random.default_rng(0).permutation(at)
+        sizes = [len(at)]
+        while sizes[-1] > WHOLE:
+            sizes.append(sizes[-1] // 2)
+        start, F, work = np.zeros(0), np.zeros(0), sum(size**2 for size in sizes)
+        for size in reversed(sizes):
+            at = order[:size]
+            top = Level(s, rows, at, s.u[at] * (len(order) / size))
+            start, F = top.next_start(start, F)
+            if report is not None:
+                report(sum(below**2 for below in sizes if below < size) / work)
+            if size < len(order):
+                start, F = top.solve(start, F, LADDER_CLOSE * close)
+    start, _ = top.solve(start, F, close, report)
+    out = np.zeros(s.capacity)
+    out[at] = start
+    return balanced(out, s.u, s.y)
 
 
-def minimize(
-    y: Array,  # (n,) -1, +1, or 0 where there is no sample
+class Level:
+    """Some of the samples, with bounds u of their own. F_i = y_i - sum_j K_ij y_j alpha_j: b if sample i is on its margin."""
+
+    def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array):  # (n,) positions, (n,)
+        self.rows, self.at, self.u = rows, at, u
+        self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
+        self.factors = rows.factors(at)
+
+    def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
+        """K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
+        if self.factors is not None:
+            left, right = self.factors
+            K = left[these] @ (right if columns is None else right[:, columns])
+            values: Array = K.clamp_(max=0.0).exp_().numpy()
+            return values
+        y = self.y if columns is None else self.y[columns]
+        Q = self.rows.block(self.at[these], self.at if columns is None else self.at[columns])
+        Q *= y
+        Q *= self.y[these][:, None]
+        return Q
+
+    def offsets(self, alpha: Array) -> Array:  # (n,) -> (n,)
+        """F of these coefficients."""
+        F, support = self.y.copy(), np.flatnonzero(alpha)
+        for k in range(0, len(support), WORKING_SET):
+            part = support[k : k + WORKING_SET]
+            K = self.kernel(part)
+            F -= (self.y[part] * alpha[part]).astype(K.dtype) @ K
+        return F
+
+    def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
+        """Coefficients and F, from those of a level that holds the first k of these samples with larger bounds."""
+        n, k = len(self.at), len(alpha)
+        start = np.zeros(n)
+        if not alpha.any():
+            return start, self.y.copy()
+        u = self.u[:k] * (n / k)
+        free = (alpha > 0) & (alpha < u)
+        b = float(np.median(F[free])) if free.any() else 0.5 * float(F.max() + F.min())
+        start[:k] = alpha
+        g = self.y * (self.y - self.offsets(start) + b) - 1.0
+        start = np.where(g < 0, self.u, 0.0)
+        start[:k] = np.minimum(alpha * (k / n), self.u[:k])
+        start = balanced(start, self.u, self.y)
+        return start, self.offsets(start)
+
+    def solve(
+        self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None
+    ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
+        """Coefficients, and F, whose largest violation is ``close``: trades in one working set after the other.
+
+        report: called with the share done of the whole ladder, of which this level is the last.
+        """
+        n, y, u = len(self.at), self.y, self.u
+        left = TRADES * n
+        if n <= WHOLE:
+            every = np.arange(n)
+            K = self.kernel(every, every).astype(np.float64)
+            trade(K, y, u, self.diagonal, alpha, F, close, left)
+            return alpha, F
+        kept = KeptRows(n, self.rows.cache_bytes)
+        first = done = 0.0
+        while left > 0:
+            rise = np.where(np.where(y > 0, alpha < u, alpha > 0), F, -np.inf)
+            fall = np.where(np.where(y > 0, alpha > 0, alpha < u), F, np.inf)
+            high, low = float(rise.max()), float(fall.min())
+            gap = high - low
+            if not gap > close:
+                break
+            first = max(first, gap)
+            if report is not None:
+                done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / close)))
+                report(done)
+            W = np.union1d(_largest(rise, low), _largest(-fall, -high))
+            at = kept.find(W, self.kernel)
+            K = self.kernel(W, W).astype(np.float64)
+            a, Fw = alpha[W], F[W]
+            left -= 1 + trade(K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, SHARE * gap), left)
+            change = (a - alpha[W]) * y[W]
+            alpha[W] = a
+            subtract(F, kept.rows, at, change)
+        return alpha, F
+
+
+def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
+    """Where the largest values above ``least`` are: half a working set of them at most."""
+    above, k = np.flatnonzero(values > least), WORKING_SET // 2
+    return above if len(above) <= k else above[np.argpartition(-values[above], k)[:k]]
+
+
+class KeptRows:
+    """Kernel rows of one level in single precision, those that were used last."""
+
+    def __init__(self, n: int, cache_bytes: int):
+        count = min(n, max(WORKING_SET, cache_bytes // (4 * n)))
+        self.rows = np.empty((count, n), dtype=np.float32)
+        self.row_of, self.held = np.full(n, -1), np.full(count, -1)
+        self.used, self.clock = np.zeros(count, dtype=np.int64), 0
+
+    def find(self, W: Array, kernel: Callable[[Array], Array]) -> Array:  # (k,) -> (k,)
+        """Where the rows of these samples are, computed now if they are not kept."""
+        self.clock += 1
+        at = self.row_of[W]
+        self.used[at[at >= 0]] = self.clock
+        missing = W[at < 0]
+        if len(missing):
+            free = np.argpartition(self.used, len(missing) - 1)[: len(missing)]
+            old = self.held[free]
+            self.row_of[old[old >= 0]] = -1
+            self.rows[free] = kernel(missing)
+            self.row_of[missing], self.held[free], self.used[free] = free, missing, self.clock
+        found: Array = self.row_of[W]
+        return found
+
+
+@compiled
+def subtract(F: Array, rows: Array, at: Array, change: Array) -> None:  # (n,), (r, n), (k,), (k,)
+    """F -= sum_k change_k K_k."""
+    for k in range(len(at)):
+        if change[k] != 0.0:
+            F -= change[k] * rows[at[k]]
+
+
+@compiled
+def trade(
+    K: Array,  # (n, n)
+    y: Array,  # (n,) -1, +1
     u: Array,  # (n,) upper bounds
     diagonal: Array,  # (n,) K_ii
-    row: Callable[[int], Array],  # i -> K_i: (n,)
-    alpha: Array,  # (n,) in its box, with y^T alpha = 0
-    F: Array,  # (n,) y - K (y alpha)
-    close: float = 1e-3,
-    steps: int = 100_000,
-) -> Array:
-    """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005): alpha (n,).
+    alpha: Array,  # (n,) in its box
+    F: Array,  # (n,) y - K (y alpha), and what samples outside add to it
+    close: float,
+    most: int,
+) -> int:
+    """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
     F_i is what b would have to be for sample i to lie on its margin. At the optimum no sample whose y alpha may rise has a
-    larger F than one whose y alpha may fall. As long as there are such, i with the largest F, and j with the largest gain
-    (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same amount, to the optimum
-    along that line or to the first bound.
+    larger F than one whose y alpha may fall. As long as there are such, by more than ``close``, i with the largest F, and j
+    with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same
+    amount, to the optimum along that line or to the first bound. Returns the number of trades.
 
     Example:
-        >>> x, y = np.array([-1.0, 1.0]), np.array([-1.0, 1.0])
-        >>> minimize(y, np.full(2, 10.0), x * x, lambda i: x[i] * x, np.zeros(2), y).tolist()
-        [0.5, 0.5]
+        >>> x, y, alpha = np.array([-1.0, 1.0]), np.array([-1.0, 1.0]), np.zeros(2)
+        >>> trade(np.outer(x, x), y, np.full(2, 10.0), x * x, alpha, y.copy(), 1e-3, 100), alpha.tolist()
+        (1, [0.5, 0.5])
     """
-    a, F = alpha.copy(), F.copy()
     # 0 where y alpha may rise (fall), infinite where it may not
-    rise = np.where(np.where(y > 0, a < u, (a > 0) & (y < 0)), 0.0, -np.inf)
-    fall = np.where(np.where(y > 0, a > 0, (a < u) & (y < 0)), 0.0, np.inf)
-    for _ in range(steps):
-        i = int((F + rise).argmax())
-        lead = F[i] - (F + fall)  # (n,) by how much i is ahead
-        if rise[i] < 0 or not float(lead.max()) > close:
-            break
-        K_i = row(i)
-        curve = np.maximum(diagonal[i] + diagonal - 2.0 * K_i, 1e-12)
-        j = int((np.maximum(lead, 0.0) ** 2 / curve).argmax())
-        room_i = u[i] - a[i] if y[i] > 0 else a[i]
-        room_j = a[j] if y[j] > 0 else u[j] - a[j]
-        step = min(float(lead[j] / curve[j]), float(room_i), float(room_j))
-        for k, change in ((i, y[i] * step), (j, -y[j] * step)):
-            value = a[k] + change
-            a[k] = value = 0.0 if value < 1e-12 * u[k] else (u[k] if value > (1 - 1e-12) * u[k] else value)
+    rise = np.where(np.where(y > 0, alpha < u, alpha > 0), 0.0, -np.inf)
+    fall = np.where(np.where(y > 0, alpha > 0, alpha < u), 0.0, np.inf)
+    for step in range(most):
+        i = (F + rise).argmax()
+        lead = np.maximum(F[i] - (F + fall), 0.0)  # by how much i is ahead
+        if rise[i] < 0 or not lead.max() > close:
+            return step
+        curve = np.maximum(diagonal[i] + diagonal - 2.0 * K[i], 1e-12)
+        j = (lead * lead / curve).argmax()
+        room_i = u[i] - alpha[i] if y[i] > 0 else alpha[i]
+        room_j = alpha[j] if y[j] > 0 else u[j] - alpha[j]
+        amount = min(lead[j] / curve[j], min(room_i, room_j))
+        for k, change in ((i, y[i] * amount), (j, -y[j] * amount)):
+            value = alpha[k] + change
+            if value < 1e-12 * u[k]:
+                value = 0.0
+            elif value > (1.0 - 1e-12) * u[k]:
+                value = u[k]
+            alpha[k] = value
             rise[k] = 0.0 if (value < u[k] if y[k] > 0 else value > 0) else -np.inf
             fall[k] = 0.0 if (value > 0 if y[k] > 0 else value < u[k]) else np.inf
-        F -= step * (K_i - row(j))
-    return a
+        F -= amount * (K[i] - K[j])
+    return most
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)

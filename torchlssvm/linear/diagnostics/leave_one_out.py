@@ -17,9 +17,9 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     HeadView,
     Problem,
     check_samples,
+    gridded,
     held_rows,
     problems,
-    real_rows,
     sample_weights,
 )
 
@@ -50,7 +50,7 @@ def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Te
     if members is not None or samples.labels is None or checks.is_fake(samples.x):
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
     view = parts[0].view
-    blocks = [real_rows(view, part)[:, : view.in_features] @ view.w + view.b for part in samples.x.split(WHITENED_ROWS)]
+    blocks = [gridded(view, part) @ view.w + view.b for part in samples.x.split(WHITENED_ROWS)]
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]

@@ -19,10 +19,13 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     HeadView,
     Problem,
     check_samples,
+    gridded,
     problems,
     real_rows,
     sample_weights,
 )
+from torchlssvm.linear.standardization import standardization
+from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import fold_of
 from torchlssvm.statistics.fold_statistics import of_folds
 
@@ -111,7 +114,7 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
         if main is not None:
             return default_values(main.s, len(main.s))
         stats = view.need_statistics("a default list of rho values")
-        m = normal.moments(stats, view.units, view.intercept)
+        m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))
     values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
     if not len(values):
@@ -239,15 +242,21 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: CheckedSamples | No
             eyes = problem.everywhere(problem.class_weights())
             m = normal.moments(out, view.units, "free", eyes, problem.pair)
             for i, rho in enumerate(rhos):
-                w, b = own.weights(rho)
-                J = view.in_features
-                b = b + w[J] if view.intercept == "penalized" else b
-                miss = m.beta - (m.mu @ w[:J] + b)
-                total[i] += (squared_error(m.G, m.rhs, m.T, w[:J]) + m.weight * miss.square()).mean()
+                w, b = _real_weights(view, own, kept, rho)
+                miss = m.beta - (m.mu @ w + b)
+                total[i] += (squared_error(m.G, m.rhs, m.T, w) + m.weight * miss.square()).mean()
             weight += m.weight
     if fold is not None and samples is not None:
         weight = float(samples.weight.sum())
     return total.clamp(min=0.0) / weight
+
+
+def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """w (J, K) and b (K,) for features as they are, of the model that has learned ``kept``, and its scale from it."""
+    (w, b), J, standard = own.weights(rho), view.in_features, standardization(kept)
+    if view.intercept == "penalized":
+        w, b = w[:J], b + w[J]
+    return (w, b) if standard is None else standard.weights(w, b)
 
 
 def _present(problem: Problem, stats: Any) -> bool:
@@ -264,10 +273,10 @@ def _wrong_in_fold(parts: list[Problem], kept: Any, samples: CheckedSamples, row
     view, labels = parts[0].view, samples.labels
     assert labels is not None
     own = [p.spectrum(_weights_of(p, kept), kept) if p.pair is None or _present(p, kept) else None for p in parts]
-    v, total = real_rows(view, samples.x[rows]), torch.zeros_like(rhos)
+    v, total = gridded(view, samples.x[rows]), torch.zeros_like(rhos)
     for i, rho in enumerate(rhos):
-        columns = [v.new_zeros(len(v), 1) if s is None else v @ s.weights(rho)[0] + s.weights(rho)[1] for s in own]
-        scores = torch.cat(columns, 1)
+        weights = [None if s is None else _real_weights(view, s, kept, rho) for s in own]
+        scores = torch.cat([v.new_zeros(len(v), 1) if pair is None else v @ pair[0] + pair[1] for pair in weights], 1)
         scores = votes(scores, view.num_classes) if parts[0].pair is not None else scores
         total[i] = samples.weight[rows] @ (scores.argmax(1) != labels[rows]).to(torch.float64)
     return total

@@ -58,8 +58,10 @@ def uncertainty(view: HeadView, x: Any) -> Tensor:
     if view.multiclass == "ovo":
         raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage(x)')
     g = leverage(view, x, relative=False)
-    m = normal.moments(stats, view.units, view.intercept, Problem(view).class_weights())
+    m = normal.moments(stats, view.units, view.intercept, Problem(view).class_weights(), standard=view.standard)
     w = torch.cat([view.w, view.b[None]]) if view.intercept == "penalized" else view.w
+    if view.standard is not None:
+        w = view.system.w / view.options.rho**0.5  # of standardised features
     rss = squared_error(m.G, m.rhs, m.T, w).clamp(min=0.0)
     left = max(1.0, float(view.n) - degrees_of_freedom(view.system))
     return (g[:, None] * rss / left).sqrt()

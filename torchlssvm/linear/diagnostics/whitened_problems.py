@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.spectrum import Spectrum, spectrum
 from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.votes import votes
@@ -21,6 +22,7 @@ from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.compact_solver import CompactSolver
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, scaled_rows
+from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, check_batch
 
@@ -38,6 +40,7 @@ class HeadView:
         n, counts: the number of samples, in all and by class (K,) float64.
         exact: True when samples are summed on a grid.
         choices: labels or values, and the grids in use.
+        normalize: None, or how rows are made ready before the grid.
     """
 
     in_features: int
@@ -53,6 +56,7 @@ class HeadView:
     counts: Tensor
     exact: bool
     choices: GridChoices
+    normalize: str | None = None
 
     @property
     def intercept(self) -> str:
@@ -64,6 +68,11 @@ class HeadView:
         """Units of features and targets, and rho."""
         grid, target = self.choices.grid, self.choices.target_grid
         return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+
+    @cached_property
+    def standard(self) -> Standardization | None:
+        """Standardization of the samples held; None for features as they are."""
+        return None if self.statistics is None else standardization(self.statistics)
 
     @cached_property
     def system(self) -> Whitened:
@@ -78,7 +87,7 @@ class HeadView:
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (B, K) as the head returns them. x: (B, J)."""
-        scores = x.to(torch.float64) @ self.w + self.b
+        scores = normalized(x.to(torch.float64), self.normalize) @ self.w + self.b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
 
@@ -99,7 +108,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
     """Samples as the head would take them in; raises what ``add`` would."""
     batch = check_batch(
         x, y, None, None, J=view.in_features, K=view.num_classes, folds=0, device=view.device, exact=view.exact,
-        choices=view.choices, wanted=view.choices,
+        choices=view.choices, wanted=view.choices, normalize=view.normalize,
     )  # fmt: skip
     if weight is None:
         times = torch.ones(batch.x.shape[0], dtype=torch.float64, device=view.device)
@@ -131,22 +140,37 @@ def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:
 
 
 def held_rows(view: HeadView, x: Tensor) -> Tensor:
-    """Rows (B, D), as the head summed them: on its grid. x: (B, J)."""
+    """Rows (B, D), as the head summed them: on its grid, standardised where it solves so. x: (B, J)."""
     grid = view.choices.grid
     q = x.to(torch.float64, copy=True) if grid is None else grid.quantize(x)
-    return scaled_rows(q, grid.resolution if grid else 1.0, view.options)
+    return system_rows(view, q, grid.resolution if grid else 1.0)
+
+
+def system_rows(view: HeadView, q: Tensor, unit: float) -> Tensor:
+    """Rows (B, D) in the coordinates of the solution. q: (B, J) float64, features in units of ``unit``."""
+    if view.standard is None:
+        return scaled_rows(q, unit, view.options)
+    return scaled_rows(view.standard.rows(q * (unit / view.standard.resolution)), 1.0, view.options)
+
+
+def gridded(view: HeadView, x: Tensor) -> Tensor:
+    """Features (B, J) on the head's grid, in real units, never the caller's memory. x: (B, J)."""
+    grid = view.choices.grid
+    return x.to(torch.float64, copy=True) if grid is None else grid.snap(x)
 
 
 def real_rows(view: HeadView, x: Tensor) -> Tensor:
-    """[phi (, 1)] (B, D) on the head's grid, in real units: what a :class:`Spectrum` is about. x: (B, J)."""
-    grid = view.choices.grid
-    phi = x.to(torch.float64, copy=True) if grid is None else grid.snap(x)
+    """[phi (, 1)] (B, D) on the head's grid, standardised or in real units: what a :class:`Spectrum` is about. x: (B, J)."""
+    phi = gridded(view, x)
+    if view.standard is not None:
+        phi = view.standard.rows(phi / view.standard.resolution)
     return torch.nn.functional.pad(phi, (0, 1), value=1.0) if view.intercept == "penalized" else phi
 
 
 def other_rows(view: HeadView, x: Any) -> Tensor:
     """Rows (B, D) of anything else, as ``forward`` takes it. x: (B, J)."""
-    return scaled_rows(checks.features(x, view.in_features, view.device).to(torch.float64), 1.0, view.options)
+    phi = checks.features(x, view.in_features, view.device).to(torch.float64)
+    return system_rows(view, normalized(phi, view.normalize), 1.0)
 
 
 class Problem:
@@ -198,7 +222,9 @@ class Problem:
             eye = torch.eye(D, dtype=torch.float64, device=view.device)
             return Whitened(eye, zero[:, 0], zero, zero[0], 0.0)
         assert stats is not None  # the compact form has one system, which is whitened already
-        base = normal.solve(stats, view.units, view.intercept, self.everywhere(weights), self.pair)
+        base = normal.solve(
+            stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard=view.standard
+        )
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.scale)
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
 
@@ -240,13 +266,17 @@ class Problem:
             yield rows, self.main() if rows is None else self.whitened(weights), weights
 
     def spectrum(self, weights: Tensor | None, stats: Statistics | None = None) -> Spectrum:
-        """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own."""
+        """The eigendecomposition behind every rho, for these class weights. ``stats``: instead of the head's own.
+
+        Features are standardised as those statistics have it, where the head solves so.
+        """
         view = self.view
         mine = stats is None
         stats = stats or view.statistics
         if stats is None:
             return self._compact_spectrum()
-        m = normal.moments(stats, view.units, view.intercept, self.everywhere(weights), self.pair)
+        standard = view.standard if mine else standardization(stats)
+        m = normal.moments(stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 
     def _compact_spectrum(self) -> Spectrum:

@@ -1,0 +1,127 @@
+"""What certificates tell somebody who has the compacted store and guesses who was in it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit, verify
+from torchlssvm.audit import version_0_1
+from torchlssvm.events import Add, Remove
+from torchlssvm.store import SampleStore
+
+pytest.importorskip("cryptography", reason="signatures need the package cryptography")
+J, K, N = 6, 3, 30
+OLD = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
+
+
+def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """The attack: does anything published, or keyed by anything in the store's files, fit the surviving rows and a guess?"""
+    with SampleStore(folder, readonly=True) as store:
+        rows = store.get([s.id for s in store])
+        head = LSSVMHead.from_config(store.head.config()).add(rows.x, rows.y)
+    digest = head.add(x, y).digest()
+    material = b"".join(p.read_bytes() for p in sorted(folder.iterdir())) + published
+    texts = {bytes.fromhex(t.decode()) for t in re.findall(rb"(?=([0-9a-f]{64}))", material)}
+    keys = texts | {material[i : i + 32] for i in range(len(material) - 31)}
+    answers = {bytes.fromhex(t.decode()) for t in re.findall(rb"(?=([0-9a-f]{64}))", published)}
+    answers |= {e.mac for e in SampleStore(folder, readonly=True).history() if e.mac}
+    if bytes.fromhex(digest) in answers or hashlib.sha256(digest.encode()).digest() in answers:
+        return True
+    return any(hmac.digest(key, digest.encode(), "sha256") in answers for key in keys)
+
+
+def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
+    """A certificate from before an erasure, and the store after it: the digest in clear of version 0.1.0 gave the sample away.
+
+    The attack works where it should: on that digest, and on the new certificate as long as the key is there.
+    """
+    x, y = torch.randn(N, J, generator=torch.Generator().manual_seed(3)), torch.arange(N) % K
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0))) as store:
+        store.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=y))
+        store.apply(Remove(ids=["s1"], event_id="first"))
+        new = store.certificate("first")
+        old = json.dumps({"format": version_0_1.FORMAT, "digest": store.head.digest()}).encode()
+        victim = store.get(["s7"])
+        store.apply(Remove(ids=["s7"], event_id="second"))
+    shutil.copytree(tmp_path / "s", tmp_path / "before")
+    with SampleStore(tmp_path / "s") as store:
+        store.compact()
+        second = store.certificate("second")
+    guess = (tmp_path / "s", victim.x, victim.y)
+    assert confirmed(old, *guess)
+    assert confirmed(new.payload(), tmp_path / "before", victim.x, victim.y)  # not compacted: the key is still there
+    assert not confirmed(new.payload() + second.payload() + store.path.name.encode(), *guess)
+    with SampleStore(tmp_path / "s") as store:
+        said = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]
+        assert "can no longer be tested" in said
+        assert store.opening(2) is None
+        assert store.opening() is not None
+
+
+def test_compaction_keeps_the_key_of_a_state_that_has_not_changed(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0))) as store:
+        store.apply(Add(ids=list("abc"), x=torch.randn(3, J), y=[0, 1, 2]))
+        store.apply(Remove(ids=["a"], event_id="e"))
+        certificate = store.certificate("e")
+        store.compact()
+        assert "as the certificate says" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
+        assert store.certificate("e").commitment == certificate.commitment
+
+
+def test_files_of_the_state_are_committed_to(tmp_path: Path) -> None:
+    """Those of an earlier state are named only: a commitment under a key that is there would confirm guesses."""
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0))) as store:
+        store.apply(Add(ids=list("abc"), x=torch.randn(3, J), y=[0, 1, 2]))
+        for name in ("old", "new"):
+            (tmp_path / name).write_bytes(b"weights")
+        store.register_checkpoint(tmp_path / "old")
+        store.apply(Remove(ids=["a"], event_id="e"))
+        store.register_checkpoint(tmp_path / "new")
+        certificate = store.certificate("e")
+        new, old = str(tmp_path / "new"), str(tmp_path / "old")
+        assert (list(certificate.files), certificate.scope["checkpoints"]) == ([new], [old])
+        assert hashlib.sha256(b"weights").hexdigest() not in certificate.to_json()
+
+        def said() -> dict[str, str]:
+            return verify(certificate, store=store, allow_unsigned=True).checks
+
+        assert "is as committed to" in said()["files"]
+        assert old in said()["older files"]
+        (tmp_path / "new").write_bytes(b"others")
+        assert "has changed since" in said()["files"]
+        (tmp_path / "new").unlink()
+        assert "is gone" in said()["files"]
+
+
+def test_a_store_of_version_0_1_0_issues_certificates(tmp_path: Path) -> None:
+    """Its last state has no key of its own: one is made, by a handle that may write."""
+    shutil.copytree(OLD / "store", tmp_path / "s")
+    with SampleStore(tmp_path / "s", readonly=True) as store:
+        event = store.history()[-1].event_id
+        with pytest.raises(Exception, match="reading only"):
+            store.certificate(event)
+    with SampleStore(tmp_path / "s") as store:
+        certificate = store.certificate(event)
+        assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
+        old = verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
+        assert "version 0.1.0" in old.checks["format"]
+        ids = store.find()
+        store.apply(Remove(ids=ids[:2], event_id="second"))
+        assert "cannot tell" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
+        store.compact()
+        assert verify(store.certificate("second"), head=store.head, store=store, allow_unsigned=True)
+        assert verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
+        assert store._db.get("key", None) is None
+    with pytest.raises(ValueError, match=r"version 0\.1\.0.*issue a new one"):
+        audit.sign(audit.Certificate.load(OLD / "certificate.json"), bytes(32))
+    altered = json.loads((OLD / "certificate.json").read_text()) | {"samples": 43}
+    with pytest.raises(VerificationError, match="was altered"):
+        verify(altered, public_key=OLD / "key.pem.pub")

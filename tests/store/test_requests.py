@@ -1,0 +1,224 @@
+"""Requests for erasure and their receipts: who asked, until when, what was done, and whom a certificate is about."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, RemovalError, StoreError, VerificationError
+from torchlssvm.audit import ErasureReceipt
+from torchlssvm.events import Add, Remove
+from torchlssvm.store import SampleStore
+from torchlssvm.store.requests import add_month
+
+J, N = 5, 12
+X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(2)), torch.arange(N) % 2
+IDS, SUBJECTS = [f"photo-{i:03d}" for i in range(N)], [f"customer-{i // 4}" for i in range(N)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SampleStore:
+    store = SampleStore(tmp_path / "store", head=LSSVMHead(J, 2, grid=FixedPoint(8.0)))
+    store.apply(Add(IDS, X, Y, SUBJECTS))
+    return store
+
+
+def test_a_month_is_a_month() -> None:
+    days = {
+        "2026-11-16": "2026-12-16",
+        "2026-12-31": "2027-01-31",
+        "2028-01-31": "2028-02-29",
+        "2027-01-30": "2027-02-28",
+    }
+    assert {d: add_month(date.fromisoformat(d)).isoformat() for d in days} == days
+
+
+def test_the_way_of_a_request(store: SampleStore, tmp_path: Path) -> None:
+    opened = store.requests.open(
+        ["customer-1", "customer-2"], received="2026-01-31T09:00", reason="Art. 17 GDPR", operator="dpo-3"
+    )
+    assert (opened.state, opened.due, opened.overdue) == ("received", "2026-02-28", True)
+    entry = store.history()[-1]
+    assert (entry.kind, entry.event_id, entry.samples) == ("request", opened.id, 2)
+    store.requests.take_step(opened.id, "previewed")
+    receipts = store.apply([Remove(subject="customer-1"), Remove(subject="customer-2")], request=opened.id)
+    with pytest.raises(StoreError, match="the receipts of 2 erasures are not written"):
+        store.compact()
+    assert store.requests.get(opened.id).named("subject") == ["customer-1", "customer-2"]
+    store.write_receipt([r.event_id for r in receipts], tmp_path / "receipt.json")
+    store.compact()
+    done = store.requests.get(opened.id)
+    assert (done.state, done.named("subject"), done.forgotten) == ("compacted", [], True)
+    certificate = store.certificate([opened.id, *done.events])
+    store.requests.certified(done.events)
+    assert store.requests.close(opened.id).state == "answered"
+    assert not store.requests.get(opened.id).overdue
+    receipt = ErasureReceipt.load(tmp_path / "receipt.json")
+    assert receipt.check(certificate).startswith(
+        "the certificate is about 8 samples of customer-1, customer-2, request R-2026-01-31"
+    )
+    assert {i: n for e in receipt.events for i, n in zip(e["ids"], e["nonces"], strict=True)} == receipts[
+        0
+    ].nonces | receipts[1].nonces
+    store.close()
+    content = b"".join(p.read_bytes() for p in (tmp_path / "store").iterdir())
+    assert b"customer-0" in content
+    for name in (
+        "customer-1",
+        "customer-2",
+        *IDS[4:],
+        *receipts[0].nonces.values(),
+        *(n["nonce"] for n in receipt.request["names"]),
+    ):
+        assert name.encode() not in content
+        assert not (len(name) == 64 and bytes.fromhex(name) in content)
+
+
+def test_the_order_of_the_list(store: SampleStore) -> None:
+    today = datetime.now(timezone.utc).date()
+    for name, age in (("R-fresh", 1), ("R-late", 90), ("R-old-answered", 200), ("R-later", 60)):
+        store.requests.open("customer-1", request_id=name, received=(today - timedelta(days=age)).isoformat())
+    store.requests.close("R-old-answered", "withdrawn")
+    assert [(r.id, r.overdue) for r in store.requests.all()] == [
+        ("R-late", True), ("R-later", True), ("R-fresh", False), ("R-old-answered", False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reason": "Customer-1 wrote to us"}, "reason holds an id or a subject"),
+        ({"operator": "photo-004"}, "operator holds an id"),
+        ({"request_id": "erase customer-1"}, "request_id holds an id"),
+        ({"reason": "two\nlines"}, "one line"),
+        ({"reason": "\x1b[2J"}, "printable"),
+        ({"received": "yesterday"}, "not a day or a time"),
+        ({"received": "2999-01-01"}, "in the future"),
+        ({"due": "2020-01-01"}, "before the request was received"),
+        ({"subjects": []}, "at least one subject or id"),
+        ({"subjects": {"a": 1}}, "text or a list"),
+    ],
+)
+def test_what_is_refused(store: SampleStore, options: dict[str, object], message: str) -> None:
+    position = store.position
+    with pytest.raises(ValueError, match=message):
+        store.requests.open(**({"subjects": "customer-1"} | options))  # type: ignore[arg-type]
+    assert (store.requests.all(), store.position) == ([], position)
+
+
+def test_short_names_count_as_words(store: SampleStore) -> None:
+    store.apply(Add(["x1"], X[:1], Y[:1], "u42"))
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", reason="mail of U42.")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", reason="about x1")
+    assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing
+
+
+def test_erasures_belong_to_an_open_request_that_names_them(store: SampleStore, tmp_path: Path) -> None:
+    store.requests.open("customer-1", request_id="R-1")
+    digest, position = store.head.digest(), store.position
+    for event, request, error, message in (
+        (Remove(subject="customer-2"), "R-1", ValueError, "does not name the subject"),
+        (Remove(subject="customer-1"), "R-2", ValueError, "there is no request"),
+        (Add(["n"], X[:1], Y[:1]), "R-1", ValueError, "Remove events only"),
+        (Remove(ids=["nobody"]), "R-1", RemovalError, "no sample with the id"),
+    ):
+        with pytest.raises(error, match=message):
+            store.apply(event, request=request)
+    with pytest.raises(ValueError, match="used before"):
+        store.requests.open("customer-2", request_id="R-1")
+    assert (store.head.digest(), store.position) == (digest, position)
+    with pytest.raises(ValueError, match="not erased and not compacted and not certified"):
+        store.requests.close("R-1")
+    store.requests.close("R-1", "the customer withdrew it")
+    for again in (
+        lambda: store.requests.close("R-1", "twice"),
+        lambda: store.apply(Remove(subject="customer-1"), request="R-1"),
+    ):
+        with pytest.raises(ValueError, match="answered"):
+            again()
+    store.compact()
+    assert store.requests.get("R-1").forgotten
+
+
+def test_a_request_that_is_not_erased_yet_keeps_its_names_through_a_compaction(store: SampleStore) -> None:
+    store.requests.open("customer-1", request_id="R-1")
+    store.compact()
+    assert store.requests.get("R-1").named("subject") == ["customer-1"]
+    assert store.apply(Remove(subject="customer-1"), request="R-1").samples == 4
+
+
+def test_a_crash_before_the_receipt_is_written_loses_no_nonce(store: SampleStore, tmp_path: Path) -> None:
+    store.close()
+
+    def crash() -> None:
+        SampleStore(tmp_path / "store").apply(Remove(subject="customer-1", event_id="erasure"), keep_receipt=True)
+        os._exit(9)
+
+    process = multiprocessing.get_context("fork").Process(target=crash)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    with SampleStore(tmp_path / "store") as again:
+        assert again.unwritten_receipts() == ["erasure"]
+        with pytest.raises(StoreError, match="not compacted"):
+            again.compact()
+        with pytest.raises(ValueError, match="inside the store"):
+            again.write_receipt(["erasure"], again.path / "receipt.json")
+        assert again.unwritten_receipts() == ["erasure"]
+        receipt = again.write_receipt(["erasure"], tmp_path / "receipt.json")
+        with pytest.raises(FileExistsError):
+            again.write_receipt(["erasure"], tmp_path / "receipt.json")
+        again.compact()
+        with pytest.raises(StoreError, match="there is no receipt"):
+            again.receipt(["erasure"])
+        assert receipt.check(again.certificate("erasure")).startswith("the certificate is about 4 samples: photo-004")
+
+
+def test_a_receipt_is_checked_against_its_certificate(store: SampleStore, tmp_path: Path) -> None:
+    store.apply(Remove(ids=IDS[:2], event_id="one"), keep_receipt=True)
+    store.apply(Remove(ids=IDS[2:3], event_id="two"), keep_receipt=True)
+    receipt = store.receipt(["one"])
+    receipt.check(store.certificate("one"))
+    assert "1 further samples" in receipt.check(store.certificate(["one", "two"]))
+    with pytest.raises(VerificationError, match="not about the erasure"):
+        receipt.check(store.certificate("two"))
+    data = json.loads(
+        json.dumps({"events": receipt.events, "request": None, "time": receipt.time, "format": receipt.format})
+    )
+    data["events"][0]["ids"][0] = "photo-9"
+    with pytest.raises(VerificationError, match="not about the sample"):
+        ErasureReceipt.from_dict(data).check(store.certificate("one"))
+    for name, value in (("events", []), ("events", [{}]), ("request", 7), ("format", "x"), ("more", 1)):
+        with pytest.raises(VerificationError, match="not a receipt"):
+            ErasureReceipt.from_dict(data | {name: value})
+    (tmp_path / "broken").write_text("{")
+    with pytest.raises(VerificationError, match="not a receipt"):
+        ErasureReceipt.load(tmp_path / "broken")
+
+
+def test_two_handles_and_snapshots_see_the_entries_of_requests(store: SampleStore, tmp_path: Path) -> None:
+    other = SampleStore(tmp_path / "store")
+    store.requests.open("customer-1", request_id="R-1")
+    other.apply(Remove(subject="customer-1"), request="R-1")
+    store.apply(Add(["n"], X[:1], Y[:1]))
+    assert (
+        store.head.digest()
+        == other.head.digest()
+        == LSSVMHead(J, 2, grid=FixedPoint(8.0))
+        .add(torch.cat([X[:4], X[8:], X[:1]]), torch.cat([Y[:4], Y[8:], Y[:1]]))
+        .digest()
+    )
+    other.close()
+    store.close()
+    with SampleStore(tmp_path / "store") as again:
+        again.requests.open("customer-0", request_id="R-2")
+    with SampleStore(tmp_path / "store") as again:
+        assert "snapshot" in again.recovery

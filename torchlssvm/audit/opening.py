@@ -1,0 +1,73 @@
+"""The opening of a certificate's commitment, for verifiers who have a head but not the store.
+
+With it, whoever has the rows that are left can test guesses about samples that were in this state and leave later. Give it to
+those only who must check a head without its store, and let them delete it afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchlssvm.canonical_json import canonical, loads
+from torchlssvm.errors import VerificationError
+from torchlssvm.untrusted import read_regular
+
+__all__ = ["Opening"]
+
+FORMAT = "torchlssvm-opening-1"
+KEY_BYTES = 32
+MAX_OPENING_BYTES = 2**16
+"""Bytes of a file with an opening: it has 200."""
+
+WARNING = (
+    "with this file and the samples that are left, guesses about samples that leave later can be tested: give it only to whom "
+    "must check the head without the store, and have it deleted afterwards"
+)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The key under which the state at one end of the journal, known by its hash, was committed to."""
+
+    chain: str
+    key: str
+    format: str = FORMAT
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a new file that only its owner reads."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(canonical(asdict(self)) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Opening:
+        """Read it from a regular file; VerificationError when it holds none."""
+        try:
+            return cls.from_dict(loads(read_regular(path, MAX_OPENING_BYTES)))
+        except ValueError as error:
+            raise VerificationError(f"not an opening: {str(error)[:200]}") from None
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Opening:
+        """Check the fields; VerificationError when it is no opening."""
+        names = ("chain", "format", "key")
+        if not isinstance(data, Mapping) or sorted(data) != list(names):
+            raise VerificationError(f"not an opening: expected {', '.join(names)}")
+        if data["format"] != FORMAT or not all(isinstance(data[name], str) for name in names):
+            raise VerificationError(f"not an opening: its format is not {FORMAT!r}")
+        opening = cls(**data)
+        opening.secret()
+        return opening
+
+    def secret(self) -> bytes:
+        """The key as bytes; VerificationError when it is none."""
+        try:
+            key = bytes.fromhex(self.key)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise VerificationError(f"not an opening: the key does not have {KEY_BYTES} bytes")
+        return key

@@ -1,0 +1,66 @@
+"""Certificates of version 0.1.0: JSON of the library's own, with the digest in clear. They are read, not written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm.audit.envelope import SIGNATURE_BYTES, Signature
+from torchlssvm.canonical_json import canonical
+from torchlssvm.errors import VerificationError
+
+if TYPE_CHECKING:
+    from torchlssvm.audit.certificate import Certificate
+
+FORMAT = "torchlssvm-certificate-1"
+LACKS = (
+    "this certificate is of version 0.1.0: it has the digest of the statistics in clear, which with the rows of today confirms "
+    "guesses about samples that have left since, and it is no DSSE envelope"
+)
+FIELD_TYPES: dict[str, Any] = {
+    "events": list,
+    "digest": str | None,
+    "position": int,
+    "chain": str,
+    "grid": dict | None,
+    "fingerprint": str | None,
+    "shape": dict,
+    "samples": int,
+    "compacted": bool,
+    "scope": dict,
+    "library": str,
+    "time": str,
+    "format": str,
+}
+READ_FIELDS = ("commitment", "signatures")
+"""Fields of the present certificate that :func:`read` fills in."""
+
+
+def read(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a :class:`Certificate`, from the JSON of version 0.1.0; all but the signature are still unchecked."""
+    if data.get("format") != FORMAT:
+        raise VerificationError(
+            f"not a certificate: its format is {str(data.get('format'))[:40]!r}, not a DSSE envelope or {FORMAT!r}"
+        )
+    if any(name in data for name in READ_FIELDS):
+        raise VerificationError("not a certificate: unknown field in the format of version 0.1.0")
+    text = data.pop("signature", None)
+    if not isinstance(text, str):
+        raise VerificationError("not a certificate: 'signature' is missing, or no text")
+    try:
+        signature = bytes.fromhex(text)
+    except ValueError:
+        signature = b"?"
+    if signature.hex() != text or len(signature) not in (0, SIGNATURE_BYTES):  # one way to write it
+        raise VerificationError("not a certificate: the signature is not 128 digits of lower-case hex")
+    return data | {"commitment": None, "signatures": (Signature("", signature),) if signature else ()}
+
+
+def payload(certificate: Certificate) -> bytes:
+    """The bytes that version 0.1.0 signed: the JSON of all fields but the signature."""
+    return canonical({name: getattr(certificate, name) for name in FIELD_TYPES})
+
+
+def to_json(certificate: Certificate) -> str:
+    """The certificate as version 0.1.0 wrote it."""
+    signature = certificate.signatures[0].sig.hex() if certificate.signatures else ""
+    return canonical({name: getattr(certificate, name) for name in FIELD_TYPES} | {"signature": signature}).decode()

@@ -1,0 +1,47 @@
+"""``torchlssvm readmit``: allow the lawful return of somebody who was erased."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchlssvm.cli.arguments import UsageError, add_command
+from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.store_folder import open_store
+from torchlssvm.cli.suppression_arguments import add_suppression_key, counted
+
+if TYPE_CHECKING:
+    from torchlssvm.cli.arguments import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the parser."""
+    text = (
+        "Allow a lawful return: take subjects and ids off the suppression list. Nothing is added by it. The journal keeps an "
+        "entry of it, without names."
+    )
+    parser = add_command(commands, "readmit", run_readmit, text, changes="the return is allowed")
+    parser.add_argument("--subject", action="append", default=[], metavar="S", help="a subject; may be repeated")
+    parser.add_argument("--id", nargs="+", action="extend", default=[], metavar="I", help="samples by their ids")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="all names of a receipt")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why, without the names of those concerned")
+    add_suppression_key(parser)
+
+
+def run_readmit(options: argparse.Namespace) -> int:
+    """Take names off the list."""
+    from torchlssvm.audit import ErasureReceipt
+
+    subjects, ids = list(options.subject), list(options.id)
+    if options.receipt is not None:
+        receipt = ErasureReceipt.load(options.receipt)
+        subjects, ids = [*subjects, *receipt.subjects], [*ids, *receipt.ids]
+    if not subjects and not ids:
+        raise UsageError("give --subject, --id or --receipt")
+    with open_store(options) as store:
+        count = store.readmit(subjects, ids, reason=options.reason)
+        position = store.position
+    text = f"{counted(count, 'name')} taken off the suppression list; the journal has it as event {position}"
+    emit(options, {"names": count, "position": position}, text)
+    return OK

@@ -1,0 +1,171 @@
+"""Heads on some columns of another head's statistics, and the choice among columns, scales and values of rho."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.linear.data_choices import OUTDATED
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.merge_history import MergeHistory
+from torchlssvm.linear.solvers import make_solver
+from torchlssvm.statistics.statistics import SCALES
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.head import LSSVMHead
+
+UNKNOWN_ROWS = "its sums are those of some columns of another head, which keeps no fingerprints of parts of rows"
+"""Reason why removals from a restricted head are not checked against the rows held."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One combination of columns and scale, with the best rho for it.
+
+    Attributes:
+        name: of the columns.
+        columns: (k,), their numbers.
+        scale: None or "std".
+        rho: the value with the least error.
+        error: that error, by the method of the choice.
+        seconds: the time it took to judge the candidate.
+        path: errors of all values of rho.
+    """
+
+    name: str
+    columns: Tensor
+    scale: str | None
+    rho: float
+    error: float
+    seconds: float
+    path: RhoPath
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Result of :meth:`torchlssvm.LSSVMHead.select`.
+
+    Attributes:
+        head: a new head with the columns, scale and rho chosen.
+        best: the candidate chosen: the least error; of equal ones the first.
+        candidates: all of them, in the order given, those of one set of columns together.
+    """
+
+    head: LSSVMHead
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{'columns':24} {'scale':6} {'rho':>10} {'error':>10} {'seconds':>8}"]
+        for c in self.candidates:
+            mark = " *" if c is self.best else ""
+            lines.append(f"{c.name:24} {c.scale!s:6} {c.rho:10.4g} {c.error:10.6g} {c.seconds:8.3f}{mark}")
+        return "\n".join(lines)
+
+
+def check_columns(columns: Any, J: int, device: torch.device) -> Tensor:
+    """Numbers (k,) of columns, each once, from numbers, a slice or a mask (J,)."""
+    if isinstance(columns, slice):
+        columns = range(J)[columns]
+    given = checks.as_tensor(list(columns) if isinstance(columns, range) else columns, "columns", device)
+    if given.dtype == torch.bool:
+        if given.shape != (J,):
+            raise ValueError(f"a mask of columns must have shape ({J},), got {tuple(given.shape)}")
+        given = given.nonzero()[:, 0]
+    if given.ndim != 1 or not len(given) or given.dtype not in checks.INTEGER_DTYPES:
+        raise ValueError(f"columns must be one or more integers, a slice or a mask ({J},); got {columns!r}")
+    numbers = given.tolist()
+    bad = next((c for c in numbers if not 0 <= c < J), None)
+    if bad is not None:
+        raise ValueError(f"columns holds {bad}, outside 0..{J - 1} (in_features={J})")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("columns holds a column twice: name each once")
+    return given.to(torch.int64)
+
+
+def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
+    """``normalize`` of a head on these columns: the length of a row is that of all of them."""
+    whole = columns.tolist() == list(range(head.in_features))
+    return head.normalize if whole or head.normalize != "l2" else None
+
+
+def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
+    """A new head on some columns; see :meth:`torchlssvm.LSSVMHead.restrict`. columns: (k,), checked."""
+    stats = head.need_statistics("restrict")
+    normalize = row_option(head, columns)
+    config = head.config() | {"in_features": len(columns), "normalize": normalize, "scale": scale}
+    out = type(head).from_config(config, device=head.device)
+    sums = stats.restricted(columns, normalize, scale)
+    if not sums.empty:
+        out.rows.drop(UNKNOWN_ROWS)
+        solver = make_solver(sums, out.solver.options, out.multiclass)
+        out.replace_parts(sums, solver, out.rows, MergeHistory(), head.uncertifiable)
+    if "rho" in head.data_choices.made:
+        at, text = head.data_choices.made["rho"]
+        out.data_choices.record("rho", out.version if at == head.version else OUTDATED, text)
+    return out
+
+
+def restricted_rows(head: LSSVMHead, columns: Tensor, x: Any) -> Tensor:
+    """Rows (B, k) as the head on these columns takes them. x: (B, J), as added."""
+    rows = checks.features(x, head.in_features, head.device)
+    if row_option(head, columns) != head.normalize:
+        rows = normalized(rows.to(torch.float64), head.normalize)
+    return rows[:, columns]
+
+
+def select(
+    head: LSSVMHead, columns: Any, rho: Any, scale: Any, method: str, x: Any, y: Any, weight: Any, ids: Any, score: str
+) -> Selection:
+    """Judge all candidates and make the best head; see :meth:`torchlssvm.LSSVMHead.select`."""
+    parts = named_columns(columns, head.in_features, head.device)
+    scales = [head.scale] if scale is None else [scale] if isinstance(scale, str) else list(scale)
+    if not scales:
+        raise ValueError("scale is empty: give one or more of None and 'std', or None for the head's own")
+    for one in scales:
+        checks.one_of(one, "scale", SCALES)
+    if head.n == 0:
+        head.view()  # says that there is nothing to choose by
+    judged = []
+    for name, numbers in parts.items():
+        rows = None if x is None else restricted_rows(head, numbers, x)
+        for one in scales:
+            start = time.perf_counter()
+            path = restrict(head, numbers, one).rho_path(rho, method, rows, y, weight=weight, ids=ids, score=score)
+            error = 0.0 if checks.is_fake(path.errors) else float(path.errors[path.rhos == path.rho].amin())
+            judged.append(Candidate(name, numbers, one, path.rho, error, time.perf_counter() - start, path))
+    best = min(judged, key=lambda c: c.error)
+    out = restrict(head, best.columns, best.scale)
+    out.rho = best.rho
+    by = f"chosen by {method}"
+    out.data_choices.record("rho", out.version, f"{by} out of {len(best.path.rhos)} values")
+    if len(parts) > 1:
+        out.data_choices.record("columns", out.version, f"{best.name}, {by} out of {len(parts)} sets")
+    if len(scales) > 1:
+        out.data_choices.record("scale", out.version, f"{best.scale}, {by} out of {len(scales)} scales")
+    return Selection(out, best, tuple(judged))
+
+
+def named_columns(columns: Any, J: int, device: torch.device) -> dict[str, Tensor]:
+    """Candidates by name, from a mapping or a list of columns; None in it, or instead of it, is all columns."""
+    everything = range(J)
+    if columns is None:
+        return {"all": check_columns(everything, J, device)}
+    if isinstance(columns, Mapping):
+        named = {str(name): part for name, part in columns.items()}
+    elif isinstance(columns, Sequence) and not isinstance(columns, str | range):
+        if columns and all(isinstance(part, int) for part in columns):
+            raise ValueError(f"columns is a list of candidates, each with columns of its own: [{list(columns)!r}, ...]")
+        named = {"all" if part is None else f"columns[{i}]": part for i, part in enumerate(columns)}
+    else:
+        raise ValueError(f"columns must be a list of candidates, or a dict by name; got {type(columns).__name__}")
+    if not named:
+        raise ValueError("columns is empty: give at least one candidate, or None for all columns")
+    return {name: check_columns(everything if part is None else part, J, device) for name, part in named.items()}

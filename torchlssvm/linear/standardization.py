@@ -1,0 +1,66 @@
+"""Standardised features, derived from the statistics: z = (x - mean) / deviation of the samples held.
+
+Mean and deviation are those of all samples, each counted once whatever its class weight, with n in the denominator. They
+come from the sums at each solve, so after a removal they are, exactly, those of the samples that are left. A column that is
+constant keeps the scale 1. In integers, with c the rounded mean and s = m - n c,
+
+    n var = sum (q - c)^2 - s^2 / n,    sum (q - c)^2 = sum q^2 - c (m + s),
+
+where the first term is exact and at least twice the second, so a constant column gives 0 and no other one does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.functional.system import Centre
+from torchlssvm.linear.solution import NotPositiveDefinite
+from torchlssvm.statistics import Statistics
+
+
+class Standardization(NamedTuple):
+    """Mean and deviation (J,) of the samples held, in steps of the grid, and the size of a step."""
+
+    centre: Centre
+    deviation: Tensor
+    resolution: float
+
+    def rows(self, q: Tensor) -> Tensor:
+        """Rows z (B, J). q: (B, J) float64, in steps."""
+        return (q - self.centre.c - self.centre.rest / self.centre.n) / self.deviation
+
+    def weights(self, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights w (J, K) and b (K,) of features as they are, from those of standardised ones."""
+        w = w / (self.deviation * self.resolution)[:, None]
+        return w, b - (self.centre.mean * self.resolution) @ w
+
+
+def standardization(stats: Statistics, doubtful: bool = False) -> Standardization | None:
+    """Standardization of the samples held; None where ``scale`` does not ask for one.
+
+    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
+    """
+    if stats.scale is None:
+        return None
+    assert stats.accumulator is not None
+    V, moments = stats.class_sums()
+    m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
+    weight = n.to(torch.float64)
+    c = (m.to(torch.float64) / weight).round().to(m.dtype)
+    rest = m - n * c
+    about = (stats.accumulator.diag.sum(0) - c * (m + rest)).to(torch.float64)
+    spread = about - rest.to(torch.float64).square() / weight  # n var
+    floor = torch.zeros_like(spread)
+    if not stats.exact:  # sums of float64: what rounding makes of a constant column
+        eps = torch.finfo(torch.float64).eps
+        floor = stats.accumulator.diag.sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
+    host = checks.to_host((spread < -floor).any()) if doubtful else None
+    if host is not None and host[0][0]:
+        raise NotPositiveDefinite
+    resolution = stats.grid.resolution if stats.grid else 1.0
+    deviation = torch.where(spread > floor, (spread / weight).clamp(min=0.0).sqrt(), 1.0 / resolution)
+    return Standardization(Centre(c, rest.to(torch.float64), weight), deviation, resolution)

@@ -1,0 +1,98 @@
+"""Check that erased samples have not come back, as far as that can be told, and say in words what cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchlssvm.errors import VerificationError
+from torchlssvm.store.journal import commitments
+from torchlssvm.store.suppression_key import KEY_VARIABLE
+
+if TYPE_CHECKING:
+    from torchlssvm.audit.certificate import Certificate
+    from torchlssvm.audit.receipt import ErasureReceipt
+    from torchlssvm.store.sample_store import SampleStore
+
+SAME_CONTENT = "the same content under a new id and another subject is not caught"
+"""What no check of names can see."""
+
+
+def check_absence(
+    store: SampleStore, certificate: Certificate, receipt: ErasureReceipt | None = None
+) -> dict[str, str]:
+    """Look for the return of erased samples: by the suppression list, and by the names of a receipt.
+
+    VerificationError if one is held again without a lawful return. What cannot be seen is part of the answer.
+    """
+    with store.view():
+        if store.suppression.path is None:
+            listed = (
+                "no suppression list is in use: none of the erased samples is held under its old commitment; a sample that was "
+                "added again cannot be told" + ("" if receipt is None else " but by the receipt's names")
+            )
+        elif not store.suppression.has_key:
+            listed = (
+                "a suppression list is in use, but its key was not given (--suppression-key FILE, or the variable "
+                f"{KEY_VARIABLE}): a sample that was added again cannot be told"
+            )
+        else:
+            listed = by_list(store)
+        found = {"returned": listed}
+        if receipt is not None:
+            found["receipt"] = f"{receipt.check(certificate)}; {by_receipt(store, certificate, receipt)}"
+        return found
+
+
+def by_list(store: SampleStore) -> str:
+    """Compare all samples with the suppression list."""
+    used = store.suppression.opened()
+    assert used is not None
+    used.check_structure()
+    held = store.suppression.held()
+    if held:
+        raise VerificationError(
+            f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, or "
+            "an erasure was interrupted. Erase them again."
+        )
+    return f"no sample of the store is on its suppression list of {len(used)} entries; {SAME_CONTENT}"
+
+
+def by_receipt(store: SampleStore, certificate: Certificate, receipt: ErasureReceipt) -> str:
+    """Look for the ids and subjects of a receipt among the samples."""
+    request = receipt.request
+    entries = {entry.event_id: entry for entry in store.history()}
+    if request is not None:
+        opened = entries.get(request["id"])
+        nonces = [bytes.fromhex(n["nonce"]) for n in request["names"]]
+        named = {c.hex() for c in commitments(nonces, [n["name"] for n in request["names"]])}
+        if opened is None or opened.kind != "request" or not named <= set(opened.commitment_list):
+            raise VerificationError(f"the journal has no request {request['id'][:80]!r} with the names of the receipt")
+    erased = max(event["position"] for event in receipt.events)
+    returns = [entry for entry in entries.values() if entry.kind == "readmit" and entry.position > erased]
+    back = [("id", i) for i in receipt.ids if i in store]
+    back += [("subject", s) for s in receipt.subjects if store.count_of(s)]
+    allowed = {c for entry in returns for c in entry.commitment_list}
+    unlawful = [
+        (kind, name) for kind, name in back if not (allowed and tag_of(store, kind, name) in allowed)
+    ]  # fmt: skip
+    if unlawful:
+        kind, name = unlawful[0]
+        what = "the sample" if kind == "id" else "a sample of"
+        hint = (
+            " (the journal has a lawful return after the erasure; only the suppression key can tell whose)"
+            if returns and not store.suppression.has_key
+            else ""
+        )
+        raise VerificationError(f"{what} {name!r} of the receipt is in the store again{hint}")
+    if back:
+        return f"{len(back)} of its names are back after a lawful return, which the journal has"
+    subjects = f" and no sample of {', '.join(receipt.subjects[:5])}" if receipt.subjects else ""
+    return f"none of these ids{subjects} is in the store; {SAME_CONTENT}"
+
+
+def tag_of(store: SampleStore, kind: str, name: str) -> str | None:
+    """The entry that a name has in the suppression list, as hex; None without the key."""
+    if not store.suppression.has_key or store.suppression.path is None:
+        return None
+    tags = store.suppression.tags([name], []) if kind == "id" else store.suppression.tags([], [name])
+    return tags[0].hex()

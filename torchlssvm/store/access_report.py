@@ -1,0 +1,71 @@
+"""Access report: what a store holds of a subject, since when, and which files contain it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm.store.certificate_issuer import URL_MARK
+
+if TYPE_CHECKING:
+    from torchlssvm.store.requests import ErasureRequest
+    from torchlssvm.store.sample_store import SampleStore
+
+
+@dataclass(frozen=True)
+class HeldSample:
+    """One sample: its label or targets, its features as they were summed, and when it was added (seconds since 1970)."""
+
+    id: str
+    y: Any
+    x: list[float]
+    added: float
+    position: int | None
+    """Of the event that added it; None where the journal does not tell."""
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """An export or a checkpoint that holds samples of the subject: ``position`` of the head in it, and if it is still there."""
+
+    path: str
+    position: int
+    samples: int
+    found: bool
+
+
+@dataclass(frozen=True)
+class AccessReport:
+    """What a store holds of one subject."""
+
+    subject: str
+    samples: list[HeldSample]
+    files: list[KnownFile]
+    requests: list[ErasureRequest]
+
+    @classmethod
+    def of(cls, store: SampleStore, subject: str) -> AccessReport:
+        """Gather it, all of one position of the store."""
+        with store.view():
+            ids = store.find(subject=subject)
+            added_at: dict[str, int] = {}
+            for entry in store.history() if ids else []:
+                if entry.kind == "add":
+                    added_at |= dict.fromkeys(entry.commitment_list, entry.position)
+            samples = []
+            if ids:
+                rows = store.get(ids)
+                samples = [
+                    HeldSample(
+                        rows.ids[k], rows.y[k].tolist(), rows.x[k].tolist(), rows.added[k], added_at.get(c.hex())
+                    )
+                    for k, c in enumerate(rows.commitments)
+                ]
+            files = []
+            for path, position in sorted(store.checkpoints().items()):
+                held = sum(s.position is None or s.position <= position for s in samples)
+                if held:
+                    files.append(KnownFile(path, position, held, URL_MARK in path or Path(path).exists()))
+            requests = [r for r in store.requests.all() if subject in r.named("subject")]
+            return cls(subject, samples, files, requests)

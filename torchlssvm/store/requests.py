@@ -1,0 +1,317 @@
+"""Requests for erasure: who asked, when, until when an answer is due, and what was done.
+
+A request is a record of the store. Its names (subjects and ids) are in clear while they are needed; the compaction after the
+erasure replaces them by the commitments that the journal has had from the beginning.
+"""
+
+from __future__ import annotations
+
+import calendar
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime, timezone
+from typing import Any, TypeAlias
+
+from torchlssvm.audit.certificate import NONCE_BYTES
+from torchlssvm.errors import StoreError
+from torchlssvm.events import as_list, check_free_text, check_text
+from torchlssvm.store.database import Database
+from torchlssvm.store.journal import commitments, now
+from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.transaction import AppliedEvent
+
+PREFIX = "request/"
+STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
+"""The steps of a request, in their order; its state is the last one that was taken."""
+
+Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
+FIELDS: dict[str, type] = {
+    "id": str, "received": str, "due": str, "names": list, "reason": str, "operator": str, "steps": dict, "events": list,
+    "answer": str,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RequestedName:
+    """A subject or a sample id that a request names; name and nonce are None once only the commitment is left."""
+
+    kind: str
+    name: str | None
+    nonce: str | None
+    commitment: str
+
+    @classmethod
+    def new(cls, kind: str, name: str) -> RequestedName:
+        """A name with a fresh nonce."""
+        nonce = os.urandom(NONCE_BYTES)
+        return cls(kind, name, nonce.hex(), commitments([nonce], [name])[0].hex())
+
+
+@dataclass(frozen=True)
+class ErasureRequest:
+    """One request. ``steps``: when each step was taken; ``events``: ids of its erasures; ``due``: the last day to answer."""
+
+    id: str
+    received: str
+    due: str
+    names: list[RequestedName]
+    reason: str
+    operator: str
+    steps: dict[str, str]
+    events: list[str] = field(default_factory=list)
+    answer: str = ""
+
+    @property
+    def state(self) -> str:
+        """The last step that was taken."""
+        return [step for step in STEPS if step in self.steps][-1]
+
+    @property
+    def open(self) -> bool:
+        """True until it is answered."""
+        return "answered" not in self.steps
+
+    @property
+    def days_left(self) -> int:
+        """Days until an answer is due; negative when that day is past."""
+        return (date.fromisoformat(self.due) - datetime.now(timezone.utc).date()).days
+
+    @property
+    def overdue(self) -> bool:
+        """True if it should have been answered before today."""
+        return self.open and self.days_left < 0
+
+    @property
+    def skipped(self) -> list[str]:
+        """Steps that an answered erasure needs and that were not taken."""
+        return [step for step in ("erased", "compacted", "certified") if step not in self.steps]
+
+    def named(self, kind: str) -> list[str]:
+        """The subjects or the ids that are still in clear."""
+        return [n.name for n in self.names if n.kind == kind and n.name is not None]
+
+    @property
+    def forgotten(self) -> bool:
+        """True if its names are replaced by commitments."""
+        return all(n.name is None for n in self.names)
+
+    def for_receipt(self) -> dict[str, Any]:
+        """The part of it that goes into a receipt."""
+        names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in self.names if n.name is not None]
+        return {"id": self.id, "received": self.received, "due": self.due, "names": names}
+
+
+class Requests:
+    """The requests of one store.
+
+    Args:
+        db, table: of the store.
+        journalize: appends an entry (event id, kind, commitments) to the journal and calls a function in the same transaction.
+    """
+
+    def __init__(self, db: Database, table: SampleTable, journalize: Journalize):
+        self.db, self.table, self._journalize = db, table, journalize
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def all(self) -> list[ErasureRequest]:
+        """All requests: overdue ones first, then open ones by the day they are due, then those that are answered."""
+        found = [self._read(name, record) for name, record in self.db.records(PREFIX).items()]
+        return sorted(found, key=lambda r: (not r.open, r.due, r.received))
+
+    def get(self, request_id: str) -> ErasureRequest:
+        """One request; ValueError if there is none of that id."""
+        record = self.db.get(PREFIX + request_id, None)
+        if record is None:
+            raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
+        return self._read(request_id, record)
+
+    def of(self, event_id: str) -> ErasureRequest | None:
+        """The request that an erasure belongs to."""
+        return next((r for r in self.all() if event_id in r.events), None)
+
+    def _read(self, name: str, record: Any) -> ErasureRequest:
+        try:
+            if not all(isinstance(record[k], t) for k, t in FIELDS.items()) or record["id"] != name:
+                raise TypeError("a field has another type")
+            date.fromisoformat(record["due"])
+            return ErasureRequest(**(record | {"names": [RequestedName(**n) for n in record["names"]]}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.db.path} is damaged: the request {name!r} cannot be read: {error}") from None
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        subjects: Any = (),
+        ids: Any = (),
+        *,
+        request_id: str | None = None,
+        received: str | datetime | date | None = None,
+        due: str | date | None = None,
+        reason: str = "",
+        operator: str = "",
+    ) -> ErasureRequest:
+        """Open a request of one subject or several, or for samples by their ids.
+
+        Args:
+            subjects: whom it is about: one text, or several.
+            ids: samples it is about.
+            request_id: its id, for ever in the journal (default: a new one).
+            received: when it arrived (default: now); a day or a time, ISO 8601.
+            due: the last day to answer (default: one month after it was received).
+            reason: legal basis or reason. Texts may not hold the names of those concerned: they are kept after the erasure.
+            operator: who works on it.
+        """
+        names = [RequestedName.new("subject", s) for s in name_list(subjects, "subject")]
+        names += [RequestedName.new("id", i) for i in name_list(ids, "an id")]
+        if not names:
+            raise ValueError("a request names at least one subject or id")
+        arrived = as_time(received)
+        last = add_month(arrived.date()) if due is None else as_day(due)
+        if arrived > datetime.now(timezone.utc):
+            raise ValueError(f"received is in the future: {arrived.isoformat()}")
+        if last < arrived.date():
+            raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
+        with self.db.view():
+            concerned = {n.name for n in names if n.name is not None}
+            for n in names:
+                if n.kind == "subject" and n.name is not None:
+                    concerned.update(self.table.ids(n.name))
+        chosen = request_id if request_id is not None else f"R-{arrived.date()}-{secrets.token_hex(2)}"
+        request = ErasureRequest(
+            check_free_text(check_text(chosen, "request_id"), "request_id", concerned),
+            arrived.isoformat(timespec="seconds"),
+            last.isoformat(),
+            names,
+            check_free_text(reason, "reason", concerned),
+            check_free_text(operator, "operator", concerned),
+            {"received": now()},
+        )
+
+        def write() -> None:
+            if self.db.get(PREFIX + request.id, None) is not None:
+                raise ValueError(f"there is a request {request.id!r} already. Nothing was changed.")
+            self._write(request)
+
+        self._journalize(request.id, "request", [bytes.fromhex(n.commitment) for n in names], write)
+        return request
+
+    def _write(self, request: ErasureRequest) -> None:
+        self.db.mark_version()
+        self.db.put(PREFIX + request.id, asdict(request))
+
+    def take_step(self, request_id: str, step: str) -> ErasureRequest:
+        """Note that a step was taken; the first time counts."""
+        if step not in STEPS:
+            raise ValueError(f"step must be one of {', '.join(STEPS)}; got {step!r}")
+        with self.db.transaction():
+            return self._take_step(self.get(request_id), step)
+
+    def _take_step(self, request: ErasureRequest, step: str) -> ErasureRequest:
+        if step in request.steps:
+            return request
+        changed = replace(request, steps=request.steps | {step: now()})
+        self._write(changed)
+        return changed
+
+    def certified(self, event_ids: Iterable[str]) -> None:
+        """Note, for requests all of whose erasures are among these events, that a certificate was written."""
+        events = set(event_ids)
+        with self.db.transaction():
+            for request in self.all():
+                if request.events and set(request.events) <= events:
+                    self._take_step(request, "certified")
+
+    def close(self, request_id: str, answer: str = "") -> ErasureRequest:
+        """Note that the request was answered; ``answer`` says why, and is needed where it ends without a certified erasure."""
+        with self.db.transaction():
+            request = self.get(request_id)
+            if not request.open:
+                raise ValueError(f"the request {request_id!r} was answered before, on {request.steps['answered'][:10]}")
+            check_free_text(answer, "answer", [*request.named("subject"), *request.named("id")])
+            if request.skipped and not answer:
+                raise ValueError(
+                    f"the request {request_id!r} is not {' and not '.join(request.skipped)}: do that first, or say why it is "
+                    "answered without (--answer TEXT). Nothing was changed."
+                )
+            return self._take_step(replace(request, answer=answer), "answered")
+
+    # -- with an erasure and a compaction, inside their transactions ---------------------------------------------------
+
+    def check_erasure(self, request_id: str, subjects: Iterable[str]) -> None:
+        """ValueError if a request is answered, or does not name these subjects."""
+        request = self.get(request_id)
+        if not request.open:
+            raise ValueError(f"the request {request_id!r} is answered: open another one. Nothing was changed.")
+        if "compacted" in request.steps:
+            raise ValueError(
+                f"the request {request_id!r} is compacted and names nobody any more: open another one. Nothing was changed."
+            )
+        unknown = [s for s in subjects if s not in request.named("subject")]
+        if unknown:
+            raise ValueError(
+                f"the request {request_id!r} does not name the subject {unknown[0]!r}. Nothing was changed."
+            )
+
+    def note_erasure(self, request_id: str, done: Sequence[AppliedEvent], subjects: Iterable[str | None]) -> None:
+        """Note removals that belong to a request; ValueError if its texts hold the name of a sample."""
+        if not done:
+            return
+        request = self.get(request_id)
+        concerned = [*(i for removal in done for i in removal.ids), *subjects]
+        for name, text in (("request_id", request.id), ("reason", request.reason), ("operator", request.operator)):
+            check_free_text(text, name, concerned)
+        events = [*request.events, *(removal.event.event_id for removal in done)]
+        self._write(replace(request, events=events, steps={"erased": now()} | request.steps))
+
+    def forget_names(self) -> None:
+        """Replace the names of requests that are erased or answered by their commitments."""
+        for request in self.all():
+            if not request.forgotten and ("erased" in request.steps or not request.open):
+                self._write(replace(request, names=[replace(n, name=None, nonce=None) for n in request.names]))
+
+    def note_compaction(self) -> None:
+        """Note the compaction in all requests that are erased."""
+        for request in self.all():
+            if "erased" in request.steps:
+                self._take_step(request, "compacted")
+
+
+def name_list(given: Any, what: str) -> list[str]:
+    """Names without repetition, from one text or several."""
+    names = [given] if isinstance(given, str | int) else as_list(given)
+    if names is None:
+        raise ValueError(f"{what} must be a text or a list of texts; got {given!r}")
+    return list(dict.fromkeys(check_text(name, what) for name in names))
+
+
+def as_time(given: str | datetime | date | None) -> datetime:
+    """A point in time, UTC; a day is its beginning."""
+    if given is None:
+        return datetime.now(timezone.utc)
+    if isinstance(given, str):
+        try:
+            given = datetime.fromisoformat(given.replace("Z", "+00:00"))
+        except ValueError:
+            raise ValueError(f"not a day or a time such as 2026-05-31 or 2026-05-31T14:00: {given!r}") from None
+    if not isinstance(given, datetime):
+        given = datetime(given.year, given.month, given.day)
+    return given.replace(tzinfo=timezone.utc) if given.tzinfo is None else given.astimezone(timezone.utc)
+
+
+def as_day(given: str | date) -> date:
+    """A day."""
+    return as_time(given).date()
+
+
+def add_month(day: date) -> date:
+    """The same day of the next month, or the last one if it has no such day.
+
+    >>> add_month(date(2027, 1, 31))
+    datetime.date(2027, 2, 28)
+    """
+    year, month = (day.year + 1, 1) if day.month == 12 else (day.year, day.month + 1)
+    return date(year, month, min(day.day, calendar.monthrange(year, month)[1]))

@@ -1,0 +1,176 @@
+"""A store's use of a suppression list: samples that were erased on request stay out.
+
+The record "suppression" of a store names the list and how far it was when the store last wrote to it, so that another list, or
+an older copy, is noticed. The key is not in there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm.errors import StoreError, SuppressedError
+from torchlssvm.events import Add
+from torchlssvm.store.database import Database
+from torchlssvm.store.sample_table import SampleTable
+from torchlssvm.store.suppression_key import KEY_VARIABLE, suppression_key
+from torchlssvm.store.suppression_list import SuppressionList
+
+if TYPE_CHECKING:
+    from torchlssvm.store.transaction import AppliedEvent
+
+CHOICES = ("refuse", "skip")
+"""What becomes of an Add with samples that were erased: refused as a whole, or learned without them."""
+
+RECORD = "suppression"
+
+
+class Suppression:
+    """The suppression list of one store, if it has one.
+
+    Args:
+        db, table: of the store.
+        key: see :func:`~torchlssvm.store.suppression_key.suppression_key`.
+        choice: "refuse" or "skip".
+    """
+
+    def __init__(self, db: Database, table: SampleTable, key: Any, choice: str):
+        if choice not in CHOICES:
+            raise ValueError(f"erased must be one of {', '.join(map(repr, CHOICES))}; got {choice!r}")
+        self.db, self.table, self.choice = db, table, choice
+        self._given = key
+
+    @property
+    def path(self) -> str | None:
+        """The file of the list; None if the store uses none."""
+        record = self._record()
+        return None if record is None else record["path"]
+
+    @property
+    def has_key(self) -> bool:
+        """True if a key was given, the right one or not."""
+        return suppression_key(self._given) is not None
+
+    def _record(self) -> Any:
+        return self.db.get(RECORD, None)
+
+    def opened(self) -> SuppressionList | None:
+        """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
+        record = self._record()
+        if record is None:
+            return None
+        key = suppression_key(self._given)
+        if key is None:
+            raise StoreError(
+                f"{self.db.path.parent} uses a suppression list, so nothing is added or erased without its key: give the key "
+                f"(--suppression-key FILE, suppression_key=...) or set {KEY_VARIABLE}. Nothing was changed."
+            )
+        found = SuppressionList(record["path"], key)
+        if found.name != record["list"]:
+            raise StoreError(f"{found.path} is not the suppression list of {self.db.path.parent}, but another one")
+        if found.changes < record["changes"]:
+            raise StoreError(
+                f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
+                "Put the newer one back."
+            )
+        return found
+
+    def bind(self, path: str | os.PathLike[str]) -> SuppressionList:
+        """Use a list from now on, inside a transaction; it is made if it is not there. StoreError if another one is in use."""
+        key, record = suppression_key(self._given), self._record()
+        if key is None:
+            raise StoreError(
+                "a suppression list needs a key: torchlssvm keygen --suppression FILE makes one. Give it, or set "
+                f"{KEY_VARIABLE}"
+            )
+        if record is None and not os.path.lexists(path):
+            found = SuppressionList.create(path, key)
+        else:
+            found = SuppressionList(path, key)
+        if record is not None and found.name != record["list"]:
+            raise StoreError(
+                f"{self.db.path.parent} uses another suppression list than {found.path}: that stays as it is"
+            )
+        if record is not None and found.changes < record["changes"]:
+            raise StoreError(f"{found.path} is an older copy of the suppression list: erased samples are missing in it")
+        self._note(found, found.changes)
+        return found
+
+    def _note(self, used: SuppressionList, changes: int) -> None:
+        self.db.mark_version()
+        self.db.put(RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
+
+    # -- keeping samples out -------------------------------------------------------------------------------------------
+
+    def erased(self, ids: Sequence[str], subjects: Sequence[str | None]) -> list[bool]:
+        """For each sample, True if its id or its subject was erased on request; without a list, False."""
+        used = self.opened()
+        if used is None:
+            return [False] * len(ids)
+        by_id = [used.tag("id", i) for i in ids]
+        by_subject = {s: used.tag("subject", s) for s in set(subjects) if s is not None}
+        found = used.find([*by_id, *by_subject.values()])
+        gone = {s for s, tag in by_subject.items() if tag in found}
+        return [tag in found or s in gone for tag, s in zip(by_id, subjects, strict=True)]
+
+    def screen(self, event: Add) -> tuple[Add | None, list[str]]:
+        """An Add without the samples that were erased, and their ids; SuppressedError if such an event is to be refused."""
+        out = self.erased(event.ids, event.subjects)
+        left_out = [i for i, gone in zip(event.ids, out, strict=True) if gone]
+        if not left_out:
+            return event, []
+        if self.choice == "refuse":
+            raise SuppressedError(
+                f"{len(left_out)} of {len(out)} samples were erased on request and stay erased, the first is {left_out[0]!r}. "
+                "Leave them out, or let them be skipped (--erased skip, erased='skip'). torchlssvm readmit allows a lawful "
+                "return. Nothing was changed."
+            )
+        keep = [k for k, gone in enumerate(out) if not gone]
+        if not keep:
+            return None, left_out
+        ids, subjects = [event.ids[k] for k in keep], [event.subjects[k] for k in keep]
+        return Add(ids, event.x[keep], event.y[keep], subjects, event.fingerprint, event.event_id), left_out
+
+    def enter(self, done: Iterable[AppliedEvent]) -> None:
+        """Enter what removals took away, by ids the ids, by subject the subject and its ids: on the disk when this returns.
+
+        Called before the removals commit. If they do not, the entries stay: the removals are to be repeated.
+        """
+        used = self.opened()
+        if used is None:
+            return
+        tags: list[bytes] = []
+        for removal in done:
+            tags += [used.tag("id", i) for i in removal.ids]
+            if removal.event.ids is None:
+                tags.append(used.tag("subject", removal.event.subject))
+        self._note(used, used.enter(tags))
+
+    def held(self) -> list[str]:
+        """The ids of samples that are held although they are on the list: an erasure was interrupted, or a copy put back."""
+        found: list[str] = []
+        for rows in self.table.batches():
+            out = self.erased(rows.ids, rows.subjects)
+            found += [i for i, gone in zip(rows.ids, out, strict=True) if gone]
+        return found
+
+    # -- lawful return -------------------------------------------------------------------------------------------------
+
+    def tags(self, ids: Sequence[str], subjects: Sequence[str]) -> list[bytes]:
+        """The entries of ids and subjects; StoreError without a list."""
+        used = self.opened()
+        if used is None:
+            raise StoreError(f"{self.db.path.parent} uses no suppression list")
+        return [used.tag("id", i) for i in ids] + [used.tag("subject", s) for s in subjects]
+
+    def listed(self, tags: Sequence[bytes]) -> int:
+        """Count the entries that are on the list."""
+        used = self.opened()
+        return 0 if used is None else len(used.find(tags))
+
+    def withdraw(self, tags: Sequence[bytes]) -> None:
+        """Take entries off the list. The journal has an entry about it by then, so that no return goes unnoticed."""
+        used = self.opened()
+        assert used is not None
+        used.withdraw(tags)

@@ -1,0 +1,37 @@
+"""The progress of a long fit: a bar, or a function that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+BAR_AFTER_SECONDS = 2.0
+"""A fit that is over by then shows no bar."""
+
+
+@contextmanager
+def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
+    """Give a function that takes the share done, between 0 and 1, or None where nothing is to be told.
+
+    wanted: a function of the caller's; True for a bar by tqdm; None for one if tqdm is installed, stderr is a terminal and
+    the fit takes some seconds; False for nothing.
+    """
+    if callable(wanted) or wanted is False:
+        yield wanted or None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        if wanted:
+            raise ImportError(
+                "progress=True needs tqdm: pip install tqdm, or give a function of the share done"
+            ) from None
+        yield None
+        return
+    options = {"delay": BAR_AFTER_SECONDS, "disable": None} if wanted is None else {}
+    with tqdm(total=100, desc="fit", unit="%", leave=False, **options) as bar:
+
+        def report(share: float) -> None:
+            bar.update(max(0, int(100 * share) - bar.n))
+
+        yield report
