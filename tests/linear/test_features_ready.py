@@ -300,7 +300,7 @@ def test_a_store_keeps_rows_that_can_be_removed(options, tmp_path):
         certificate = store.certificate("erasure")
         assert {k: v for k, v in certificate.grid.items() if k in ("normalize", "scale")} == options
         assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
-        assert verify(certificate.to_json(), head=store.head, allow_unsigned=True)
+        assert verify(certificate.to_json(), head=store.head, opening=store.opening(), allow_unsigned=True)
     with pytest.raises(ValueError, match="does not fit the store"):
         SampleStore(tmp_path / "s", head=LSSVMHead(J, K))
 
