@@ -20,8 +20,7 @@ from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.moving_active_set import Change, NearSamples, Step, settle, settle_removals
 from torchlssvm.functional.squared_hinge import scores
-from torchlssvm.functional.triangular import inverse_lower
-from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, from_inverse
+from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.normal_equations import class_weights
@@ -45,13 +44,7 @@ class ClassSystem:
     def __init__(self, solver: ActiveSetSolver, k: int):
         rows, self.scale = solver.rows, solver.scale
         self.q = rows.q
-        solution = solver.solution(k)
-        factored = solution.factored
-        if factored is None:
-            F = from_inverse(solution.inverse())
-        else:
-            F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
-        self.white = Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
+        self.white = solver.whitened(k)
         margins, self.active = solver.margins(k), solver.active(k)
         g = torch.cat(
             [
