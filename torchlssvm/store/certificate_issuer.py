@@ -43,10 +43,12 @@ class CertificateIssuer:
     def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
         self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
 
-    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate:
+    def issue(
+        self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
+    ) -> Certificate:
         """An unsigned certificate of events, for the head as it is in the open view.
 
-        ``choices``: made from data by the caller, beside those the store can tell.
+        ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
         """
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
@@ -84,6 +86,7 @@ class CertificateIssuer:
             library=f"torchlssvm {__version__}",
             time=now(),
             files={} if key is None else self.file_commitments(key),
+            requests=requests,
         )
 
     def grid(self) -> dict[str, Any] | None:

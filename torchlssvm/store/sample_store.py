@@ -824,7 +824,8 @@ class SampleStore:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
             names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
             wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
-            certificate = self._issuer.issue(wanted, adapter.head, choices or {})
+            requests = [request.for_certificate() for request in self.requests.answered_by(wanted)]
+            certificate = self._issuer.issue(wanted, adapter.head, choices or {}, requests)
             return certificate if key is None else sign(certificate, key)
 
     def _require_opening(self) -> None:
