@@ -291,10 +291,9 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh = _solved_anew(head)
     largest = 0.0
-    for name in ("w", "b", "P"):
-        used, solved = getattr(head, name), getattr(fresh, name)
+    for name, solved in zip(("w", "b", "P"), head.solved_anew(inverse=True), strict=True):
+        used = getattr(head, name)
         scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
@@ -303,16 +302,6 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
             )
         largest = max(largest, error)
     return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
-
-
-def _solved_anew(head: Any) -> LSSVMHead:
-    """Another head with the same options and statistics; VerificationError when they contradict each other."""
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    try:
-        fresh.adopt(head.statistics.state())
-    except ValueError as error:
-        raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
-    return fresh
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
@@ -331,7 +320,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = _solved_anew(head)
+    fresh = copy.deepcopy(head).refresh()
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))
