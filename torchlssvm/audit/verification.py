@@ -21,7 +21,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.linear.diagnostics.calibration import fit
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ def verify(
     Args:
         certificate: the object, its envelope as a dict or as JSON, or a file.
         head: its digest must be that of the surviving rows or, without the store, the one that ``opening`` opens; w, b and P
-            must be those that its statistics give, so a head that still serves old weights fails. A kernel machine must hold
-            the surviving rows and no other. A calibration must be the certificate's or, with the store, the one that the
-            surviving rows give. A classifier's network must have the certificate's fingerprint.
+            must be those that its statistics give, so a head that still serves old weights fails. A MarginHead or a kernel
+            machine must hold the surviving rows and no other; weights and active sets of the former must be those they give.
+            A calibration must be the certificate's or, with the store, the one that the surviving rows give. A classifier's
+            network must have the certificate's fingerprint.
         store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
             the rows, summed anew, must give what was committed to; and all else that the certificate says of the store must be
             so.
@@ -284,40 +285,54 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str
 
 def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> dict[str, str]:
     head = getattr(head, "head", head)  # an attached classifier
-    if not isinstance(head, LSSVMHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh = _solved_anew(head)
-    largest = 0.0
-    for name in ("w", "b", "P"):
-        used, solved = getattr(head, name), getattr(fresh, name)
+    fresh, held = _learned_anew(head, is_expected, store)
+    used_values, largest = head.derived(), 0.0
+    for name, solved in fresh.derived().items():
+        used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
-                f"{name} is not what the statistics give: the head serves other weights (off by {error:.2g})"
+                f"{name} is not what the {held} give: the head serves other weights (off by {error:.2g})"
             )
         largest = max(largest, error)
-    return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+    *first, last = used_values
+    return {"head": f"digest holds; {', '.join(first)} and {last} as solved from the {held} (to {largest:.1g})"}
 
 
-def _solved_anew(head: Any) -> LSSVMHead:
-    """Another head with the same options and statistics; VerificationError when they contradict each other."""
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
+def _learned_anew(
+    head: LinearHead, is_expected: Callable[[str], bool], store: SampleStore | None
+) -> tuple[LinearHead, str]:
+    """Another head with the options and samples of one, and what it learned from; VerificationError if the two do not fit.
+
+    A head that keeps its rows must hold those that its statistics are of: the store's, where it is given.
+    """
+    fresh = type(head).from_config(head.config(), device=head.device)
     try:
-        fresh.adopt(head.statistics.state())
+        if head.keeps_rows and store is not None:
+            store.relearn(fresh)
+            mine, theirs = head.sample_state(), fresh.sample_state()
+            if any(mine[name].shape != theirs[name].shape or not mine[name].equal(theirs[name]) for name in theirs):
+                raise VerificationError("the head holds other rows than the store")
+            return fresh, "surviving rows"
+        fresh.adopt(head.sample_state())
     except ValueError as error:
-        raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
-    return fresh
+        raise VerificationError(f"the head's options do not fit its samples: {error}") from error
+    if not is_expected(fresh.digest()):
+        raise VerificationError("the head's digest is not that of the samples it holds")
+    return fresh, "rows held" if head.keeps_rows else "statistics"
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
-    if not isinstance(head, LSSVMHead):
+    if not isinstance(head, LinearHead):
         return {}
     calibration = head.calibration
     if calibration is None:
@@ -331,7 +346,8 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = _solved_anew(head)
+    fresh: Any = type(head).from_config(head.config(), device=head.device)
+    fresh.adopt(head.sample_state())
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))
@@ -372,7 +388,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
 
     A machine that forgets by itself (a budget, a reserve limit) holds some of the rows, any other one all.
     """
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         if round(head.n) != len(store):
             raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
         return f"{len(store)} samples"
