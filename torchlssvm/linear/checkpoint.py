@@ -181,7 +181,7 @@ def config(head: LSSVMHead) -> dict[str, Any]:
     } | row_options(head)
 
 
-def row_options(head: LSSVMHead) -> dict[str, str]:
+def row_options(head: LSSVMHead | MarginHead) -> dict[str, str]:
     """Options ``normalize`` and ``scale``, where they are used: files without them are as version 0.1.0 wrote them."""
     both = {"normalize": head.normalize, "scale": head.scale}
     return {name: value for name, value in both.items() if value is not None}

@@ -13,6 +13,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.checkpoint import make_live
@@ -56,6 +57,10 @@ class MarginHead(nn.Module):
             every change of samples changes every class.
         grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
+        normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
+        scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
+            solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
+            influence hold the scale fixed.
         device: where the state lives.
 
     Attributes:
@@ -86,7 +91,6 @@ class MarginHead(nn.Module):
     unchecked = None
     checked = True
     keeps_rows = True
-    normalize = scale = None
 
     def __init__(
         self,
@@ -98,6 +102,8 @@ class MarginHead(nn.Module):
         class_weight: str | Tensor | None = None,
         grid: FixedPoint | str = "auto",
         per_class: bool | None = None,
+        normalize: str | None = None,
+        scale: str | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
@@ -107,8 +113,9 @@ class MarginHead(nn.Module):
             raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
         device = torch.empty(0, device=device).device
         self.statistics = Statistics(
-            in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class)
-        )
+            in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class),
+            normalize=normalize, scale=scale,
+        )  # fmt: skip
         if num_classes < 2:
             raise ValueError(f"num_classes must be an int >= 2, got {num_classes!r}: a margin is between classes")
         weight = check_class_weight(class_weight, num_classes, device)
@@ -149,6 +156,16 @@ class MarginHead(nn.Module):
     def grid(self) -> FixedPoint | None:
         """The grid in use; None while ``"auto"`` has seen no data."""
         return self.statistics.grid
+
+    @property
+    def normalize(self) -> str | None:
+        """Row normalization before the grid: None, "l2" or "sqrt"."""
+        return self.statistics.normalize
+
+    @property
+    def scale(self) -> str | None:
+        """Scale of the features at the solve: None, as they are, or "std", standardised."""
+        return self.statistics.scale
 
     @property
     def target_grid(self) -> None:
@@ -255,7 +272,8 @@ class MarginHead(nn.Module):
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        return x.to(torch.float64) @ w + b
+        x = x.to(torch.float64)
+        return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
@@ -344,24 +362,39 @@ class MarginHead(nn.Module):
         grid = self.grid
         assert grid is not None
         x = grid.dequantize(self.samples.q[rows.slots])
-        return self.remove(x, torch.full((len(x),), c, device=self.device), -rows.copies)
+        labels = torch.full((len(x),), c, device=self.device)
+        return self.apply_changes([(self.statistics.check(x, labels, -rows.copies, ready=True), -1)])
 
-    @exclusive
     def merge(self, other: MarginHead) -> Self:
         """Take over every sample the other head holds: same shapes, same grid."""
+        return self._merge(other, 1)
+
+    def __iadd__(self, other: MarginHead) -> Self:
+        """Take over every sample the other head holds, as :meth:`merge`."""
+        return self._merge(other, 1)
+
+    def __isub__(self, other: MarginHead) -> Self:
+        """Remove every sample the other head holds; RemovalError, with nothing changed, if one is not held here."""
+        return self._merge(other, -1)
+
+    def _merge(self, other: MarginHead, sign: int) -> Self:
         if not isinstance(other, MarginHead):
             raise ValueError(f"can only merge with another MarginHead, got {type(other).__name__}")
-        with other.locked():
+        if self.intercept != other.intercept:
+            raise ValueError(f"cannot merge heads: intercept {self.intercept!r} here and {other.intercept!r} there")
+        heads: list[MarginHead] = [self, other]
+        first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
+        with first.locked(), second.locked(), torch.inference_mode(False), torch.no_grad():
             other.check_whole()
+            self.check_whole()
             self.statistics.compatible(other.statistics)
-            if other.n == 0:
+            grid, rows = other.grid, other.samples
+            if other.n == 0 or grid is None:
                 return self
-            grid = other.grid
-            assert grid is not None
-            if self.n == 0 and self.grid is None:
+            if self.statistics.empty:
                 self.statistics.decide("labels", grid)
-            rows = other.samples
-            return self.add(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone())
+            batch = self.statistics.check(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), ready=True)
+            return self.apply_changes([(batch, sign)])
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 

@@ -371,15 +371,18 @@ class Statistics:
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False
     ) -> SampleBatch:
-        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first."""
+        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
+
+        ``ready``: the rows were normalized, and on the grid, before.
+        """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         if choices.kind is None and self.baseline is not None:
             choices = self.baseline.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
-            exact=self.exact, choices=choices, wanted=self.requested, normalize=self.normalize,
+            exact=self.exact, choices=choices, wanted=self.requested, normalize=None if ready else self.normalize,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
