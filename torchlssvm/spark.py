@@ -66,6 +66,6 @@ def statistics_from(
     if groups:
         sums = [gram.pack(*(torch.from_numpy(part) for part in total["groups"][g])) for g in groups]
         about = {"kind": "labels", "exact": True, "gross": total["gross"], "n": float(counts.sum()), "groups": groups}
-        meta = json.dumps(json.loads(stats.header()) | about).encode()
+        meta = json.dumps(stats.header() | about).encode()
         stats.load({"sums": torch.stack(sums), "counts": counts[None], "meta": bytes_to_tensor(meta)})
     return stats

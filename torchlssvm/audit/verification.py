@@ -292,42 +292,34 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh, held = _learned_anew(head, is_expected, store)
+    if head.keeps_rows:
+        _check_rows_held(head, store)
     used_values, largest = head.derived(), 0.0
-    for name, solved in fresh.derived().items():
+    for name, solved in head.derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
-                f"{name} is not what the {held} give: the head serves other weights (off by {error:.2g})"
+                f"{name} is not what the samples give: the head serves other weights (off by {error:.2g})"
             )
         largest = max(largest, error)
     *first, last = used_values
-    return {"head": f"digest holds; {', '.join(first)} and {last} as solved from the {held} (to {largest:.1g})"}
+    source = "rows" if head.keeps_rows else "statistics"
+    return {"head": f"digest holds; {', '.join(first)} and {last} as solved from the {source} (to {largest:.1g})"}
 
 
-def _learned_anew(
-    head: LinearHead, is_expected: Callable[[str], bool], store: SampleStore | None
-) -> tuple[LinearHead, str]:
-    """Another head with the options and samples of one, and what it learned from; VerificationError if the two do not fit.
-
-    A head that keeps its rows must hold those that its statistics are of: the store's, where it is given.
-    """
+def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
+    """Check that a head which keeps its rows holds those of the store or, without it, those that its statistics are of."""
     fresh = type(head).from_config(head.config(), device=head.device)
-    try:
-        if head.keeps_rows and store is not None:
-            store.relearn(fresh)
-            mine, theirs = head.sample_state(), fresh.sample_state()
-            if any(mine[name].shape != theirs[name].shape or not mine[name].equal(theirs[name]) for name in theirs):
-                raise VerificationError("the head holds other rows than the store")
-            return fresh, "surviving rows"
+    if store is None:
         fresh.adopt(head.sample_state())
-    except ValueError as error:
-        raise VerificationError(f"the head's options do not fit its samples: {error}") from error
-    if not is_expected(fresh.digest()):
-        raise VerificationError("the head's digest is not that of the samples it holds")
-    return fresh, "rows held" if head.keeps_rows else "statistics"
+        if fresh.digest() != head.digest():
+            raise VerificationError("the head's digest is not that of the rows it holds")
+        return
+    mine, theirs = head.sample_state(), store.relearn(fresh).sample_state()
+    if any(mine[name].shape != rows.shape or not mine[name].equal(rows) for name, rows in theirs.items()):
+        raise VerificationError("the head holds other rows than the store")
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
@@ -346,8 +338,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh: Any = type(head).from_config(head.config(), device=head.device)
-    fresh.adopt(head.sample_state())
+    fresh: Any = copy.deepcopy(head).refresh()
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))

@@ -132,10 +132,12 @@ def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
     return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])
 
 
-def grid_to_fields(grid: FixedPoint | None, prefix: str = "") -> dict[str, Any]:
-    """Write a grid as the JSON fields limit, bits and headroom, with a prefix to their names; no field for None."""
-    saved = grid_to_json(grid)
-    return {} if saved is None else {prefix + name: v for name, v in zip(_FIELDS, saved, strict=True)}
+def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> dict[str, Any]:
+    """Write grids as the JSON fields limit, bits and headroom, for targets behind "target_"; no field for None."""
+    saved = {"": grid_to_json(grid), "target_": grid_to_json(target_grid)}
+    return {
+        prefix + name: v for prefix, values in saved.items() if values for name, v in zip(_FIELDS, values, strict=True)
+    }
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:

@@ -17,13 +17,14 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.checkpoint import LoadProblems, checksum, make_live, pack, row_options
+from torchlssvm.linear.checkpoint import LoadProblems, checksum, make_live, pack
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -149,7 +150,7 @@ def config(head: MarginHead) -> dict[str, Any]:
         "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
         "grid": grid_to_json(head.statistics.requested.grid) or "auto",
         "per_class": head.statistics.per_class,
-    } | row_options(head)
+    } | {name: value for name in ROW_OPTIONS if (value := getattr(head, name)) is not None}
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:

@@ -511,12 +511,19 @@ class MarginHead(nn.Module):
 
     @exclusive
     def derived(self) -> dict[str, Tensor]:
-        """All that follows from samples and options, to be compared with a head that learned them anew.
+        """All that follows from samples and options, as it is in use: w, b, and the active sets (K, n).
 
-        w, b, and the active sets (K, n) in the order of :meth:`sample_state`.
+        The active sets are in the order of :meth:`sample_state`.
         """
         w, b = self.solve()
         return {"w": w, "b": b, "active": self.solver.sides_in_saved_order()}
+
+    @exclusive
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, of a new head that learned the rows held."""
+        fresh = type(self).from_config(self.config(), device=self.device)
+        fresh.adopt(self.sample_state())
+        return fresh.derived()
 
     @exclusive
     def snapshot(self) -> dict[str, Tensor]:
