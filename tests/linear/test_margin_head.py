@@ -72,6 +72,33 @@ def test_objective_is_that_of_linear_svc(rho, penalized):
     assert np.abs(head(torch.from_numpy(x)).numpy() - (x @ w + b)).max() < 1e-6
 
 
+@pytest.mark.parametrize("normalize", [None, "sqrt"])
+@pytest.mark.parametrize("penalized", [True, False])
+def test_standardised_features_are_those_of_a_pipeline(penalized, normalize):
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    x, y = samples(150)
+    x[:, 1], x[:, 2] = 3.0, 1000 * x[:, 2] + 5000  # a constant column, and one far from the origin
+    grid = FixedPoint(16384.0, bits=26)
+    options = {"rho": 2.0, "intercept": "penalized" if penalized else "none", "grid": grid, "normalize": normalize}
+    head = MarginHead(6, 3, scale="std", **options).add(x, y)
+    ready = grid.snap(x if normalize is None else x.sign() * x.abs().sqrt()).numpy()
+    z = preprocessing.StandardScaler().fit_transform(ready)
+    w, b = linear_svc(z, y.numpy(), 2.0, penalized)
+    assert np.abs(ready @ head.w.numpy() + head.b.numpy() - (z @ w + b)).max() < 1e-6
+    assert (head(x) - torch.from_numpy(z @ w + b)).abs().max() < 1e-2  # of features that are not on the grid
+    head.remove(x[:20], y[:20])
+    fresh = MarginHead(6, 3, scale="std", **options).add(x[20:].flip(0), y[20:].flip(0))
+    assert head.digest() == fresh.digest() != MarginHead(6, 3, **options).add(x[20:], y[20:]).digest()
+    assert torch.equal(head.active(x[20:], y[20:]), fresh.active(x[20:], y[20:]))
+    assert torch.equal(head.refresh().w, fresh.refresh().w)
+    twin = MarginHead.from_config(head.config())
+    twin.load_state_dict(head.state_dict())
+    assert torch.equal(twin(x), head(x))
+    assert twin.forget_class(1).digest() == head.forget_class(1).digest()
+    with pytest.raises(RuntimeError, match="scale is 'std'"):
+        MarginHead(6, 3, **options).load_state_dict(head.state_dict())
+
+
 def test_class_weights_are_those_of_linear_svc():
     x, y = samples(120)
     y = torch.where(torch.arange(120) % 6 < 4, 0, y)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.support.margin_exact import check_active_set
+from tests.support.margin_exact import check_active_set, standardised
 from torchlssvm import FixedPoint, MarginHead, RemovalError
 
 J, K = 2, 3
@@ -31,11 +31,12 @@ class Histories(RuleBasedStateMachine):
         rho=st.sampled_from([1.0, 0.25, 2.0**-20, 0.1, 4096.0]),
         intercept=st.sampled_from(["free", "penalized", "none"]),
         class_weight=st.sampled_from([None, None, "balanced", (1.0, 2.0, 0.3)]),
+        scale=st.sampled_from([None, None, "std"]),
         samples=st.lists(SAMPLE, max_size=8),
     )
-    def start(self, rho, intercept, class_weight, samples):
+    def start(self, rho, intercept, class_weight, scale, samples):
         weight = torch.tensor(class_weight, dtype=torch.float64) if isinstance(class_weight, tuple) else class_weight
-        self.options = {"rho": rho, "intercept": intercept, "class_weight": weight, "grid": GRID}
+        self.options = {"rho": rho, "intercept": intercept, "class_weight": weight, "grid": GRID, "scale": scale}
         self.head = MarginHead(J, K, **self.options)
         self.held = Counter()
         self.add(samples)
@@ -109,6 +110,9 @@ class Histories(RuleBasedStateMachine):
         assert torch.equal(active, fresh.active(x, y))
         assert torch.equal(ties, fresh.ties)
         weight = self.head.solver.groups.by_row(y) * copies
+        rows, rho, mean = [row for row, _ in samples], self.head.rho, [0] * J
+        if self.head.scale is not None:
+            rows, rho, mean = standardised(rows, [self.held[s] for s in samples], rho)
         for k in range(K):
             signs = [1 if label == k else -1 for label in y.tolist()]
             if len(set(signs)) == 1:
@@ -117,10 +121,10 @@ class Histories(RuleBasedStateMachine):
                 assert not active[:, k].any()
                 continue
             w, b, equal = check_active_set(
-                [row for row, _ in samples], signs, weight.tolist(), self.head.rho, self.head.intercept,
-                active[:, k].tolist(),
-            )  # fmt: skip
+                rows, signs, weight.tolist(), rho, self.head.intercept, active[:, k].tolist()
+            )
             assert int(ties[k]) == equal
+            b -= sum(m * v for m, v in zip(mean, w, strict=True))
             exact = torch.tensor([float(v) for v in [*w, b]], dtype=torch.float64)
             found = torch.cat([self.head.w[:, k], self.head.b[k : k + 1]])
             assert torch.allclose(found, exact, rtol=1e-6, atol=1e-6)

@@ -18,7 +18,7 @@ def solve(matrix, rhs):
 
 
 def ridge(x, signs, weights, rho, intercept, active):
-    """Exact w and b of ridge regression on the active samples. x: lists of integers or fractions."""
+    """Exact w and b of ridge regression on the active samples. x: lists of integers or fractions; rho: one, or by column."""
     J, constant = len(x[0]), intercept != "none"
     D = J + constant
     matrix = [[Fraction(0)] * D for _ in range(D)]
@@ -32,7 +32,7 @@ def ridge(x, signs, weights, rho, intercept, active):
             for j in range(D):
                 matrix[i][j] += Fraction(weight) * v[i] * v[j]
     for i in range(J + (intercept == "penalized")):
-        matrix[i][i] += Fraction(rho)
+        matrix[i][i] += Fraction(rho[i] if isinstance(rho, list) else rho)
     w = solve(matrix, rhs)
     return (w[:J], w[J]) if constant else (w, Fraction(0))
 
@@ -42,6 +42,15 @@ def margins(x, signs, w, b):
     return [
         s * (sum(Fraction(a) * v for a, v in zip(row, w, strict=True)) + b) for row, s in zip(x, signs, strict=True)
     ]
+
+
+def standardised(x, copies, rho):
+    """Rows about their mean, rho times the variance of each column (1 for a constant one) and rho, and the mean."""
+    n = sum(copies)
+    mean = [Fraction(sum(c * Fraction(row[j]) for row, c in zip(x, copies, strict=True)), n) for j in range(len(x[0]))]
+    rows = [[Fraction(a) - m for a, m in zip(row, mean, strict=True)] for row in x]
+    squares = [sum(c * row[j] ** 2 for row, c in zip(rows, copies, strict=True)) / n for j in range(len(mean))]
+    return rows, [Fraction(rho) * (s or 1) for s in squares] + [Fraction(rho)], mean
 
 
 def check_active_set(x, signs, weights, rho, intercept, active):

@@ -18,12 +18,14 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
-from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, Scale, WeightGroups, solve_sums
+from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups, solve_sums
 from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
+from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
 MAX_ROUNDS = 200
@@ -87,7 +89,7 @@ class Search:
     solution: Solution | None
     sums: ActiveSums | None
     position: Position
-    scale: Scale
+    scale: RowScale
     proving: bool = False  # sides are decided by proof from here on
     rounds: int = 0
     exact: int = 0
@@ -106,6 +108,7 @@ class ActiveSetSolver:
     def __init__(self, rows: GridRows, stats: Statistics, options: SolverOptions):
         self.rows, self.stats, self.options = rows, stats, options
         self.stamp = 0
+        self._held: Standardization | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -119,6 +122,7 @@ class ActiveSetSolver:
         self._fresh = torch.ones(K, self.rows.n, dtype=torch.bool, device=device)
         self._ties = torch.zeros(K, self.rows.n, dtype=torch.bool, device=device)
         self._groups: WeightGroups | None = None
+        self._scale: RowScale | None = None  # made when it is needed
         self._current = False
         self.stamp += 1
 
@@ -126,7 +130,7 @@ class ActiveSetSolver:
         """Solve every class anew from sums at the next read, starting from the active sets known."""
         for state in self.states:
             state.solution, state.touched = None, True
-        self._current = False
+        self._current, self._scale = False, None
         self.stamp += 1
 
     def set_rho(self, rho: float) -> None:
@@ -156,16 +160,24 @@ class ActiveSetSolver:
         if checks.is_fake(self.rows.q, change.q):
             self.rows.apply(change)
             return
+        if self._everywhere:
+            self.restart()
         carried = self._carried(change)
         for k, state in enumerate(self.states):
             self._note(k, state, change, carried)
         moves = self.rows.apply(change)
+        self._scale = None
         self._move(moves, len(change.q), change, carried)
+
+    @property
+    def _everywhere(self) -> bool:
+        """True when each sample has its share in the problem of every class: by weights, or by the scale of the features."""
+        return self.options.follows_counts or self.stats.scale is not None
 
     def _carried(self, change: RowChange) -> dict[int, tuple[int, int]]:
         """New rows (by number) that differ from a row that leaves (its place and label) in nothing but the label."""
         out: dict[int, tuple[int, int]] = {}
-        if self.options.follows_counts or not any(o >= 0 for o in change.origin):
+        if self._everywhere or not any(o >= 0 for o in change.origin):
             return out
         lost = dict(zip(change.slots.tolist(), (-change.copies).tolist(), strict=True))
         weights = self.options.class_weight
@@ -208,7 +220,7 @@ class ActiveSetSolver:
         for sign in (1, -1):
             part = weight * sign > 0
             if bool(part.any()):
-                solution.append(scale.scaled(rows.q[slots[part]]), y[part], weight[part], sign)
+                solution.append(scale.rows(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
     def _move(
@@ -242,10 +254,14 @@ class ActiveSetSolver:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> RowScale:
         """Units of the rows, rho and the intercept."""
-        grid = self.stats.grid
-        return Scale(1.0 if grid is None else grid.resolution, self.options.rho, self.options.intercept)
+        if self._scale is None:
+            grid = self.stats.grid
+            step = 1.0 if grid is None else grid.resolution
+            standard = self._held or (standardization(self.stats) if self.rows.n else None)
+            self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
+        return self._scale
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date; ConvergenceError if a search finds no end, with the caches dropped."""
@@ -285,6 +301,40 @@ class ActiveSetSolver:
         """Margins of all rows for a class (n,), up to date."""
         self.weights()
         return self._margins[k].clone()
+
+    def fitted(self, k: int) -> bool:
+        """True for a class with samples of both signs and an active set that is not empty."""
+        self.weights()
+        return self.states[k].fitted and bool(self._active[k].any())
+
+    def solution(self, k: int) -> Solution:
+        """The solution of a class with its inverse, up to date, from sums where none is at hand."""
+        self.weights()
+        state = self.states[k]
+        if state.solution is None or not state.solution.updatable or state.solution.pending:
+            sums = ActiveSums(self.rows, self.groups, k)
+            sums.change(torch.nonzero(self._active[k])[:, 0], 1)
+            state.solution = sums.solve(self.scale, self._small())
+        return state.solution
+
+    def signs(self, k: int) -> Tensor:
+        """+1 for the rows of a class and -1 for the others (n,)."""
+        return self._signs(None, [k])[:, 0]
+
+    def with_class_weights(self, weights: Tensor) -> ActiveSetSolver:
+        """A solver of the same rows with other class weights (K,), which starts from the active sets of this one."""
+        self.weights()
+        out = copy.copy(self)
+        out.options = replace(self.options, class_weight=weights)
+        out.states = [replace(state) for state in self.states]
+        out._set_caches([cache.clone() for cache, _ in self._caches()])
+        out.w, out.b = self.w.clone(), self.b.clone()
+        out.restart()
+        return out
+
+    def hold_scale(self) -> None:
+        """Keep the standardization of the samples held now through all changes to come, for what-if questions on a copy."""
+        self._held = self.scale.standard
 
     @property
     def groups(self) -> WeightGroups:
@@ -342,14 +392,13 @@ class ActiveSetSolver:
                 state.solution = self._queue(state.solution, k, slots, self.rows.copies[slots])
         return state.touched
 
-    def _bound(self, k: int, state: ClassState, slots: Tensor | None) -> Tensor:
+    def _bound(self, k: int, state: ClassState, slots: Tensor) -> Tensor:
         """Bound on the error of the margins of rows (n,) under the proven weights of a class."""
-        norms = self.rows.norms if slots is None else self.rows.norms[slots]
-        scale = self.scale
-        size = float(self.w[:, k].norm()) * scale.step
-        lengths = norms * scale.factor + state.slack[2]
-        computed = hinge.rounding_bound(norms, self.rows.in_features, size, float(self.b[k]))
-        return (lengths * state.slack[0] + state.slack[1] + computed) * SAFETY
+        scale, rows = self.scale, self.rows
+        lengths = scale.lengths(rows.q[slots], rows.norms[slots])
+        size = float(scale.point(self.w[:, k], self.b[k])[: rows.in_features].norm())
+        computed = hinge.rounding_bound(lengths, rows.in_features, size, float(self.b[k]))
+        return ((lengths + state.slack[2]) * state.slack[0] + state.slack[1] + computed) * SAFETY
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -358,6 +407,7 @@ class ActiveSetSolver:
         rows, scale, J = self.rows, self.scale, self.rows.in_features
         weight = self._groups.by_row(rows.labels) * rows.copies  # type: ignore[union-attr]
         small = self._small()
+        lengths = scale.lengths(rows.q, rows.norms)
         searches = self._start(labels, weight, small)
         while searches:
             for s in searches:
@@ -376,10 +426,12 @@ class ActiveSetSolver:
             left = []
             for c, s in enumerate(searches):
                 margins = found.margins[:, c].contiguous()
+                long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
+                point, error = self._accuracy(s.scale, w[:, c], b[c], long)
                 size = self._gradient_size(
-                    s, found.gradient[:, c], float(found.gradient_b[c]), w[:, c], margins, weight
+                    s, found.gradient[:, c], float(found.gradient_b[c]), point, margins, weight, long, error
                 )
-                if self._step(s, margins, weight, size, w[:, c], float(b[c])):
+                if self._step(s, margins, weight, size, long, error):
                     self._finish(s, w[:, c], b[c], margins, size)
                     continue
                 left.append(s)
@@ -397,9 +449,10 @@ class ActiveSetSolver:
         out, cold = [], [k for k in labels if not self.states[k].fitted]
         for k in (k for k in labels if k not in cold):
             state, margins = self.states[k], self._margins[k].clone()
-            w = self.w[:, k] * scale.root
-            if scale.intercept == "penalized":
-                w = torch.cat([w, self.b[k : k + 1] * scale.root])
+            w = scale.point(self.w[:, k], self.b[k])
+            if scale.standard is not None and scale.intercept == "none":  # another mean, another intercept
+                b = -(scale.standard.centre.mean * scale.step) @ self.w[:, k : k + 1]
+                margins = (hinge.scores(rows.q, self.w[:, k : k + 1] * scale.step, b) * self._signs(None, [k]))[:, 0]
             value = float(w @ w + hinge.loss(margins, weight))
             out.append(Search(k, self._active[k].clone(), state.solution, None, Position(w, margins, value), scale))
         if cold:
@@ -446,43 +499,44 @@ class ActiveSetSolver:
         margins = s.position.margins
         s.position, s.scale, s.solution = Position(w, margins, value), replace(s.scale, rho=rho), None
 
+    def _accuracy(self, scale: RowScale, w: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The point w' (D,) of weights, and bounds on the rounding of the margins computed with them (n,)."""
+        J, point = self.rows.in_features, scale.point(w, b)
+        if scale.offset is not None:  # b holds the product of w with the mean, rounded too
+            lengths = lengths + 2 * scale.offset.norm()
+        return point, hinge.rounding_bound(lengths, J, float(point[:J].norm()), float(b))
+
     def _gradient_size(
-        self, s: Search, gradient: Tensor, gradient_b: float, w: Tensor, margins: Tensor, weight: Tensor
-    ) -> tuple[float, float]:
+        self, s: Search, gradient: Tensor, gradient_b: float, point: Tensor, margins: Tensor, weight: Tensor,
+        lengths: Tensor, error: Tensor,
+    ) -> tuple[float, float]:  # fmt: skip
         """Bounds on |g'| and |g_b| / n on the set of the search, the rounding of both included."""
-        scale, J = s.scale, self.rows.in_features
-        solution, norms = s.solution, self.rows.norms
+        scale, J, solution = s.scale, self.rows.in_features, s.solution
         assert solution is not None
         mine = weight * s.active
-        size, b = float(w.norm()) * scale.step, 0.0
-        if scale.intercept != "none":
-            b = (
-                float((solution.beta - solution.mu @ solution.w)[0])
-                if scale.intercept == "free"
-                else float(solution.w[J, 0] / scale.root)
-            )
-        error = hinge.rounding_bound(norms, J, size, b)
-        xi = (1.0 - margins).abs()
-        n_rounding = (int(s.active.sum()) + 8) * hinge.ROUNDING
-        rounding = float(mine @ (norms * (error + n_rounding * xi)))
-        rounding_b = float(mine @ (error + n_rounding * xi))
-        g = gradient * scale.factor
-        ridge = w * scale.root
-        rounding = rounding * scale.factor + 4 * hinge.ROUNDING * float(ridge.norm())
+        ridge = point[:J]
+        part = error + (int(s.active.sum()) + 8) * hinge.ROUNDING * (1.0 - margins).abs()
+        rounding, rounding_b = float(mine @ (lengths * part)), float(mine @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
+        rounding += 16 * hinge.ROUNDING * float(ridge.norm())
+        if scale.offset is not None:
+            rounding += float(scale.offset.norm()) * rounding_b
+        g = scale.centred(gradient, gradient_b) + ridge
         if scale.intercept == "none":
-            return float((g + ridge).norm()) + rounding, 0.0
+            return float(g.norm()) + rounding, 0.0
         if scale.intercept == "penalized":
-            constant = gradient_b / scale.root + b * scale.root
-            rounding_b = rounding_b / scale.root + 4 * hinge.ROUNDING * abs(b) * scale.root
-            return float((g + ridge).norm()) + abs(constant) + rounding + rounding_b, 0.0
+            constant = gradient_b / scale.root + float(point[J])
+            rounding_b = rounding_b / scale.root + 16 * hinge.ROUNDING * abs(float(point[J]))
+            return float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0
         total = float(mine.sum())
         if total == 0:
             return float(ridge.norm()), 0.0
-        centred = (g + ridge) - solution.mu * gradient_b
-        rounding += float(solution.mu.norm()) * (rounding_b + 4 * hinge.ROUNDING * abs(gradient_b))
+        centred = g - solution.mu * gradient_b
+        rounding += float(solution.mu.norm()) * rounding_b
         return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
 
-    def _step(self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], w: Tensor, b: float) -> bool:
+    def _step(
+        self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor
+    ) -> bool:
         """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
         solution = s.solution
         assert solution is not None
@@ -515,13 +569,11 @@ class ActiveSetSolver:
             self._change_rho(s, rho, weight)
             return False
         s.proving = True
-        scale, norms = s.scale, self.rows.norms
-        bound = (norms * scale.factor + self._centre(solution)) * size[0] + size[1]
-        bound += hinge.rounding_bound(norms, self.rows.in_features, float(w.norm()) * scale.step, b)
+        bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
         near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
         s.ties = None
         if len(near):
-            proof = ExactRefinement(self.rows, self._groups, scale, s.label, s.active)  # type: ignore[arg-type]
+            proof = ExactRefinement(self.rows, self._groups, s.scale, s.label, s.active)  # type: ignore[arg-type]
             sides = proof.decide(solution, near)
             wanted[near] = sides.active
             s.ties = torch.zeros_like(wanted)
@@ -556,8 +608,10 @@ class ActiveSetSolver:
         s.active = wanted
 
     def _centre(self, solution: Solution) -> float:
-        """Bound on the length by which a row v differs from its features alone: its constant, or the mean."""
-        return 1.0 / self.scale.root if self.scale.intercept == "penalized" else float(solution.mu.norm())
+        """Bound on the length by which a row v, less the mean, differs from its features alone."""
+        scale = self.scale
+        shift = 0.0 if scale.offset is None else float(scale.offset.norm())
+        return shift + (1.0 / scale.root if scale.intercept == "penalized" else float(solution.mu.norm()))
 
     def _finish(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, size: tuple[float, float]) -> None:
         k = s.label

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
-from torchlssvm.functional.system import Factor, Sums, factor_, fill_system, workspace
+from torchlssvm.functional.system import Centre, Factor, Sums, factor_, fill_system, workspace
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import repaired, write_constant
+from torchlssvm.linear.normal_equations import divide, repaired, write_constant
+from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
 
@@ -23,45 +24,6 @@ CHUNK_ROWS = 4096
 
 SMALL_SUM = 2**50
 """Up to here float64 centres the sums in exact integer arithmetic."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Units of a head: features in ``step`` per integer, rho, and the treatment of the intercept.
-
-    Weights w' = sqrt(rho) w belong to rows v = [x (, 1)] / sqrt(rho), as in :mod:`torchlssvm.linear.solution`.
-    """
-
-    step: float
-    rho: float
-    intercept: str
-
-    @property
-    def root(self) -> float:
-        """Square root of rho."""
-        return math.sqrt(self.rho)
-
-    @property
-    def factor(self) -> float:
-        """One step of a feature in the coordinates v."""
-        return self.step / self.root
-
-    def width(self, J: int) -> int:
-        """Coordinates of a row v: J, or J + 1 with a penalized intercept."""
-        return J + (self.intercept == "penalized")
-
-    def scaled(self, q: Tensor) -> Tensor:
-        """Rows v (B, D) of rows on the grid. q: (B, J) integers."""
-        rows = q.to(torch.float64) * self.factor
-        return torch.nn.functional.pad(rows, (0, 1), value=1.0 / self.root) if self.intercept == "penalized" else rows
-
-    def weights(self, solution: Solution, J: int) -> tuple[Tensor, Tensor]:
-        """w (J, C) and b (C,) with scores x @ w + b."""
-        w = solution.w
-        if self.intercept == "penalized":
-            return w[:J] / self.root, w[J] / self.root
-        b = solution.beta - solution.mu @ w if self.intercept == "free" else solution.beta
-        return w / self.root, b
 
 
 @dataclass(frozen=True)
@@ -157,7 +119,7 @@ class ActiveSums:
         """True without any row."""
         return not any(n for n, _ in self.counts)
 
-    def solve(self, scale: Scale, small: bool) -> Solution:
+    def solve(self, scale: RowScale, small: bool) -> Solution:
         """The ridge solution on these rows, from their sums alone: the same bits whatever way they were summed."""
         J, device = self.rows.in_features, self.rows.device
         D, centred = scale.width(J), scale.intercept == "free"
@@ -187,7 +149,7 @@ def chunks(bounds: Tensor) -> list[slice]:
 
 
 def solve_sums(
-    sums: list[ActiveSums], scale: Scale, small: bool
+    sums: list[ActiveSums], scale: RowScale, small: bool
 ) -> tuple[Tensor, Tensor, Tensor, float, Factor, Tensor | float]:
     """Solve for several classes whose sums are over the same rows: w' (D, C), beta (C,), mu (D,), n, factor and its scale."""
     first = sums[0]
@@ -200,10 +162,20 @@ def solve_sums(
         for i, g in enumerate(present)
     ]
     work = workspace(D, device)
-    ridge = scale.rho / scale.step**2
-    centre = fill_system(work, groups, J, ridge, centred, small)
-    if penalized:
-        write_constant(work, groups, J, scale.rho)
+    standard = scale.standard
+    ridge = scale.rho / scale.step**2 if standard is None else scale.rho
+    about = None if standard is None or centred else standard.centre
+
+    def fill() -> Centre | None:
+        centre = fill_system(work, groups, J, ridge if standard is None else 0.0, centred, small, about)
+        if penalized:
+            write_constant(work, groups, J, scale.rho if standard is None else 0.0, about)
+        if standard is not None:
+            divide(work[:J, :J], work[J:D, :J], standard.deviation)
+            work.diagonal()[:D].add_(scale.rho)
+        return centre
+
+    centre = fill()
     rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
     y = torch.zeros(len(sums), dtype=torch.float64, device=device)
     for c, s in enumerate(sums):
@@ -214,20 +186,22 @@ def solve_sums(
                 target = target - (2 * own - number) * centre.c
             rhs[c] += weight * target.to(torch.float64)
             y[c] += weight * (2 * own - number)
-    units: Tensor | float = math.sqrt(ridge)
-    n, mu, beta = 1.0, torch.zeros(D, dtype=torch.float64, device=device), torch.zeros_like(y)
     if centre is not None:
         rhs -= y[:, None] * (centre.rest / centre.n)
-        n, mu, beta = float(centre.n), centre.mean * scale.factor, y / centre.n
+    if standard is not None:
+        rhs /= standard.deviation
+    n, mu, beta = 1.0, torch.zeros(D, dtype=torch.float64, device=device), torch.zeros_like(y)
+    if centre is not None and centred:
+        mean = centre.mean * scale.factor if standard is None else standard.rows(centre.mean) / scale.root
+        n, mu, beta = float(centre.n), mean, y / centre.n
+    units: Tensor | float = math.sqrt(ridge)
     if penalized:
         rhs = torch.cat([rhs, y[:, None]], 1)
         units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=device)
         units[J] = scale.root
     factor = factor_(work, D)
     if int(factor.info) != 0:
-        fill_system(work, groups, J, ridge, centred, small)
-        if penalized:
-            write_constant(work, groups, J, scale.rho)
+        fill()
         factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, False)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return w, beta, mu, n, factor, units

@@ -4,9 +4,10 @@ The point is held as integers: weights W / 2^S in grid units and an intercept B 
 
     g = (rho / h^2) W + sum_{i in A} c_i q_i (q_i^T W + B - y_i 2^S),      g_b = sum_{i in A} c_i (q_i^T W + B - y_i 2^S),
 
-is exact, since rows, rho, the step h and the weights c are rational numbers. The inverse at hand, in float64, turns it into a
-correction; each one gains as many digits as float64 has beyond the condition of the system. A margin further from 1 than the
-bound of :mod:`torchlssvm.functional.squared_hinge` is decided; what is 1 to 1e-30 with a bound as small is a tie.
+is exact, since rows, rho, the step h and the weights c are rational numbers. With standardised features rho / h^2 is rho times
+the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The inverse at hand, in float64, turns it
+into a correction; each one gains as many digits as float64 has beyond the condition of the system. A margin further from 1
+than the bound of :mod:`torchlssvm.functional.squared_hinge` is decided; what is 1 to 1e-30 with a bound as small is a tie.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from torchlssvm.functional.exact_integers import (
     to_floats,
     to_integers,
 )
-from torchlssvm.linear.active_sums import Scale, WeightGroups
+from torchlssvm.linear.active_sums import WeightGroups
 from torchlssvm.linear.grid_rows import GridRows
+from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
 FRACTION_BITS = 176
@@ -57,16 +59,24 @@ class Sides(NamedTuple):
 class ExactRefinement:
     """The solution of one class on its active set, refined until samples are decided."""
 
-    def __init__(self, rows: GridRows, groups: WeightGroups, scale: Scale, label: int, active: Tensor):
+    def __init__(self, rows: GridRows, groups: WeightGroups, scale: RowScale, label: int, active: Tensor):
         """Refine on the rows where ``active`` (n,) is True."""
         self.rows, self.scale, self.label = rows, scale, label
         self.slots = torch.nonzero(active)[:, 0]
-        step = Fraction(scale.step)
-        self.rho, self.constant = Fraction(scale.rho) / step**2, Fraction(scale.rho)
-        self.weights = [Fraction(v) for v in groups.values]
-        self.denominator = math.lcm(
-            self.rho.denominator, self.constant.denominator, *(v.denominator for v in self.weights)
+        rho, step, standard = Fraction(scale.rho), Fraction(scale.step), scale.standard
+        squares = (
+            [1 / step**2] * rows.in_features if standard is None else standard.exact_squares(_column_squares(rows))
         )
+        self.weights = [Fraction(v) for v in groups.values]
+        fractions = {rho, *(rho * v for v in set(squares)), *self.weights}
+        self.denominator = math.lcm(*(v.denominator for v in fractions))
+        self.ridge = np.array([int(rho * v * self.denominator) for v in squares], dtype=object)
+        self.constant = int(rho * self.denominator)
+        self.mean: tuple[Integers, int] | None = (
+            None  # sums of all rows and their number, where rows are taken about the mean
+        )
+        if standard is not None and scale.intercept != "free":
+            self.mean = np.array(standard.exact_sums(), dtype=object), int(standard.centre.n)
         group = torch.tensor(groups.of_class, device=rows.device)[rows.labels[self.slots]].cpu().numpy()
         self.factors = np.array(  # weight times copies of each active row, over the common denominator
             [
@@ -82,6 +92,8 @@ class ExactRefinement:
         """Sides of the rows in ``near`` (m,), places; ConvergenceError if the corrections find no end."""
         J, scale, one = self.rows.in_features, self.scale, 1 << FRACTION_BITS
         w, b = scale.weights(solution, J)
+        if self.mean is not None:  # the intercept is that of standardised rows
+            b = solution.w[J] / scale.root if scale.intercept == "penalized" else torch.zeros_like(b)
         W, B = to_integers(w[:, 0].cpu() * scale.step, FRACTION_BITS), int(to_integers(b.cpu(), FRACTION_BITS)[0])
         signs = np.where((self.rows.labels[near] == self.label).cpu().numpy(), 1, -1)
         lengths = self._lengths(near, solution)
@@ -90,7 +102,7 @@ class ExactRefinement:
             g, g_b = self._gradient(W, B)
             gradient, size = self._scaled(g, g_b, solution)
             bound = (lengths * size[0] + size[1]) * SAFETY + 2.0**-100
-            f = self._products(near, W) + B
+            f = self._scores(near, W, B)
             distance = to_floats(f * signs - one, one)
             undecided = np.abs(distance) <= bound
             ties = undecided & (bound <= TIE) & (np.abs(distance) <= TIE)
@@ -109,9 +121,9 @@ class ExactRefinement:
 
     def _gradient(self, W: Integers, B: int) -> tuple[Integers, int]:
         """The half gradient times 2^S and the common denominator."""
-        t = self._products(self.slots, W) + B - self.signs * (1 << FRACTION_BITS)
+        t = self._scores(self.slots, W, B) - self.signs * (1 << FRACTION_BITS)
         t = t * self.factors
-        g = W * int(self.rho * self.denominator)
+        g = W * self.ridge
         limbs = split_limbs(t)
         total = np.zeros((self.rows.in_features, limbs.shape[1]), dtype=np.int64)
         parts: Integers = np.zeros(self.rows.in_features, dtype=object)
@@ -122,9 +134,16 @@ class ExactRefinement:
                 parts, total = parts + join_limbs(total), np.zeros_like(total)
         g = g + parts + join_limbs(total)
         g_b = int(t.sum()) if len(t) else 0
+        if self.mean is not None:
+            g = g - self.mean[0] * g_b // self.mean[1]
         if self.scale.intercept == "penalized":
-            g_b += B * int(self.constant * self.denominator)
+            g_b += B * self.constant
         return g, g_b
+
+    def _scores(self, slots: Tensor, W: Integers, B: int) -> Integers:
+        """Scores of rows times 2^S, rounded down where the mean is a fraction."""
+        shift = 0 if self.mean is None else int(self.mean[0] @ W) // self.mean[1]
+        return self._products(slots, W) + (B - shift)
 
     def _products(self, slots: Tensor, W: Integers) -> Integers:
         limbs = split_limbs(W)
@@ -144,16 +163,21 @@ class ExactRefinement:
             return flat, (float(flat.norm()), 0.0)
         if scale.intercept == "none":
             return flat, (float(flat.norm()), 0.0)
-        rounding = 2.0**-50 * (float(flat.norm()) + float(solution.mu.norm()) * abs(gb))
-        centred = flat - solution.mu * gb
+        mean = self._mean(solution)
+        rounding = 2.0**-50 * (float(flat.norm()) + float(mean.norm()) * abs(gb))
+        centred = flat - mean * gb
         weight = self.total / self.denominator
         self._gb = gb
         return centred, (float(centred.norm()) + rounding, abs(gb) / weight)
 
+    def _mean(self, solution: Solution) -> Tensor:
+        """Mean of the active rows q factor (J,)."""
+        return solution.mu if self.scale.offset is None else solution.mu + self.scale.offset
+
     def _lengths(self, near: Tensor, solution: Solution) -> NDArray[np.float64]:
         """Lengths of rows v (m,), less the mean with a free intercept."""
         out = [
-            (self.scale.scaled(self.rows.q[near[a : a + BLOCK_TERMS]]) - solution.mu).norm(dim=1)
+            (self.scale.rows(self.rows.q[near[a : a + BLOCK_TERMS]]) - solution.mu).norm(dim=1)
             for a in range(0, len(near), BLOCK_TERMS)
         ]
         lengths: NDArray[np.float64] = torch.cat(out).cpu().numpy() * SAFETY
@@ -168,6 +192,15 @@ class ExactRefinement:
             change, db = step * scale.factor, 0.0
         else:
             weight = self.total / self.denominator
-            change, db = step * scale.factor, self._gb / weight - float(solution.mu @ step)
+            change, db = step * scale.factor, self._gb / weight - float(self._mean(solution) @ step)
         db_integer = int(to_integers(torch.tensor([db], dtype=torch.float64), FRACTION_BITS)[0])
         return W - to_integers(change.cpu(), FRACTION_BITS), B - db_integer
+
+
+def _column_squares(rows: GridRows) -> list[int]:
+    """Sums of q^2 over all rows and copies (J,)."""
+    total = torch.zeros(rows.in_features, dtype=torch.int64, device=rows.device)
+    for a in range(0, rows.n, BLOCK_TERMS):
+        q, copies = rows.q[a : a + BLOCK_TERMS].to(torch.int64), rows.copies[a : a + BLOCK_TERMS].to(torch.int64)
+        total += (q * q * copies[:, None]).sum(0)
+    return [int(v) for v in total.tolist()]

@@ -24,6 +24,7 @@ from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -57,7 +58,7 @@ def load_samples(head: MarginHead, state: dict[str, Tensor]) -> tuple[Statistics
         if wanted is not None and wanted != grid:
             raise ValueError(f"the grid is {grid} in the saved head and {wanted} here")
         stats.decide("labels", grid)
-        stats.add(grid.dequantize(rows.q), rows.labels, rows.copies)
+        stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, ready=True), 1)])
     return stats, rows
 
 
@@ -74,6 +75,8 @@ def save(head: MarginHead) -> dict[str, Tensor]:
             "format": MARGIN_FORMAT,
             "rho": head.rho,
             "intercept": head.intercept,
+            "normalize": head.normalize,
+            "scale": head.scale,
             "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
             "made": head.data_choices.to_json(head.version),
             "digest": None if checks.is_fake(head.counts) else head.statistics.digest(),
@@ -101,8 +104,9 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
             if not isinstance(meta, dict) or meta.get("format") != MARGIN_FORMAT:
                 found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
                 raise ValueError(f"not the options of a margin head: the format is {found!r}, not {MARGIN_FORMAT!r}")
-            if meta["intercept"] != head.intercept:
-                raise ValueError(f"intercept is {meta['intercept']!r} in the saved head and {head.intercept!r} here")
+            for name in ("intercept", "normalize", "scale"):
+                if meta[name] != getattr(head, name):
+                    raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
             kept = {k: v for k, v in state.items() if k in [*needed, "calibration"]}
             kept = {k: v for k, v in kept.items() if k not in (*BUFFER_NAMES, "options")}
             if checksum(kept) != meta["checksum"]:
@@ -146,7 +150,7 @@ def config(head: MarginHead) -> dict[str, Any]:
         "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
         "grid": grid_to_json(head.statistics.requested.grid) or "auto",
         "per_class": head.statistics.per_class,
-    }
+    } | {name: value for name in ROW_OPTIONS if (value := getattr(head, name)) is not None}
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
     grid, weight = config["grid"], config["class_weight"]
     return config | {
         "grid": grid_from_json(grid) if isinstance(grid, list) else grid,
-        "class_weight": torch.tensor(weight) if isinstance(weight, list) else weight,
+        "class_weight": torch.tensor(weight, dtype=torch.float64) if isinstance(weight, list) else weight,
     }
 
 

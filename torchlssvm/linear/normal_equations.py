@@ -124,7 +124,7 @@ def solve(
         if penalized:
             write_constant(work, groups, J, scale.rho if standard is None else 0.0, about)
         if standard is not None:
-            _divide(work[:J, :J], work[J:D, :J], standard.deviation)
+            divide(work[:J, :J], work[J:D, :J], standard.deviation)
             work.diagonal()[:D].add_(scale.rho)
         return centre
 
@@ -190,7 +190,7 @@ def moments(
     return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
 
 
-def _divide(matrix: Tensor, below: Tensor, deviation: Tensor) -> None:
+def divide(matrix: Tensor, below: Tensor, deviation: Tensor) -> None:
     """Divide rows and columns of a matrix (J, J), and the columns of the rows below it (r, J), by deviations (J,)."""
     matrix.div_(deviation).div_(deviation[:, None])
     below.div_(deviation)

@@ -11,6 +11,7 @@ where the first term is exact and at least twice the second, so a constant colum
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,17 @@ class Standardization(NamedTuple):
         """Weights w (J, K) and b (K,) of features as they are, from those of standardised ones."""
         w = w / (self.deviation * self.resolution)[:, None]
         return w, b - (self.centre.mean * self.resolution) @ w
+
+    def exact_squares(self, squares: list[int]) -> list[Fraction]:
+        """Squares of the deviations (J,) as fractions. squares: sums of q^2."""
+        n, unit = int(self.centre.n), Fraction(1) / Fraction(self.resolution) ** 2
+        spreads = [n * s - m * m for s, m in zip(squares, self.exact_sums(), strict=True)]
+        return [Fraction(v, n * n) if v else unit for v in spreads]
+
+    def exact_sums(self) -> list[int]:
+        """Sums of q (J,)."""
+        n = int(self.centre.n)
+        return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
 def standardization(stats: Statistics, doubtful: bool = False) -> Standardization | None:

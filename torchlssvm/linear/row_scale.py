@@ -1,0 +1,84 @@
+"""Units of the rows of a margin head: grid, rho, intercept and, with ``scale="std"``, the standardization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional.squared_hinge import SWEEP_NUMBERS
+from torchlssvm.linear.solution import Solution
+from torchlssvm.linear.standardization import Standardization
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """Coordinates in which the matrix of a system has eigenvalues of at least 1.
+
+    Weights w' = sqrt(rho) w belong to rows v = [x (, 1)] / sqrt(rho), as in :mod:`torchlssvm.linear.solution`; x = q step, or
+    standardised, x = (q - mean) / deviation. In steps v = q factor - offset and q^T w_q = (q factor)^T w' for w_q = factor w'.
+    """
+
+    step: float
+    rho: float
+    intercept: str
+    standard: Standardization | None = None
+
+    @property
+    def root(self) -> float:
+        """Square root of rho."""
+        return math.sqrt(self.rho)
+
+    @property
+    def factor(self) -> Tensor | float:
+        """One step of each feature in the coordinates v: one number, or (J,)."""
+        return self.step / self.root if self.standard is None else 1.0 / (self.standard.deviation * self.root)
+
+    @property
+    def offset(self) -> Tensor | None:
+        """The mean that standardised rows are taken about, in the coordinates v (J,); None without one."""
+        return None if self.standard is None else self.standard.centre.mean * self.factor
+
+    def width(self, J: int) -> int:
+        """Coordinates of a row v: J, or J + 1 with a penalized intercept."""
+        return J + (self.intercept == "penalized")
+
+    def rows(self, q: Tensor) -> Tensor:
+        """Rows v (B, D) of rows on the grid. q: (B, J) integers."""
+        wide = q.to(torch.float64)
+        rows = wide * self.factor if self.standard is None else self.standard.rows(wide) / self.root
+        return torch.nn.functional.pad(rows, (0, 1), value=1.0 / self.root) if self.intercept == "penalized" else rows
+
+    def lengths(self, q: Tensor, norms: Tensor) -> Tensor:
+        """Lengths of q factor (n,). q: (n, J) integers; norms: (n,) of q."""
+        if self.standard is None:
+            return norms * self.factor
+        size, factor = max(16, SWEEP_NUMBERS // max(q.shape[1], 1)), self.factor
+        parts = [(q[a : a + size] * factor).norm(dim=1) for a in range(0, len(q), size)]
+        return torch.cat(parts) if parts else norms.clone()
+
+    def weights(self, solution: Solution, J: int) -> tuple[Tensor, Tensor]:
+        """w (J, C) and b (C,) with scores x @ w + b for features as they come."""
+        w = solution.w
+        if self.intercept == "penalized":
+            w, b = w[:J] / self.root, w[J] / self.root
+        else:
+            b = solution.beta - solution.mu @ w if self.intercept == "free" else solution.beta
+            w = w / self.root
+        return (w, b) if self.standard is None else self.standard.weights(w, b)
+
+    def point(self, w: Tensor, b: Tensor) -> Tensor:
+        """w' (D,), the inverse of :meth:`weights` but for a free intercept. w: (J,); b: ()."""
+        out = w * (self.step / self.factor)
+        if self.intercept != "penalized":
+            return out
+        if self.standard is not None:
+            b = b + (self.standard.centre.mean * self.step) @ w
+        return torch.cat([out, (b * self.root)[None]])
+
+    def centred(self, gradient: Tensor, gradient_b: Tensor | float) -> Tensor:
+        """Half gradient of the loss in w' (J,), from that in w_q (J,) and in the intercept."""
+        out = gradient * self.factor
+        return out if self.offset is None else out - self.offset * gradient_b
