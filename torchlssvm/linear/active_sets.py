@@ -258,7 +258,7 @@ class ActiveSetSolver:
         if self._scale is None:
             grid = self.stats.grid
             step = 1.0 if grid is None else grid.resolution
-            standard = standardization(self.stats) if self.rows.n else None
+            standard = standardization(self.stats) if self.stats.scale and self.rows.n else None
             self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
         return self._scale
 

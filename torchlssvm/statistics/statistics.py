@@ -411,7 +411,7 @@ class Statistics:
         what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
-        changes = [(b, s) for b, s in changes if len(b)]
+        changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return []
         self.check_whole()
@@ -451,11 +451,8 @@ class Statistics:
 
     def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
         shrinks = held and any(r.sign < 0 for r in rows)
-        if sums.fits_tail(rows):
-            views, diag = sums.stage(rows)
-            if shrinks:
-                self._check_diagonal(diag)
-            sums.commit(rows, diag)
+        views = sums.append(rows, self._check_diagonal if shrinks else None)
+        if views is not None:
             return views
         undo = None
         if shrinks and not self.exact:
@@ -487,7 +484,7 @@ class Statistics:
             moments = self.moments.reshape(-1)
             for b, s in changes:
                 assert b.labels is not None
-                one = torch.ones(len(b), dtype=dtype, device=self.device) if b.mult is None else b.mult.to(dtype)
+                one = torch.ones_like(b.labels, dtype=dtype) if b.mult is None else b.mult.to(dtype)
                 moments = moments.index_add(0, b.labels if b.folds is None else b.folds * K + b.labels, one, alpha=s)
             return moments.view(F, K)
         moments = self.moments.clone() if self.moments.ndim == 3 else self.zero_moments("values")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
-from torchlssvm.store.journal import Entry, Journal, now
+from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import Snapshots
 from torchlssvm.untrusted import check_regular
@@ -37,14 +38,37 @@ def lasting_name(path: Any) -> str:
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
 
 
+@dataclass(frozen=True)
+class StoreFacts:
+    """The facts of a store that one of its certificates is compared with, all of one view.
+
+    Attributes:
+        entries: of the journal, its chain recomputed; ``last_change``: the position of the last one that changed a sample.
+        fingerprint, compacted: the network of the features, and the position up to which bytes were erased.
+        grid, shape: as a certificate has them.
+        key: to the commitment at the certificate's position; None when it is destroyed.
+        snapshots, checkpoints: known files from before the certificate's last event that are still there.
+    """
+
+    entries: list[Entry]
+    last_change: int
+    fingerprint: str | None
+    compacted: int
+    grid: dict[str, Any] | None
+    shape: dict[str, int]
+    key: bytes | None
+    snapshots: list[str]
+    checkpoints: list[str]
+
+
 class CertificateIssuer:
     """Issues certificates for the state that a store is in, and knows the checkpoints of its head."""
 
     def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
         self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
 
-    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate:
-        """An unsigned certificate of events, for the head as it is in the open view.
+    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate | None:
+        """An unsigned certificate of events, for the head as it is in the open view; None if the state has no key yet.
 
         ``choices``: made from data by the caller, beside those the store can tell.
         """
@@ -55,7 +79,7 @@ class CertificateIssuer:
         last = max(entry.position for entry in entries)
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
-            raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
+            return None
         return Certificate(
             events=[
                 {
@@ -86,6 +110,35 @@ class CertificateIssuer:
             files={} if key is None else self.file_commitments(key),
         )
 
+    def examine(self, certificate: Certificate) -> StoreFacts:
+        """The facts that a certificate is compared with, as they are in the open view."""
+        last = max(event["position"] for event in certificate.events)
+        entries = self.journal.entries()
+        fingerprint, compacted = self.db.get_all("fingerprint", "compacted")
+        self.table.load_codec()
+        return StoreFacts(
+            entries=entries,
+            last_change=max((e.position for e in entries if e.kind in CHANGING_KINDS), default=0),
+            fingerprint=fingerprint,
+            compacted=compacted,
+            grid=self.grid(),
+            shape=self.shape(),
+            key=self.journal.opening(certificate.position),
+            snapshots=self.snapshots.names_before(last),
+            checkpoints=self.checkpoints_before(last),
+        )
+
+    def recorded(self, certificate: Certificate) -> bool | None:
+        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
+        entry = self.journal.at(certificate.position)
+        if entry is None or entry.mac is None:
+            return None
+        if certificate.digest is not None:
+            return self.journal.confirms(entry, certificate.digest)
+        if entry.mac.hex() == certificate.commitment:
+            return True
+        return False if self.journal.commits(entry.position) else None
+
     def grid(self) -> dict[str, Any] | None:
         """The grid of the features, and what makes them ready, as a certificate has it."""
         options = self.db.get("head")
@@ -107,8 +160,11 @@ class CertificateIssuer:
         found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: commitment for name, commitment in found.items() if commitment is not None}
 
-    def compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
-        """Compare a file with a certificate's commitment to it."""
+    def compare_files(self, certificate: Certificate, key: bytes | None) -> dict[str, str]:
+        """Compare the files that a certificate names with its commitments; says for each what was found."""
+        return {name: self._compare_file(name, given, key) for name, given in certificate.files.items()}
+
+    def _compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
         path = self.db.path.parent / name  # an absolute path stays what it is
         if not path.exists():
             return "is gone"
