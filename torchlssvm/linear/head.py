@@ -100,6 +100,7 @@ class LSSVMHead(nn.Module):
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
+    keeps_rows = False
     normalize: str | None = None
     """Row normalization before the grid: None, "l2" or "sqrt"."""
 
@@ -758,6 +759,28 @@ class LSSVMHead(nn.Module):
         return self.data_choices.describe(self.rho, self.version)
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
+
+    @exclusive
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`: the statistics."""
+        return self.need_statistics("sample_state").state()
+
+    @exclusive
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use: w, b and P."""
+        return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
+
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, from the statistics alone."""
+        return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """State from which :meth:`resume` makes the head again: the statistics."""
+        return self.sample_state()
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Take over a :meth:`snapshot`; ValueError when it does not fit."""
+        self.adopt(state)
 
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:

@@ -13,7 +13,7 @@ from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
@@ -232,4 +232,4 @@ def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
         out["grid"] = "automatic, from the first samples; unchanged by the erasure"
     elif options.get("grid") is not None:
         out["grid"] = "given before any data"
-    return out | (head.choices if isinstance(head, LSSVMHead) else {})
+    return out | (head.choices if isinstance(head, LinearHead) else {})
