@@ -326,9 +326,11 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
     """Check the calibration, which samples that are gone must not have shaped."""
     if not isinstance(head, LinearHead):
         return {}
+    if "calibration" not in head.data_choices.made:
+        return {}
     calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
+        return {"calibration": "void, not served"}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):

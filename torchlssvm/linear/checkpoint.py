@@ -52,7 +52,9 @@ class LiveBuffers(dict[str, Any]):
     def __init__(self, head: LSSVMHead | MarginHead, kept: dict[str, Any]):
         super().__init__(kept)
         self.head = head
-        self._inverse_of: tuple[int, int, Tensor, int] | None = None  # the state that C was written for, C, and its version
+        self._inverse_of: tuple[int, int, Tensor, int] | None = (
+            None  # the state that C was written for, C, and its version
+        )
 
     def refresh(self, names: Iterable[str]) -> None:
         """Publish the current values. C, which is large, is left alone where it was written for the same state."""

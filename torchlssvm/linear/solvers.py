@@ -154,12 +154,6 @@ class SharedSolver:
             self._work = None
         self.stale = not self.stats.empty
 
-    @property
-    def units(self) -> normal.Units:
-        """Units of features and targets, and rho."""
-        grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
-        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
-
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
         s = self.solution
@@ -208,8 +202,9 @@ class SharedSolver:
         if isinstance(weights, str):
             weights = normal.class_weights(weights, self.stats.counts)
         standard = standardization(self.stats, doubtful) if self.stats.scale else None
+        units = normal.Units.of(self.stats.choices, self.options.rho)
         base = normal.solve(
-            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
+            self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
             standard=standard,
         )  # fmt: skip
         self.standard, self._work = standard, base.factor.L
@@ -321,8 +316,7 @@ class PairwiseSolver:
     def _solve(self, pair: tuple[int, int], standard: Standardization | None, doubtful: bool) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
-        grid = self.stats.grid
-        scale = normal.Units(grid.resolution if grid else 1.0, 1.0, self.options.rho)
+        scale = normal.Units.of(self.stats.choices, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
         present = checks.to_host(counts)
         if self.stats.kind is not None and (present is None or any(present[0])):

@@ -95,7 +95,7 @@ class CertificateIssuer:
             commitment=None if key is None else hmac.digest(key, state["digest"].encode(), "sha256").hex(),
             position=state["position"],
             chain=state["chain"],
-            grid=self.grid(),
+            grid=self.grid(options),
             fingerprint=fingerprint,
             shape=self.shape(),
             samples=state["samples"],
@@ -114,14 +114,14 @@ class CertificateIssuer:
         """The facts that a certificate is compared with, as they are in the open view."""
         last = max(event["position"] for event in certificate.events)
         entries = self.journal.entries()
-        fingerprint, compacted = self.db.get_all("fingerprint", "compacted")
+        options, fingerprint, compacted = self.db.get_all("head", "fingerprint", "compacted")
         self.table.load_codec()
         return StoreFacts(
             entries=entries,
             last_change=max((e.position for e in entries if e.kind in CHANGING_KINDS), default=0),
             fingerprint=fingerprint,
             compacted=compacted,
-            grid=self.grid(),
+            grid=self.grid(options),
             shape=self.shape(),
             key=self.journal.opening(certificate.position),
             snapshots=self.snapshots.names_before(last),
@@ -139,9 +139,8 @@ class CertificateIssuer:
             return True
         return False if self.journal.commits(entry.position) else None
 
-    def grid(self) -> dict[str, Any] | None:
-        """The grid of the features, and what makes them ready, as a certificate has it."""
-        options = self.db.get("head")
+    def grid(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        """The grid of the features, and what makes them ready, as a certificate has it. ``options``: of the head."""
         made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
         return (grid_to_fields(self.table.codec.grid) | made_ready) or None
 
@@ -232,4 +231,4 @@ def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
         out["grid"] = "automatic, from the first samples; unchanged by the erasure"
     elif options.get("grid") is not None:
         out["grid"] = "given before any data"
-    return out | (head.choices if isinstance(head, LinearHead) else {})
+    return out | (head.choices if isinstance(head, LinearHead) and head.data_choices.made else {})

@@ -66,8 +66,7 @@ class HeadView:
     @property
     def units(self) -> normal.Units:
         """Units of features and targets, and rho."""
-        grid, target = self.choices.grid, self.choices.target_grid
-        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+        return normal.Units.of(self.choices, self.options.rho)
 
     @cached_property
     def standard(self) -> Standardization | None:
