@@ -168,18 +168,12 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         if not allow_unsigned:
             raise VerificationError("give the issuer's public key to check the signature")
         return "not checked (no public key; allowed)"
-    from cryptography.exceptions import InvalidSignature
-
-    message, trusted = cert.message(), keys.trusted_keys(given)
-    for signature in cert.signatures:  # every key is tried: the key id is a hint, and may be anything
-        for name, key in trusted:
-            try:
-                key.verify(signature.sig, message)
-            except InvalidSignature:
-                continue
-            others = len(cert.signatures) - 1
-            more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
-            return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
+    signer = keys.find_signer(cert, given)
+    if signer is not None:
+        name, key = signer
+        others = len(cert.signatures) - 1
+        more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
+        return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
     raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
 
 
@@ -213,13 +207,26 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
         "erased": f"{len(erased)} samples, not in the store under their old commitments",
-        "rows": f"{count} {how}",
+        "rows": f"{count} samples are left, {how}",
     }
     if facts.last_change <= cert.position:
         checks["state"] = _check_present_state(cert, facts, count, digest)
     else:
         checks["state"] = _check_past_state(cert, store)
-    return digest, checks | _check_files(cert, store, facts)
+    return digest, checks | _check_requests(cert, store) | _check_files(cert, store, facts)
+
+
+def _check_requests(cert: Certificate, store: SampleStore) -> dict[str, str]:
+    """Check what the certificate says of requests."""
+    if not cert.requests:
+        return {}
+    known = {request.id: request.for_certificate() for request in store.requests.all()}
+    for request in cert.requests:
+        if known.get(request["id"]) != request:
+            raise VerificationError(
+                f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
+            )
+    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"}
 
 
 def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> str:
@@ -305,8 +312,8 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
             )
         largest = max(largest, error)
     *first, last = used_values
-    source = "rows" if head.keeps_rows else "statistics"
-    return {"head": f"digest holds; {', '.join(first)} and {last} as solved from the {source} (to {largest:.1g})"}
+    learned = "digest holds: it has learned the samples that are left and no other"
+    return {"head": f"{learned}; {', '.join(first)} and {last} follow from them (to {largest:.1g})"}
 
 
 def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -59,7 +59,7 @@ class MarginHead(nn.Module):
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
             every change of samples changes every class.
-        grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
+        grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
@@ -104,7 +104,7 @@ class MarginHead(nn.Module):
         rho: float = 1.0,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
-        grid: FixedPoint | str = "auto",
+        grid: GridOption = "auto",
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
@@ -113,8 +113,10 @@ class MarginHead(nn.Module):
         super().__init__()
         give_lock(self)
         checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
-        if grid is None:
-            raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
+        if as_grid(grid) is None:
+            raise ValueError(
+                "MarginHead keeps its samples on a grid: grid must be a FixedPoint, a number or 'auto', got None"
+            )
         device = torch.empty(0, device=device).device
         self.statistics = Statistics(
             in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class),

@@ -67,10 +67,12 @@ class CertificateIssuer:
     def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
         self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
 
-    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate | None:
+    def issue(
+        self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
+    ) -> Certificate | None:
         """An unsigned certificate of events, for the head as it is in the open view; None if the state has no key yet.
 
-        ``choices``: made from data by the caller, beside those the store can tell.
+        ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
         """
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
@@ -108,6 +110,7 @@ class CertificateIssuer:
             library=f"torchlssvm {__version__}",
             time=now(),
             files={} if key is None else self.file_commitments(key),
+            requests=requests,
         )
 
     def examine(self, certificate: Certificate) -> StoreFacts:

@@ -832,7 +832,8 @@ class SampleStore:
             adapter = self._live.follow()
             if adapter.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
-            return self.certificates.issue(event_ids, adapter.head, choices)
+            requests = [request.for_certificate() for request in self.requests.answered_by(event_ids)]
+            return self.certificates.issue(event_ids, adapter.head, choices, requests)
 
     def _make_opening(self) -> None:
         """Make the key of the present position, if there is none."""
