@@ -78,7 +78,7 @@ class CertificateIssuer:
         if not entries:
             raise ValueError("event_id is empty: name at least one event")
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
-        last = max(entry.position for entry in entries)
+        last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
             return None
@@ -105,11 +105,11 @@ class CertificateIssuer:
             scope={
                 "choices": head_choices(options, head) | choices,
                 "snapshots": self.snapshots.names_before(last),
-                "checkpoints": self.checkpoints_before(last),
+                "checkpoints": self.checkpoints_before(last, known),
             },
             library=f"torchlssvm {__version__}",
             time=now(),
-            files={} if key is None else self.file_commitments(key),
+            files={} if key is None else self.file_commitments(key, known),
             requests=requests,
         )
 
@@ -151,14 +151,14 @@ class CertificateIssuer:
         """The numbers of features and classes, as a certificate has them."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
-    def file_commitments(self, key: bytes) -> dict[str, str]:
-        """A commitment to each known file of the present state: HMAC(key, "file " || SHA-256 of its bytes).
+    def file_commitments(self, key: bytes, checkpoints: dict[str, int]) -> dict[str, str]:
+        """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
         Files of earlier states get none: the key would confirm guesses about those who have left since.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
-        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
+        paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
         found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: commitment for name, commitment in found.items() if commitment is not None}
 
@@ -195,9 +195,9 @@ class CertificateIssuer:
         """The files that hold a state of the head, and its position."""
         return self.db.get("checkpoints", {})  # type: ignore[no-any-return]
 
-    def checkpoints_before(self, position: int) -> list[str]:
+    def checkpoints_before(self, position: int, known: dict[str, int] | None = None) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
-        known = self.checkpoints()
+        known = self.checkpoints() if known is None else known
         if not known:
             return []
         row = self.db.one(

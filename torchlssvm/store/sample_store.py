@@ -45,7 +45,7 @@ from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
-from torchlssvm.store.suppression import Suppression
+from torchlssvm.store.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.suppression_key import refuse_in_store
 from torchlssvm.store.transaction import Receipt, Transaction
 
@@ -567,7 +567,7 @@ class SampleStore:
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
         with self._db.held():
-            if any(isinstance(event, Add | Remove) for event in given):
+            if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
             with work.adapter.lock:
@@ -785,6 +785,14 @@ class SampleStore:
             return Compaction(position, old, self.certificates.checkpoints_before(position))
 
     # -- certificates and their verification ---------------------------------------------------------------------------
+
+    def older_files(self, position: int) -> dict[str, list[str]]:
+        """Snapshots and known checkpoints from before a position that are still there."""
+        with self.view():
+            return {
+                "snapshots": self._live.snapshots.names_before(position),
+                "checkpoints": self.certificates.checkpoints_before(position),
+            }
 
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
         """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
