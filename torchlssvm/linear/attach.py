@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.functional.checks import is_fake
-from torchlssvm.linear.head import LSSVMHead
-from torchlssvm.linear.margin_head import MarginHead
+from torchlssvm.linear.kinds import head_class
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -40,8 +39,8 @@ def attach(
     Args:
         model: the network, or with ``in_features`` a backbone that already gives features; that one is used as it is.
         num_classes: K, the number of classes.
-        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``,
-            ``"margin"`` a ``MarginHead``.
+        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
+            ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
@@ -65,8 +64,7 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_deterministic(deterministic)
-    if isinstance(head, str) and head != "margin":
-        raise ValueError(f"head must be a module, None or 'margin', got {head!r}")
+    kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
     if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
     last = find_last(model) if in_features is None else None
@@ -79,9 +77,8 @@ def attach(
         )
     if J < 1:
         raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-    if head is None or head == "margin":
+    if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        kind = LSSVMHead if head is None else MarginHead
         head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
     head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.

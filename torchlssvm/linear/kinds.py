@@ -17,7 +17,7 @@ HEAD_KINDS: dict[str, type[LinearHead]] = {"lssvm": LSSVMHead, "margin": MarginH
 def head_class(kind: str) -> type[LinearHead]:
     """The class of a linear head by its name; ValueError for another one."""
     if kind not in HEAD_KINDS:
-        raise ValueError(f"head must be one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")
+        raise ValueError(f"head must be a module or one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")
     return HEAD_KINDS[kind]
 
 

@@ -453,6 +453,7 @@ class SampleStore:
             "samples": len(self),
             "subjects": len(self.subjects()),
             "labels": {str(label): count for label, count in labels},
+            "head": self._db.get("head")["type"],
             "features": codec.J,
             "classes": codec.K,
             "resolution": None if grid is None else grid.resolution,
@@ -480,13 +481,14 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
+            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
