@@ -21,11 +21,12 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.linear.diagnostics.calibration import fit
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
+    from torchlssvm.store.certificate_issuer import StoreFacts
 
 __all__ = ["Report", "verify"]
 
@@ -68,9 +69,10 @@ def verify(
     Args:
         certificate: the object, its envelope as a dict or as JSON, or a file.
         head: its digest must be that of the surviving rows or, without the store, the one that ``opening`` opens; w, b and P
-            must be those that its statistics give, so a head that still serves old weights fails. A kernel machine must hold
-            the surviving rows and no other. A calibration must be the certificate's or, with the store, the one that the
-            surviving rows give. A classifier's network must have the certificate's fingerprint.
+            must be those that its statistics give, so a head that still serves old weights fails. A MarginHead or a kernel
+            machine must hold the surviving rows and no other; weights and active sets of the former must be those they give.
+            A calibration must be the certificate's or, with the store, the one that the surviving rows give. A classifier's
+            network must have the certificate's fingerprint.
         store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
             the rows, summed anew, must give what was committed to; and all else that the certificate says of the store must be
             so.
@@ -90,7 +92,8 @@ def verify(
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
     with store.view():  # journal, rows and head of one position, whatever is written meanwhile
-        if store.machine is not None and getattr(head, "head", head) is store.machine.head:
+        machine = store.machine
+        if machine is not None and getattr(head, "head", head) is machine.head:
             _ = store.head
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
@@ -146,7 +149,7 @@ def _opens(cert: Certificate, digest: str, opening: Opening | None) -> bool:
 def read_certificate(certificate: Any) -> Certificate:
     """A certificate from any of its forms, with every field checked."""
     if isinstance(certificate, Certificate):
-        return Certificate.from_json(certificate.to_json())
+        return certificate.checked()
     if isinstance(certificate, Mapping):
         return Certificate.from_dict(certificate)
     if isinstance(certificate, bytes) or (isinstance(certificate, str) and certificate.lstrip().startswith("{")):
@@ -165,25 +168,19 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         if not allow_unsigned:
             raise VerificationError("give the issuer's public key to check the signature")
         return "not checked (no public key; allowed)"
-    from cryptography.exceptions import InvalidSignature
-
-    message, trusted = cert.message(), keys.trusted_keys(given)
-    for signature in cert.signatures:  # every key is tried: the key id is a hint, and may be anything
-        for name, key in trusted:
-            try:
-                key.verify(signature.sig, message)
-            except InvalidSignature:
-                continue
-            others = len(cert.signatures) - 1
-            more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
-            return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
+    signer = keys.find_signer(cert, given)
+    if signer is not None:
+        name, key = signer
+        others = len(cert.signatures) - 1
+        more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
+        return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
     raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
 
 
 def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, dict[str, str]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    history = store.history()
-    entries = {entry.position: entry for entry in history}
+    facts = store.certificates.examine(cert)
+    entries = {entry.position: entry for entry in facts.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
@@ -201,48 +198,59 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
             raise VerificationError(f"the samples of event {event['event_id'][:80]!r} are not those of the journal")
         if event["kind"] == "remove":
             erased.update(event["commitments"])
-    if store.fingerprint != cert.fingerprint:
+    if facts.fingerprint != cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
     later = len(entries) - cert.position
     # The erased are removals of the journal: a row of one is none that it has as held.
-    count, digest = store.recompute(history, fast)
+    count, digest = store.recompute(facts.entries, fast)
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
         "erased": f"{len(erased)} samples, not in the store under their old commitments",
-        "rows": f"{count} {how}",
+        "rows": f"{count} samples are left, {how}",
     }
-    if store.unchanged_since(cert.position):
-        checks["state"] = _check_present_state(cert, store, count, digest)
+    if facts.last_change <= cert.position:
+        checks["state"] = _check_present_state(cert, facts, count, digest)
     else:
         checks["state"] = _check_past_state(cert, store)
-    return digest, checks | _check_files(cert, store)
+    return digest, checks | _check_requests(cert, store) | _check_files(cert, store, facts)
 
 
-def _check_present_state(cert: Certificate, store: SampleStore, count: int, digest: str | None) -> str:
+def _check_requests(cert: Certificate, store: SampleStore) -> dict[str, str]:
+    """Check what the certificate says of requests."""
+    if not cert.requests:
+        return {}
+    known = {request.id: request.for_certificate() for request in store.requests.all()}
+    for request in cert.requests:
+        if known.get(request["id"]) != request:
+            raise VerificationError(
+                f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
+            )
+    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"}
+
+
+def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> str:
     """Check what the certificate says of the state that the store is still in."""
     if cert.old:
         same = digest == cert.digest
     else:
-        opening = store.opening(cert.position)
-        if digest is not None and opening is None:
+        if digest is not None and facts.key is None:
             raise VerificationError(
                 "the store has no key to the certificate's commitment, though nothing has changed since"
             )
-        same = cert.opens(b"" if opening is None else opening.secret(), digest)
+        same = cert.opens(facts.key or b"", digest)
     if not same:
         raise VerificationError("the surviving rows do not give the state that the certificate commits to")
     if count != cert.samples:
         raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
-    now = store.described()
-    for name, mine in (("grid", cert.grid), ("shape", cert.shape)):
-        if now[name] != mine:
-            raise VerificationError(f"the store's {name} is {now[name]}, the certificate says {mine}")
+    for name, now, said in (("grid", facts.grid, cert.grid), ("shape", facts.shape, cert.shape)):
+        if now != said:
+            raise VerificationError(f"the store's {name} is {now}, the certificate says {said}")
     return "as the certificate says: rows, number of samples, shape and grid"
 
 
 def _check_past_state(cert: Certificate, store: SampleStore) -> str:
-    recorded = store.recorded(cert)
+    recorded = store.certificates.recorded(cert)
     if recorded is False:
         raise VerificationError("the state after the erasure was another one, says the journal")
     if recorded is None:
@@ -250,21 +258,21 @@ def _check_past_state(cert: Certificate, store: SampleStore) -> str:
     return "has changed since; the old one was committed to in the journal as the certificate says, and can no longer be tested"
 
 
-def _check_files(cert: Certificate, store: SampleStore) -> dict[str, str]:
+def _check_files(cert: Certificate, store: SampleStore, facts: StoreFacts) -> dict[str, str]:
     """Check what the certificate says of compaction and of files that are older than the erasure."""
     last = max(event["position"] for event in cert.events)
-    if cert.compacted and store.compacted < last:
+    done = facts.compacted >= last
+    if cert.compacted and not done:
         raise VerificationError("the certificate says that the store was compacted after the erasure, and it was not")
-    kept = store.older_files(last)
-    unnamed = [name for name in kept["snapshots"] if name not in cert.scope.get("snapshots", [])]
+    unnamed = [name for name in facts.snapshots if name not in cert.scope.get("snapshots", [])]
     if unnamed:
         raise VerificationError(f"{unnamed[0]} is older than the erasure, is there, and is not in the certificate")
-    since = " (since the certificate)" if store.compacted >= last and not cert.compacted else ""
-    checks = {"compacted": ("yes" if store.compacted >= last else "no") + since}
-    if any(kept.values()):
-        checks["older files"] = "still there: " + ", ".join(kept["snapshots"] + kept["checkpoints"])
+    since = " (since the certificate)" if done and not cert.compacted else ""
+    checks = {"compacted": ("yes" if done else "no") + since}
+    if facts.snapshots or facts.checkpoints:
+        checks["older files"] = "still there: " + ", ".join(facts.snapshots + facts.checkpoints)
     if cert.files:
-        found = store.check_files(cert.files, cert.position)
+        found = store.certificates.compare_files(cert, facts.key)
         checks["files"] = "; ".join(f"{name} {what}" for name, what in found.items())
     return checks
 
@@ -284,33 +292,52 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str
 
 def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> dict[str, str]:
     head = getattr(head, "head", head)  # an attached classifier
-    if not isinstance(head, LSSVMHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    largest = 0.0
-    for name, solved in zip(("w", "b", "P"), head.solved_anew(inverse=True), strict=True):
-        used = getattr(head, name)
+    if head.keeps_rows:
+        _check_rows_held(head, store)
+    used_values, largest = head.derived(), 0.0
+    for name, solved in head.derived_anew().items():
+        used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
-                f"{name} is not what the statistics give: the head serves other weights (off by {error:.2g})"
+                f"{name} is not what the samples give: the head serves other weights (off by {error:.2g})"
             )
         largest = max(largest, error)
-    return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+    *first, last = used_values
+    learned = "digest holds: it has learned the samples that are left and no other"
+    return {"head": f"{learned}; {', '.join(first)} and {last} follow from them (to {largest:.1g})"}
+
+
+def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
+    """Check that a head which keeps its rows holds those of the store or, without it, those that its statistics are of."""
+    fresh = type(head).from_config(head.config(), device=head.device)
+    if store is None:
+        fresh.adopt(head.sample_state())
+        if fresh.digest() != head.digest():
+            raise VerificationError("the head's digest is not that of the rows it holds")
+        return
+    mine, theirs = head.sample_state(), store.relearn(fresh).sample_state()
+    if any(mine[name].shape != rows.shape or not mine[name].equal(rows) for name, rows in theirs.items()):
+        raise VerificationError("the head holds other rows than the store")
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
-    if not isinstance(head, LSSVMHead):
+    if not isinstance(head, LinearHead):
+        return {}
+    if "calibration" not in head.data_choices.made:
         return {}
     calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
+        return {"calibration": "void, not served"}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):
@@ -320,7 +347,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = copy.deepcopy(head).refresh()
+    fresh: Any = copy.deepcopy(head).refresh()
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))
@@ -361,7 +388,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
 
     A machine that forgets by itself (a budget, a reserve limit) holds some of the rows, any other one all.
     """
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         if round(head.n) != len(store):
             raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
         return f"{len(store)} samples"
@@ -371,7 +398,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     forgets = getattr(head, "budget", None) is not None or getattr(head, "reserve_limit", None) is not None
     rows = Counter(row for batch in store.batches() for row in _as_rows(batch.x))
     for name, (x, y) in mine.items():
-        held = Counter(_as_rows(x[:, : store.described()["shape"]["features"]]))
+        held = Counter(_as_rows(x[:, : store.certificates.shape()["features"]]))
         if held - rows:
             raise VerificationError(f"the head still holds {(held - rows).total()} samples that are not in the store")
         if not forgets and Counter(_as_rows(x, y)) != Counter(_as_rows(*theirs[name])):

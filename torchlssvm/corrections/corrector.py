@@ -31,7 +31,7 @@ from torchlssvm.corrections.sample_hashes import HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
@@ -51,7 +51,7 @@ class Corrector:
     """Applies events to a head or a kernel machine, or through a store to the store's head.
 
     Args:
-        head: an :class:`~torchlssvm.LSSVMHead` or a kernel machine.
+        head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead` or a kernel machine.
         store: a :class:`~torchlssvm.store.SampleStore` with this head.
         seen: the samples that a run has seen so far. With it, events for samples that have not come by are held.
 
@@ -80,8 +80,8 @@ class Corrector:
         """True if removals are to be certified: the store then notes which are not yet."""
         self.samples = SampleAdapter(head)
         if not self.samples.by_ids:
-            if not isinstance(head, LSSVMHead):
-                raise ValueError(f"events are for an LSSVMHead or a kernel machine, got {type(head).__name__}")
+            if not isinstance(head, LinearHead):
+                raise ValueError(f"events are for a linear head or a kernel machine, got {type(head).__name__}")
             head.drop_membership("its rows are checked by a store, or by the ids and hashes of a Corrector")
         self.applied: dict[str, None] = {}
         self.hashes: dict[str, bytes] = {}
@@ -144,7 +144,8 @@ class Corrector:
 
     def _through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
         notes = self._notes(store, given)
-        kept_out = {e.event_id: self.pending[e.event_id].kept_out for e in given if e.event_id in self.pending}
+        held = [] if self.seen is None else [e.event_id for e in given if e.event_id in self.pending]
+        kept_out = {event_id: self.pending[event_id].kept_out for event_id in held}
         try:
             receipts = store.apply(given, notes=notes, kept_out=kept_out, keep_receipt=self.certified)
         except FAULTS:
@@ -154,14 +155,17 @@ class Corrector:
                 return [Outcome.refusal(given[0], error)]
             half = len(given) // 2
             return self._through_store(store, given[:half]) + self._through_store(store, given[half:])
-        self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
+        if self.seen is not None:
+            self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
         return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
 
     def _notes(self, store: SampleStore, given: list[Event]) -> dict[str, Any]:
         """Notes to be written with events: which are held no longer, and which removals are to be certified."""
-        new = [e for e in given if not store.has_applied(e.event_id)] if self.seen is not None or self.certified else []
+        if self.seen is None and not self.certified:
+            return {}
+        new = [e for e in given if not store.has_applied(e.event_id)]
         notes = {} if self.seen is None else self.pending.notes_when_applied(new)
-        if self.pending.unanswered:
+        if self.seen is not None and self.pending.unanswered:
             for event in (e for e in new if isinstance(e, Remove)):
                 ids = event.ids or store.find(subject=event.subject)
                 notes |= self.pending.notes_when_removed(ids, event.event_id, notes)
