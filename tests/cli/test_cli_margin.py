@@ -34,7 +34,7 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
     fresh = MarginHead(J, K, rho=0.5, grid=GRID).add(torch.from_numpy(x[keep]), torch.from_numpy(y[keep]))
     assert gone["digest"] == fresh.digest()
     verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
-    assert "active as solved from the rows" in shell.json(*verify)["checks"]["head"]
+    assert "active follow from them" in shell.json(*verify)["checks"]["head"]
     shell("export", "s", "rest.pt")
     assert shell.json(*verify, "--head", "rest.pt")["verified"] is True
     assert "holds other samples" in shell(*verify, "--head", "all.pt", code=3)

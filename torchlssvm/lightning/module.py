@@ -12,14 +12,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.batches import TrainingBatch, unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LinearHead
+from torchlssvm.linear.labelled_batches import TrainingBatch, unpack
 
 CHECKPOINT_KEY = "torchlssvm"
 """The entry of a Lightning checkpoint with the state of a run."""
@@ -70,7 +70,7 @@ class LSSVMModule(LightningModule):
             elsewhere: the options below are then left out.
         rho, intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
             ``MarginHead`` has no ``multiclass`` and no ``folds``.
-        grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
+        grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
         select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
         suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
@@ -113,7 +113,7 @@ class LSSVMModule(LightningModule):
         folds: int = 0,
         normalize: str | None = None,
         scale: str | None = None,
-        grid: float | str | None = "auto",
+        grid: FixedPoint | float | str | None = "auto",
         select_rho: str | None = None,
         store: str | None = None,
         suppression_list: str | None = None,
@@ -124,13 +124,14 @@ class LSSVMModule(LightningModule):
         modules = {"backbone": backbone, "feature_map": feature_map, "head": head}
         unsaved = [name for name, value in modules.items() if isinstance(value, nn.Module)]
         self.save_hyperparameters(ignore=[*unsaved, "suppression_key"])
+        if isinstance(grid, FixedPoint):  # a checkpoint holds primitives
+            self.hparams["grid"] = grid_to_text(grid)
         self._suppression_key = suppression_key
         options: dict[str, Any] = {}
         if not isinstance(head, nn.Module):
-            limit = FixedPoint(float(grid)) if isinstance(grid, int | float) else grid
             options = {
                 "rho": rho, "intercept": intercept, "class_weight": class_weight, "per_class": per_class,
-                "normalize": normalize, "scale": scale, "grid": limit,
+                "normalize": normalize, "scale": scale, "grid": grid,
             }  # fmt: skip
             own = {"multiclass": (multiclass, "ovr"), "folds": (folds, 0)}  # of an LSSVMHead alone, with their defaults
             given = {name: value for name, (value, default) in own.items() if value != default}

@@ -14,7 +14,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalW
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint, grid_to_json
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.votes import votes
@@ -37,7 +37,7 @@ from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
-from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,7 +63,8 @@ class LSSVMHead(nn.Module):
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j; ``w`` is then (J, pairs),
             ``b`` (pairs,), ``C`` and ``P`` (pairs, J, J), in the order (0,1), (0,2), ...; scores are votes, ties broken by
             margins).
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch), or None for float64 sums.
+        grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
+            batch), or None for float64 sums.
         target_grid: the same for float targets.
         statistics: False keeps w and P only, the paper's compact form; features are then used as given unless ``grid`` is
             a :class:`FixedPoint`.
@@ -113,8 +114,8 @@ class LSSVMHead(nn.Module):
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         multiclass: str = "ovr",
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
@@ -129,6 +130,7 @@ class LSSVMHead(nn.Module):
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes and statistics:
             raise ValueError(
@@ -939,10 +941,9 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        if rough:
-            rows = self.rows.held.dropped(INEXACT_REMOVAL)
-        else:
-            rows, changes = self.rows.held.changed(changes)
+        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held
+        if rows.unchecked is None:
+            rows, changes = rows.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None

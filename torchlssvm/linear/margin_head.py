@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -29,7 +30,7 @@ from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
-from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,12 +60,14 @@ class MarginHead(nn.Module):
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
             every change of samples changes every class.
-        grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
+        grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
             solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
             influence hold the scale fixed.
+        rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file has
+            no name and goes with the process; copies of the head have their rows in memory.
         device: where the state lives.
 
     Attributes:
@@ -104,17 +107,20 @@ class MarginHead(nn.Module):
         rho: float = 1.0,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
-        grid: FixedPoint | str = "auto",
+        grid: GridOption = "auto",
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
+        rows_folder: str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
         give_lock(self)
         checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
-        if grid is None:
-            raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
+        if as_grid(grid) is None:
+            raise ValueError(
+                "MarginHead keeps its samples on a grid: grid must be a FixedPoint, a number or 'auto', got None"
+            )
         device = torch.empty(0, device=device).device
         self.statistics = Statistics(
             in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class),
@@ -126,7 +132,7 @@ class MarginHead(nn.Module):
         if per_class is False and weight is not None:
             raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
         self._options = SolverOptions(checks.positive(rho, "rho"), intercept, weight)
-        self.samples = GridRows(in_features, device)
+        self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
         self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
         self.data_choices = DataChoices()
         self.version = 0
@@ -633,6 +639,7 @@ class MarginHead(nn.Module):
             return self
         self.check_whole()
         plan = self.samples.plan(changes)
+        self.samples.reserve(len(plan.q))  # what can fail for want of room fails before anything changes
         with self.changing():
             self.statistics.change(changes, held=True, proven=True)
             self.solver.change(plan)
@@ -702,7 +709,7 @@ class MarginHead(nn.Module):
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved samples (``margin_checkpoint.save_samples``) in the place of those held; None empties the head."""
-        fresh, rows = self.statistics.zero(), GridRows(self.in_features, self.device)
+        fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = margin_checkpoint.load_samples(self, state)
         self.replace_parts(fresh, rows)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import GridError, RemovalError
+from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, TorchLSSVMError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
@@ -21,7 +21,6 @@ from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sum
 from torchlssvm.statistics.baseline import SEVERED, Baseline
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 from torchlssvm.statistics.digest import FORMAT, hash_all, hash_group
-from torchlssvm.statistics.integrity import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,14 +41,41 @@ FORM = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale"
 """The attributes in which statistics must be equal to be added."""
 
 
+class Integrity:
+    """A context in which a state is changed in place: marked first, cleared last.
+
+    Whatever interrupts it (Ctrl-C, a lack of memory) leaves the mark, and every later use is refused. An error that this
+    library names is raised where nothing was changed, or everything was put back, so it clears the mark.
+    """
+
+    def __init__(self) -> None:
+        self.torn = False
+
+    def check(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        if self.torn:
+            raise InterruptedUpdateError(
+                "an update was interrupted while its sums were being changed, so the state is neither that before nor that "
+                "after it. Load a saved state (head.load_state_dict(...)), or bring it back from its store (store.restore())."
+            )
+
+    def __enter__(self) -> None:
+        self.check()
+        self.torn = True
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None or issubclass(kind, TorchLSSVMError):
+            self.torn = False
+
+
 class Statistics:
     """Exact sums over samples; a group under ``+`` and ``-``.
 
     Args:
         in_features: J.
         num_classes: K, the number of classes or of targets.
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch) or None (float64 sums: the same
-            interface, ``exact`` is False, and there is no digest).
+        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
+            sums: the same interface, ``exact`` is False, and there is no digest).
         target_grid: the same for float targets.
         per_class: keep M for each class.
         folds: keep everything for each of so many folds; samples then need ids.
@@ -84,8 +110,8 @@ class Statistics:
         in_features: int,
         num_classes: int,
         *,
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         per_class: bool = False,
         folds: int = 0,
         normalize: str | None = None,
@@ -100,9 +126,7 @@ class Statistics:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-        for name, option in (("grid", grid), ("target_grid", target_grid)):
-            if not isinstance(option, FixedPoint):
-                checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
         self.scale = checks.one_of(scale, "scale", SCALES)
@@ -411,7 +435,7 @@ class Statistics:
         what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
-        changes = [(b, s) for b, s in changes if len(b)]
+        changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return []
         self.check_whole()
@@ -451,11 +475,8 @@ class Statistics:
 
     def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
         shrinks = held and any(r.sign < 0 for r in rows)
-        if sums.fits_tail(rows):
-            views, diag = sums.stage(rows)
-            if shrinks:
-                self._check_diagonal(diag)
-            sums.commit(rows, diag)
+        views = sums.append(rows, self._check_diagonal if shrinks else None)
+        if views is not None:
             return views
         undo = None
         if shrinks and not self.exact:
@@ -487,7 +508,7 @@ class Statistics:
             moments = self.moments.reshape(-1)
             for b, s in changes:
                 assert b.labels is not None
-                one = torch.ones(len(b), dtype=dtype, device=self.device) if b.mult is None else b.mult.to(dtype)
+                one = torch.ones_like(b.labels, dtype=dtype) if b.mult is None else b.mult.to(dtype)
                 moments = moments.index_add(0, b.labels if b.folds is None else b.folds * K + b.labels, one, alpha=s)
             return moments.view(F, K)
         moments = self.moments.clone() if self.moments.ndim == 3 else self.zero_moments("values")
