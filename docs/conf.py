@@ -39,9 +39,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
     "plain_docstrings",
     "existing_names",
+    "module_code",
     "mathml",
 ]
 exclude_patterns = ["_build", "tutorials", "**/README.md"]
