@@ -8,10 +8,12 @@ diagonal. That is what a ridge of the same size would do; it is invisible while 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -116,6 +118,40 @@ class FixedPoint:
     def snap(self, x: Tensor) -> Tensor:
         """The nearest gridded features, in float64: what a head that uses this grid learns from."""
         return self.quantize(x).mul_(self.resolution)
+
+
+GridOption: TypeAlias = FixedPoint | float | str | None
+"""A grid as it is asked for: see :func:`as_grid`."""
+
+
+def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
+    """A grid as it is asked for: a number is the limit of a :class:`FixedPoint`; that itself, "auto" and None stay.
+
+    Text, as on a command line: "none", "auto", "LIMIT", "LIMIT:BITS" or "LIMIT:BITS:HEADROOM" (:func:`grid_to_text`).
+
+    >>> as_grid(8.0) == as_grid("8") == as_grid(FixedPoint(8.0)) == FixedPoint(8.0), as_grid("auto"), as_grid(None)
+    (True, 'auto', None)
+    """
+    if not isinstance(option, bool) and isinstance(option, numbers.Real):
+        return FixedPoint(float(option))
+    if option is None or isinstance(option, FixedPoint):
+        return option
+    if isinstance(option, str):
+        if option in ("auto", "none"):
+            return None if option == "none" else option
+        limit, *counts = option.split(":")
+        with contextlib.suppress(ValueError, TypeError):
+            return FixedPoint(float(limit), *(int(c) for c in counts))
+    raise ValueError(
+        f"{name} must be a number (the largest feature), a FixedPoint, 'auto' or None (float64 sums), or as text a limit with "
+        f"bits, '8:20'; got {option!r}"
+    )
+
+
+def grid_to_text(option: GridOption) -> str | None:
+    """Write a grid that was asked for as text that :func:`as_grid` reads; None stays None."""
+    grid = as_grid(option)
+    return f"{grid.limit!r}:{grid.bits}:{grid.headroom}" if isinstance(grid, FixedPoint) else grid
 
 
 def grid_to_json(grid: FixedPoint | None) -> list[Any] | None:

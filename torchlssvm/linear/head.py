@@ -14,7 +14,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalW
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint, grid_to_json
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.votes import votes
@@ -63,7 +63,8 @@ class LSSVMHead(nn.Module):
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j; ``w`` is then (J, pairs),
             ``b`` (pairs,), ``C`` and ``P`` (pairs, J, J), in the order (0,1), (0,2), ...; scores are votes, ties broken by
             margins).
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch), or None for float64 sums.
+        grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
+            batch), or None for float64 sums.
         target_grid: the same for float targets.
         statistics: False keeps w and P only, the paper's compact form; features are then used as given unless ``grid`` is
             a :class:`FixedPoint`.
@@ -100,6 +101,7 @@ class LSSVMHead(nn.Module):
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
+    keeps_rows = False
     normalize: str | None = None
     """Row normalization before the grid: None, "l2" or "sqrt"."""
 
@@ -112,8 +114,8 @@ class LSSVMHead(nn.Module):
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         multiclass: str = "ovr",
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
@@ -128,6 +130,7 @@ class LSSVMHead(nn.Module):
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes and statistics:
             raise ValueError(
@@ -758,6 +761,28 @@ class LSSVMHead(nn.Module):
         return self.data_choices.describe(self.rho, self.version)
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
+
+    @exclusive
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`: the statistics."""
+        return self.need_statistics("sample_state").state()
+
+    @exclusive
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use: w, b and P."""
+        return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
+
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, from the statistics alone."""
+        return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """State from which :meth:`resume` makes the head again: the statistics."""
+        return self.sample_state()
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Take over a :meth:`snapshot`; ValueError when it does not fit."""
+        self.adopt(state)
 
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -59,7 +59,7 @@ class MarginHead(nn.Module):
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
             every change of samples changes every class.
-        grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
+        grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
@@ -94,6 +94,7 @@ class MarginHead(nn.Module):
     uncertifiable = None
     unchecked = None
     checked = True
+    keeps_rows = True
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class MarginHead(nn.Module):
         rho: float = 1.0,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
-        grid: FixedPoint | str = "auto",
+        grid: GridOption = "auto",
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
@@ -112,8 +113,10 @@ class MarginHead(nn.Module):
         super().__init__()
         give_lock(self)
         checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
-        if grid is None:
-            raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
+        if as_grid(grid) is None:
+            raise ValueError(
+                "MarginHead keeps its samples on a grid: grid must be a FixedPoint, a number or 'auto', got None"
+            )
         device = torch.empty(0, device=device).device
         self.statistics = Statistics(
             in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class),
@@ -623,6 +626,64 @@ class MarginHead(nn.Module):
                 self.statistics.canonicalize()
                 self.solver.reset()
         return self
+
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+            return False
+
+    @exclusive
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`: the rows, in an order that depends on them alone."""
+        self.check_whole()
+        return margin_checkpoint.save_samples(self)
+
+    @exclusive
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use: w, b, and the active sets (K, n).
+
+        The active sets are in the order of :meth:`sample_state`.
+        """
+        w, b = self.solve()
+        return {"w": w, "b": b, "active": self.solver.sides_in_saved_order()}
+
+    @exclusive
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, of a new head that learned the rows held."""
+        fresh = type(self).from_config(self.config(), device=self.device)
+        fresh.adopt(self.sample_state())
+        return fresh.derived()
+
+    @exclusive
+    def snapshot(self) -> dict[str, Tensor]:
+        """State that makes :meth:`resume` fast: what is :meth:`derived`, where that is up to date, and no samples."""
+        return self.derived() if self._published is not None else {}
+
+    @exclusive
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Begin the next solve where a :meth:`snapshot` of the samples held was; what it finds is proven all the same.
+
+        ValueError when that is of other samples.
+        """
+        if not state:
+            return
+        counts, order = self.statistics.counts, self.samples.saved_order()
+        fitted = ((counts > 0) & (counts < self.statistics.n)).to(torch.float64)
+        sides = torch.empty_like(state["active"])
+        if tuple(sides.shape) != (self.num_classes, len(order)) or not bool(state["w"].isfinite().all()):
+            raise ValueError(
+                f"active sets {tuple(sides.shape)} are not of {len(order)} samples, or weights are not finite"
+            )
+        sides[:, order] = state["active"]
+        with self.changing():
+            proofs = nn.functional.pad(fitted[:, None], (4, 0))
+            self.solver.restore({"w": state["w"], "b": state["b"], "proofs": proofs}, sides)
+            self.solver.restart()
 
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
@@ -48,8 +48,8 @@ class Statistics:
     Args:
         in_features: J.
         num_classes: K, the number of classes or of targets.
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch) or None (float64 sums: the same
-            interface, ``exact`` is False, and there is no digest).
+        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
+            sums: the same interface, ``exact`` is False, and there is no digest).
         target_grid: the same for float targets.
         per_class: keep M for each class.
         folds: keep everything for each of so many folds; samples then need ids.
@@ -84,8 +84,8 @@ class Statistics:
         in_features: int,
         num_classes: int,
         *,
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         per_class: bool = False,
         folds: int = 0,
         normalize: str | None = None,
@@ -100,9 +100,7 @@ class Statistics:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-        for name, option in (("grid", grid), ("target_grid", target_grid)):
-            if not isinstance(option, FixedPoint):
-                checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
         self.scale = checks.one_of(scale, "scale", SCALES)
