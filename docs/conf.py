@@ -39,7 +39,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
     "plain_docstrings",
     "existing_names",
