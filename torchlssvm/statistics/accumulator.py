@@ -122,14 +122,21 @@ class Accumulator:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def fits_tail(self, changes: list[SignedRows]) -> bool:
-        """Tell if the changes are few enough to wait in the tail; flush it first when it has no room."""
+    def append(self, changes: list[SignedRows], check: Callable[[Tensor], None] | None) -> list[Tensor] | None:
+        """Let few rows wait in the tail; None, with nothing done, for more than that. Returns their features (views).
+
+        ``check``: sees the diagonals that they give, and raises if these cannot be.
+        """
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER:
-            return False
+            return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
-        return True
+        views, diag = self.stage(changes)
+        if check is not None:
+            check(diag)
+        self.commit(changes, diag)
+        return views
 
     def stage(self, changes: list[SignedRows]) -> tuple[list[Tensor], Tensor]:
         """Write rows behind the tail without taking them in. Returns their features (views) and the diagonals they give."""
