@@ -19,7 +19,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import FingerprintTable, FingerprintChange
+from torchlssvm.linear.membership import FingerprintChange, FingerprintTable
 from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.baseline import Baseline

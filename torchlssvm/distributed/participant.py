@@ -10,7 +10,7 @@ from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.distributed.sum_checks import check_held
 from torchlssvm.errors import RemovalError
 from torchlssvm.linear import AttachedClassifier, LSSVMHead
-from torchlssvm.linear.membership import Membership, FingerprintChange
+from torchlssvm.linear.membership import FingerprintChange, Membership
 from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.statistics import Statistics
 

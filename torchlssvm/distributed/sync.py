@@ -30,7 +30,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.membership import Membership, FingerprintChange
+from torchlssvm.linear.membership import FingerprintChange, Membership
 from torchlssvm.linear.merge_history import add_to
 from torchlssvm.statistics import Statistics
 

@@ -379,7 +379,8 @@ class Membership:
         if earlier is None or self.unchecked is not None or earlier.unchecked is not None:
             return FingerprintChange(None)
         now, then = (
-            FingerprintChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting}) for m in (self, earlier)
+            FingerprintChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting})
+            for m in (self, earlier)
         )
         return now.plus(then, -1)
 
