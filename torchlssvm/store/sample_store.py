@@ -857,7 +857,7 @@ class SampleStore:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
         With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for somebody who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        for a verifier who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
         """
         with self.view():
             at = self.position if position is None else position
