@@ -7,6 +7,7 @@ from torchlssvm.audit.verification import verify
 from torchlssvm.errors import (
     ConvergenceError,
     GridError,
+    InexactDeviceError,
     InterruptedUpdateError,
     NotFittedError,
     NumericalWarning,
@@ -30,6 +31,7 @@ __all__ = [
     "FixedPoint",
     "GridError",
     "IncrementalSVM",
+    "InexactDeviceError",
     "InterruptedUpdateError",
     "KernelLSSVM",
     "LSSVMHead",

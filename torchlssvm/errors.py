@@ -6,6 +6,7 @@ Each error also derives from the built-in one that fits it, so ``except ValueErr
 __all__ = [
     "ConvergenceError",
     "GridError",
+    "InexactDeviceError",
     "InterruptedUpdateError",
     "NotFittedError",
     "NumericalWarning",
@@ -57,6 +58,13 @@ class GridError(TorchLSSVMError, ValueError):
     Raised when a feature or a target lies beyond the grid's limit, or when a sum could leave the range of 64-bit
     integers. The message names the value and the limit; choose a ``FixedPoint`` with a larger ``limit`` (or fewer
     ``bits``), scale the features, or give up bit-exactness with ``grid=None``.
+    """
+
+
+class InexactDeviceError(TorchLSSVMError, RuntimeError):
+    """A device's float64 products are not exact, so that sums on a grid would be wrong there.
+
+    Tested once for each process and device, when the first samples are summed there.
     """
 
 

@@ -179,11 +179,15 @@ class Solution:
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)
         ra, rr = theorem1.halves(change, r)
-        w = torch.addmm(torch.addmm(self.w, Za.mT, ra, alpha=-1), Zr.mT, rr)
+        w = self.w
+        for Z, B, sign in ((Za, ra, 1.0), (Zr, rr, -1.0)):
+            w = torch.addmm(w, Z.mT, B, alpha=-sign) if Z.shape[0] else w
         if self.centred and not self.empty:
-            oa, o_r = theorem1.halves(change, torch.ones_like(d)[:, None])
+            halves = theorem1.halves(change, torch.ones_like(d)[:, None])
             step = d @ V / total  # how far the mean moves
-            beta = beta - (oa.mT @ ra - o_r.mT @ rr)[0] / n + step @ w
+            beta = torch.addmv(beta, w.mT, step)
+            for one, B, sign in zip(halves, (ra, rr), (1.0, -1.0), strict=True):
+                beta = torch.addmv(beta, B.mT, one[:, 0], alpha=-sign / n) if B.shape[0] else beta
             mu = mu + step
         self._defer(Za, Zr)
         self.w, self.beta, self.mu, self.n = w, beta, mu, total

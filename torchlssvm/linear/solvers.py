@@ -306,9 +306,8 @@ class PairwiseSolver:
             return
         touched: set[int] = set()
         for batch, _ in changes:
-            assert batch.labels is not None
-            known = not checks.is_fake(batch.labels)
-            touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
+            known = batch.host_labels is not None
+            touched |= set(batch.host_labels.tolist()) if known else set(range(self.stats.num_classes))  # type: ignore[union-attr]
         for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
             del self._w[pair]
             self._P.pop(pair, None)

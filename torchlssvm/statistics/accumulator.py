@@ -6,7 +6,7 @@ Three levels, each carried into the next when it is full, and all exact in grid 
     acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
     sums  - int64 sums per group (float64 without a grid), the canonical state
 
-A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of each group's M, always up to date.
+A *group* is a class, a fold, both, or everything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
+from torchlssvm.functional.device_products import require_exact_products
 from torchlssvm.functional.modes import exactly
 from torchlssvm.statistics.integrity import Integrity
 from torchlssvm.statistics.signed_rows import PRODUCT_ROWS, SignedRows, split_runs
@@ -56,8 +57,10 @@ class Accumulator:
         """Start at zero. J features, R side columns; ``exact``: rows are integers; ``undo``: see :meth:`track`."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
+        if exact and device.type not in ("cpu", "meta") and not checks.is_fake(torch.empty(0, device=device)):
+            require_exact_products(device)
         self.sums: dict[int, Tensor] = {}
-        self.diag = torch.zeros(groups, J, dtype=self.dtype, device=device)
+        self._diag: Tensor | None = None  # a cache
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
@@ -80,10 +83,14 @@ class Accumulator:
             self.flush()
         return True
 
-    def stage(self, changes: list[SignedRows]) -> tuple[list[Tensor], Tensor]:
-        """Write rows behind the tail without taking them in. Returns their features (views) and the diagonals they give."""
+    def stage(self, changes: list[SignedRows], diagonal: bool = False) -> tuple[list[Tensor], Tensor | None]:
+        """Write rows behind the tail without taking them in. Returns their features (views).
+
+        With ``diagonal`` also the diagonals that they would give, else None.
+        """
+        diag = self.diag if diagonal else None
         buffer = self._room()
-        start, views, diag = self._length, [], self.diag
+        start, views = self._length, []
         for change in changes:
             stop = start + change.x.shape[0]
             q = buffer[start:stop, : self.J]
@@ -92,50 +99,60 @@ class Accumulator:
                 change.observer(slice(None), q)
             change.write_side(buffer[start:stop, self.J :], slice(None))
             self._scale[start:stop] = change.scale
-            squares = q * q
-            squares = squares.mul_(change.sign) if change.mult is None else squares.mul_(self._scale[start:stop, None])
-            if change.codes is None:
-                diag = diag + squares.sum(0).to(self.dtype)
-            else:
+            if change.codes is not None:
                 self._codes[start:stop] = change.codes
-                diag = diag.index_add(0, change.codes, squares.to(self.dtype))
+                if change.host_codes is not None:
+                    self._host_codes[start:stop] = change.host_codes
+            if diag is not None:
+                squares = (q * q).mul_(self._scale[start:stop, None]).to(self.dtype)
+                diag = diag + squares.sum(0) if change.codes is None else diag.index_add(0, change.codes, squares)
             views.append(q)
             start = stop
         return views, diag
 
-    def commit(self, changes: list[SignedRows], diag: Tensor) -> None:
+    def commit(self, changes: list[SignedRows]) -> None:
         """Take in what was staged."""
         for change in changes:
             sign = float(change.sign) if change.mult is None else None
             self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
             self._length += change.x.shape[0]
             self._tail_bound += change.gross
-        self.diag = diag
+        self._diag = None
 
     def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
+        self._diag = None
         if change.codes is None:
-            self._push_group(0, change, None)
+            self._push_group(0, change, None, change.bounds)
         else:
-            for group, index in self._by_group(change.codes):
-                self._push_group(group, change, index)
-        for group in sorted(self.touched):
-            self.diag[group] = self._diagonal(group)
+            for group, index, place in self._by_group(change.codes, change.host_codes):
+                self._push_group(group, change, index, change.bounds[place])
 
-    def _by_group(self, codes: Tensor) -> list[tuple[int, Tensor]]:
-        """Return the rows of each group that has any: they are summed together."""
-        if checks.is_fake(codes):
-            return [(0, torch.argsort(codes, stable=True))]
-        sizes = torch.bincount(codes, minlength=self.groups).tolist()  # one read: the loop runs on the host
-        present = [g for g, size in enumerate(sizes) if size]
-        if len(present) <= 4:
-            return [(g, (codes == g).nonzero()[:, 0]) for g in present]
-        parts = torch.argsort(codes, stable=True).split([sizes[g] for g in present])
-        return list(zip(present, parts, strict=True))
+    def _by_group(
+        self, codes: Tensor, host: NDArray[np.int64] | None
+    ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
+        """Return the rows of each group that has any, on the device (None: all of them) and on the host.
 
-    def _push_group(self, group: int, change: SignedRows, index: Tensor | None) -> None:
-        bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
+        They are summed together. ``host``: the codes on the host, so that no device is asked; None for tensors without data.
+        """
+        if host is None:
+            return [(0, torch.argsort(codes, stable=True), slice(None))]
+        sizes = np.bincount(host, minlength=self.groups)
+        present = sizes.nonzero()[0].tolist()
+        if len(present) == 1:
+            return [(present[0], None, slice(None))]
+        if codes.device.type == "cpu" and len(present) <= 4:
+            parts = [(codes == g).nonzero()[:, 0] for g in present]
+        else:
+            parts = list(torch.argsort(codes, stable=True).split(sizes[present].tolist()))
+        if codes.device.type == "cpu":
+            places = [part.numpy() for part in parts]
+        else:
+            places = np.split(np.argsort(host, kind="stable"), np.cumsum(sizes[present])[:-1])
+        return list(zip(present, parts, places, strict=True))
+
+    def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
         x, mult = change.x, change.mult
         chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
         work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
@@ -164,6 +181,7 @@ class Accumulator:
             self._buffer = torch.empty(PRODUCT_ROWS, self.J + self.R, dtype=torch.float64, device=self.device)
             self._scale = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
             self._codes = torch.empty(PRODUCT_ROWS, dtype=torch.int64, device=self.device)
+            self._host_codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
         return self._buffer
 
     def move_side(
@@ -192,13 +210,12 @@ class Accumulator:
         if self.groups == 1:
             self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
             return
-        codes = self._codes[:length]
-        present = [0] if checks.is_fake(codes) else torch.unique(codes).tolist()  # one read for up to 1,024 rows
-        for group in present:
-            pick = (
-                torch.arange(length, device=self.device) if checks.is_fake(codes) else (codes == group).nonzero()[:, 0]
-            )
-            self._accumulate(group, *self._signed(rows[pick], pick), bound)
+        host = None if checks.is_fake(rows) else self._host_codes[:length]
+        for group, pick, _ in self._by_group(self._codes[:length], host):
+            if pick is None:
+                self._accumulate(group, *self._signed(rows, slice(0, length)), bound)
+            else:
+                self._accumulate(group, *self._signed(rows[pick], pick), bound)
 
     def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
         if self._uniform is not None:
@@ -245,6 +262,18 @@ class Accumulator:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
 
+    @property
+    def diag(self) -> Tensor:
+        """The diagonal of each group's M (groups, J). Do not write to it."""
+        if self._diag is None:
+            self.flush()
+            self._diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
+        return self._diag
+
+    def forget_diagonal(self) -> None:
+        """Compute the diagonals anew when they are asked for: the sums were changed."""
+        self._diag = None
+
     def _diagonal(self, group: int) -> Tensor:
         diag = torch.zeros(self.J, dtype=self.dtype, device=self.device)
         if group in self.sums:
@@ -257,7 +286,7 @@ class Accumulator:
         """Take other packed sums (their tensors, not copies) instead of those held."""
         self.settle()
         self.sums = sums
-        self.diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
+        self._diag = None
         self.touched.update(range(self.groups))
 
     # -- the state at a mark ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class SignedRows:
     multiplicities (B,), or None.
 
     ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1. ``observer``: sees the rows on the grid.
+    +1 or -1. ``observer``: sees the rows on the grid. ``host_codes`` (B,): the group codes on the host.
     """
 
     x: Tensor
@@ -34,6 +34,7 @@ class SignedRows:
     gross: float
     sign: int
     observer: RowObserver | None = None
+    host_codes: NDArray[np.int64] | None = None
 
     def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
         """Write the side columns of some rows. out: (b, R)."""
