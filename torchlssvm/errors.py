@@ -10,6 +10,7 @@ __all__ = [
     "InterruptedUpdateError",
     "NotFittedError",
     "NumericalWarning",
+    "OutOfMemoryError",
     "RemovalError",
     "StoreBusyError",
     "StoreDiskError",
@@ -32,6 +33,13 @@ class NotFittedError(TorchLSSVMError, RuntimeError):
     """A prediction, or anything else derived from data, was asked of a machine that holds no samples.
 
     Raised before the first ``add``, and again when everything that was added has been removed.
+    """
+
+
+class OutOfMemoryError(TorchLSSVMError, MemoryError):
+    """A change needs more memory than is free; it was refused before anything was allocated, and nothing was changed.
+
+    The message gives both numbers of bytes and what to do: fewer features, or no sums per class.
     """
 
 

@@ -907,6 +907,7 @@ class LSSVMHead(nn.Module):
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
         with self.changing():
+            self.solver.release(sum(len(batch) for batch, _ in changes))
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
             self.solver.changed(changes, views)
             if undo is not None:

@@ -126,7 +126,7 @@ class Solution:
         """Keep the terms of a change, additions from the front of Z and removals from its end."""
         need = self._plus + self._minus + Za.shape[0] + Zr.shape[0]
         if self._Z is None or self._Z.shape[0] < need:
-            grown = torch.empty(max(64, 2 * need), self.D, dtype=torch.float64, device=self.device)
+            grown = torch.empty(max(64, need + need // 4), self.D, dtype=torch.float64, device=self.device)
             for Z, sign in self._terms():
                 (grown[: self._plus] if sign > 0 else grown[grown.shape[0] - self._minus :]).copy_(Z)
             self._Z = grown

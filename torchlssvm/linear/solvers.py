@@ -24,6 +24,9 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 
+RELEASED_NUMBERS = 2**25
+"""Numbers (256 MiB) of a square system beyond which its memory is free while many rows are summed."""
+
 
 @dataclass
 class SolverOptions:
@@ -55,6 +58,9 @@ class Solver(Protocol):
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization; the samples stay."""
+
+    def release(self, rows: int) -> None:
+        """Free memory before a change of so many rows, where it would not be used after."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
@@ -160,6 +166,12 @@ class SharedSolver:
         """Units of features and targets, and rho."""
         grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
         return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+
+    def release(self, rows: int) -> None:
+        """Free the memory of a large system before a change of so many rows that it will be solved anew after."""
+        if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
+            self._work = None
+            self.reset()
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
@@ -297,6 +309,9 @@ class PairwiseSolver:
         self.pairs = list(itertools.combinations(range(self.stats.num_classes), 2))
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
+
+    def release(self, rows: int) -> None:
+        """Do nothing: pairs are solved one at a time."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""

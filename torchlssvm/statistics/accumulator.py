@@ -32,6 +32,10 @@ PRODUCT_NUMBERS = 2**17
 """Numbers (1 MB of float64) that a product of more than 1,024 rows takes at most, so that they stay in the cache."""
 
 
+DIRECT_NUMBERS = 2**24
+"""Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
+
+
 def bound_sums(sums: Sequence[Tensor], moments: Tensor) -> float:
     """Bound every sum, over all groups together, from the packed sums and the moments themselves."""
     tops = [torch.maximum(v.amax(), -v.amin()) for v in sums]
@@ -59,6 +63,7 @@ class Accumulator:
         self.dtype = torch.int64 if exact else torch.float64
         if exact and device.type not in ("cpu", "meta") and not checks.is_fake(torch.empty(0, device=device)):
             require_exact_products(device)
+        self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
         self.sums: dict[int, Tensor] = {}
         self._diag: Tensor | None = None  # a cache
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
@@ -192,6 +197,10 @@ class Accumulator:
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         self.protect(0)
+        if self.direct:
+            side = gram.side_view(self._canonical(0), self.J, self.R)
+            side.index_add_(0, new, moved.to(self.dtype)).index_add_(0, old, moved.to(self.dtype), alpha=-1)
+            return q
         for a, b in split_runs(bounds):
             side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
@@ -222,6 +231,13 @@ class Accumulator:
             return rows, None, self._uniform
         return rows, self._scale[pick], 1.0
 
+    def _canonical(self, group: int) -> Tensor:
+        """Return the canonical sums of a group, to be changed in place."""
+        if group not in self.sums:
+            self.sums[group] = torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
+        self.touched.add(group)
+        return self.sums[group]
+
     def _open(self, group: int, bound: float) -> Tensor:
         """Return the float64 sums of a group with room for ``bound``."""
         if self._acc is None:
@@ -237,7 +253,10 @@ class Accumulator:
     def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
         self._record(group, rows, mult, alpha)
         scaled = None if mult is None else rows * mult[:, None]
-        gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
+        if self.direct:
+            gram.add_products_(self._canonical(group), rows, self.J, scaled, alpha)
+        else:
+            gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
 
     def carry(self) -> None:
         """Move the float64 sums into the canonical ones. Changes no value."""
@@ -254,6 +273,8 @@ class Accumulator:
         with self.integrity:
             self.flush()
             self.carry()
+            if self.direct:
+                self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
 
     def total(self, group: int) -> Tensor:
         """Return the canonical packed sums of a group (zeros if it has none)."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
+from torchlssvm.functional.memory import require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
@@ -443,6 +445,7 @@ class Statistics:
                 )
                 raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
         rows = [self._rows(b, s) for b, s in changes]
+        self._require_memory(rows, first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
             try:
@@ -457,6 +460,21 @@ class Statistics:
             if any(s < 0 for _, s in changes):
                 self.note_removal()
         return views
+
+    def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
+        """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
+        known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
+        new: set[int] = set()
+        for r in rows:
+            new |= {0} if r.host_codes is None else set(np.unique(r.host_codes).tolist())
+        numbers = self.packed_length(kind) * len(new - set(known))
+        if numbers:
+            square = self.in_features**2 if self.accumulator is None else 0
+            groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
+            require_memory(
+                8 * (numbers + square), self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
+                "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
+            )  # fmt: skip
 
     def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
         shrinks = held and any(r.sign < 0 for r in rows)
