@@ -23,7 +23,10 @@ from torchlssvm.errors import (
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
 from torchlssvm.linear import AttachedClassifier, LSSVMHead, MarginHead, attach
 from torchlssvm.statistics import FixedPoint, Statistics
+from torchlssvm.store.attached_samples import AttachedSamples
 from torchlssvm.svm import IncrementalSVM
+
+AttachedClassifier.open_store = AttachedSamples
 
 __all__ = [
     "AttachedClassifier",

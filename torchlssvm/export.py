@@ -36,7 +36,7 @@ from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
-from torchlssvm.linear import AttachedClassifier, LSSVMHead
+from torchlssvm.linear import AttachedClassifier, LinearHead
 from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
@@ -118,12 +118,13 @@ class KernelScores(nn.Module):
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
-    ``head``: an :class:`~torchlssvm.LSSVMHead`, any kernel machine, ``OneVsRest`` or ``OneVsOne`` of one, or what ``attach``
-    made (its network comes along, as a copy). Nothing is shared with the head; later changes of it do not show.
+    ``head``: an :class:`~torchlssvm.LSSVMHead` or :class:`~torchlssvm.MarginHead`, any kernel machine, ``OneVsRest`` or
+    ``OneVsOne`` of one, or what ``attach`` made (its network comes along, as a copy). Nothing is shared with the head; later
+    changes of it do not show.
     """
     if isinstance(head, AttachedClassifier):
         return nn.Sequential(copy.deepcopy(head.backbone), nn.Flatten(1), freeze(head.head, dtype)).eval()
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")
         with head.locked():  # of one state, whatever other threads do
@@ -149,7 +150,7 @@ def _scores(head: Any, dtype: torch.dtype) -> nn.Module:
     """k(x, X) alpha + b of a kernel machine, or of all machines of several classes, each row once and none without weight."""
     machines = list(head.machines) if isinstance(head, MultiClass) else [head]
     if not all(isinstance(machine, KernelLSSVM | LagrangianSVM | IncrementalSVM) for machine in machines):
-        raise ValueError(f"freeze takes an LSSVMHead, a kernel machine or what attach made; got {type(head).__name__}")
+        raise ValueError(f"freeze takes a linear head, a kernel machine or what attach made; got {type(head).__name__}")
     if not len(head.ids):
         raise NotFittedError("the machine holds no samples: there is nothing to freeze")
     parts = [expansion(machine) if machine.n else None for machine in machines]

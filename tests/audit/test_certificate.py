@@ -224,14 +224,14 @@ def test_every_altered_field_is_noticed(store: SampleStore) -> None:
         "time": "2020-01-01T00:00:00+00:00",
         "scope": {},
         "files": {},
-        "requests": [{"id": "1"}],
+        "requests": [{"id": "1", "received": "2026-01-01", "due": "2026-02-01", "reason": ""}],
         "shape": {"features": 1, "classes": 1},
         "events": [good.events[0] | {"event_id": "another"}],
     }
     for name, value in changes.items():
         with pytest.raises(VerificationError, match="was altered"):
             verify(altered(good, True, **{name: value}), head=store.head, store=store, public_key=PUBLIC)
-    for name in ("commitment", "position", "chain", "fingerprint", "samples", "events", "grid", "shape"):
+    for name in ("commitment", "position", "chain", "fingerprint", "samples", "events", "grid", "shape", "requests"):
         with pytest.raises(VerificationError):
             verify(altered(good, False, **{name: changes[name]}), store=store, allow_unsigned=True)
     fewer = good.events[0] | {"samples": 7, "commitments": good.events[0]["commitments"][:7]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.cli_tools import Shell
-from torchlssvm import LSSVMHead, audit
+from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.store import SampleStore
 
 torchvision = pytest.importorskip("torchvision")
@@ -96,7 +95,7 @@ def test_images_become_the_samples_of_a_store(shell: Shell, weights: dict[str, P
         assert store.head.digest() == fresh.digest()
     shell("remove", "s", "--subject", "person-1", "--certificate", "c.json", "--compact")
     shell("verify", "c.json", "--store", "s", "--allow-unsigned")
-    assert json.loads((shell.folder / "c.json").read_text())["fingerprint"] == stats["fingerprint"]
+    assert Certificate.load(shell.folder / "c.json").fingerprint == stats["fingerprint"]
 
 
 def test_the_fingerprint_is_that_of_network_and_preprocessing(shell: Shell, weights: dict[str, Path]) -> None:

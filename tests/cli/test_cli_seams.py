@@ -85,7 +85,7 @@ def test_labels_add_up(filled: Shell) -> None:
 
 
 SINGLE = {
-    "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--timeout"],
+    "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
     "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
             "--suppression-key", "--timeout"],
     "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
@@ -100,7 +100,13 @@ SINGLE = {
     "report": ["--out", "--images", "--certificates", "--title", "--count"],
     "demo": ["--out", "--seed"],
 }  # fmt: skip
-VALUES = {"--erased": ("skip", "refuse"), "--intercept": ("free", "none"), "--format": ("pt", "jsonl")}
+VALUES = {
+    "--erased": ("skip", "refuse"),
+    "--intercept": ("free", "none"),
+    "--normalize": ("l2", "sqrt"),
+    "--scale": ("std", "std"),
+    "--format": ("pt", "jsonl"),
+}
 
 
 @pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in SINGLE.items() for o in options])

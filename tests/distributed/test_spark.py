@@ -128,5 +128,11 @@ def test_spark_and_torch_distributed(context):
         statistics_from(context.parallelize([(X[0].numpy() * 100, 0)], 1), J, K, grid=GRID)
     with pytest.raises(ValueError, match=r"integers in 0\.\.2"):
         statistics_from(context.parallelize([(X[0].numpy(), 7)], 1), J, K, grid=GRID)
-    with pytest.raises(ValueError, match="known beforehand"):
-        statistics_from(context.parallelize(ROWS, 2), J, K, grid="auto")
+    with pytest.raises(ValueError, match="need a grid"):
+        statistics_from(context.parallelize(ROWS, 2), J, K, grid=None)
+    assert (
+        statistics_from(context.parallelize(ROWS, 2), J, K, grid=GRID.limit).digest()
+        == Statistics(J, K, grid=GRID).add(X, Y).digest()
+    )
+    chosen = statistics_from(context.parallelize(ROWS, 2), J, K, grid="auto")
+    assert chosen.digest() == Statistics(J, K, grid="auto").add(X, Y).digest()

@@ -49,7 +49,8 @@ def place(tmp_path_factory) -> Path:
                 )
             )
         store.apply(Relabel(ids=[ids[0]], y=[int(data.target[0])]))
-        erased = store.apply(Remove(subject="writer5"))
+        store.requests.open("writer5", request_id="R-1", received="2026-01-05", reason="<b>Art. 17</b>")
+        erased = store.apply(Remove(subject="writer5"), request="R-1")
         store.head.select_rho()
         store.calibrate()
         (folder / "certificates").mkdir()
@@ -79,7 +80,7 @@ def test_it_says_what_is_so(place) -> None:
         assert found.ece[1] == expected_calibration_error(p, labels)
         assert f"{found.accuracy:.1%}" in text
         assert f"{found.ece[1]:.3f}" in text
-        assert store.head.digest() in text
+        assert store.head.digest() not in text  # with the samples that are left, it would confirm a guess about others
         for i in found.labels.suspects[:8].tolist():
             assert found.labels.ids[i] in text
         assert text.count("data:image/png;base64,") == 8 + 8
@@ -89,6 +90,24 @@ def test_it_says_what_is_so(place) -> None:
     assert "the state now" in text
     assert "not a certificate" in text  # the other file
     assert "writer5" not in text  # erased
+
+
+def test_it_opens_with_erasures_requests_and_work_to_be_done(place) -> None:
+    """Before all that is about the classifier."""
+    text = (place / "report.html").read_text()
+    order = [
+        text.index(f"<h2>{title}</h2>") for title in ("Erasure", "Certificates", "The classifier", "Can it be trusted?")
+    ]
+    assert order == sorted(order)
+    opening = text[order[0] : order[2]]
+    assert re.search(r"Request R-1 is overdue by [\d,]+ days", opening)
+    assert "1 receipt of erasures not written to a file yet" in opening
+    assert "Bytes of erased samples may still be in the files" in opening
+    assert '<span class="was">not yet</span>' in opening
+    assert "&lt;b&gt;Art. 17" in opening
+    assert "rho" not in opening.replace("torchlssvm", "")
+    with SampleStore(place / "store", readonly=True) as store:
+        assert str(place / "report.html") in store.checkpoints()  # certificates name it after the next erasure
 
 
 def test_harm_is_what_retraining_a_half_says(place) -> None:
@@ -256,7 +275,7 @@ def test_in_a_browser(place, tmp_path, width, dark) -> None:
     found = measure(place / "report.html", tmp_path, width, dark)
     assert found["width"] == width
     assert found["needed"] <= width  # nothing sticks out
-    assert len(found["tables"]) == 4
+    assert len(found["tables"]) == 6
     assert max(found["tables"]) <= 0  # no column hides beyond the edge of its table
     assert found["pictures"] == found["images"] == 16
     assert found["charts"] == 5

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchlssvm import FixedPoint, GridError, Statistics
 from torchlssvm.functional import gram
-from torchlssvm.statistics.signed_rows import split_runs
+from torchlssvm.statistics.accumulator import split_runs
 
 GRID = FixedPoint(8.0)
 

@@ -65,7 +65,8 @@ def main(folder: Path, rank: int, world: int) -> None:
         if stored and rank == 0:
             with SampleStore(place / "store") as store:
                 found[name]["ids"] = sorted(store.find())
-            events = [e for path in (place / "certificates").iterdir() for e in Certificate.load(path).events]
+            files = (p for p in (place / "certificates").iterdir() if ".receipt." not in p.name)
+            events = [e for path in files for e in Certificate.load(path).events]
             found[name]["certified"] = {e["event_id"]: e["samples"] for e in events}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 

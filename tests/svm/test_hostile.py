@@ -264,5 +264,12 @@ def test_hostile_data(name, kernel, C, request):
     assert len(judge.errors) <= judge.operations / (350 if beyond else 1000), judge.errors[:3]
 
 
+@pytest.mark.parametrize(("name", "kernel", "operations"), [("counts", "poly3", 400), ("outliers 1e+05", "poly2", 80)])
+def test_samples_that_join_the_margin_together_leave_no_rounding_behind(name, kernel, operations):
+    """Kernel values of 1e14 and more: what the drive of samples added together leaves in g was once not noticed."""
+    judge = Judge(name, MADE[name], kernel, 0.1, seed=hash_of(name, kernel), weighted=False).run(operations)
+    assert not judge.errors
+
+
 def hash_of(*names):
     return sum(ord(letter) * (k + 1) for k, letter in enumerate("".join(names)))

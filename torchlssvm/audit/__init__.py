@@ -1,9 +1,19 @@
 """Certificates of erasure: their fields, their signatures and their verification."""
 
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.keys import PassphraseError, key_id, new_key, private_key, public_key, sign, trusted_keys
+from torchlssvm.audit.keys import (
+    PassphraseError,
+    find_signer,
+    key_id,
+    new_key,
+    private_key,
+    public_key,
+    sign,
+    trusted_keys,
+)
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
+from torchlssvm.audit.time_stamp import TimeStamp, time_stamp_request
 from torchlssvm.audit.verification import Report, verify
 from torchlssvm.backbone_hash import fingerprint
 
@@ -13,12 +23,15 @@ __all__ = [
     "Opening",
     "PassphraseError",
     "Report",
+    "TimeStamp",
+    "find_signer",
     "fingerprint",
     "key_id",
     "new_key",
     "private_key",
     "public_key",
     "sign",
+    "time_stamp_request",
     "trusted_keys",
     "verify",
 ]

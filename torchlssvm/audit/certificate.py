@@ -44,6 +44,7 @@ NONCE_BYTES = 32
 """Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
 
 EVENT_KINDS = ("add", "remove", "relabel", "replace", "request")
+REQUEST_FIELDS = ("id", "received", "due", "reason")
 HEX_64 = re.compile("[0-9a-f]{64}")
 
 
@@ -63,7 +64,7 @@ class Certificate:
             than the erasure and still hold the samples.
         library, time: what issued it, and when.
         files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
-        requests: the requests that the events answer: texts by name, with commitments in the place of people.
+        requests: that the events answer, each with ``id``, ``received``, ``due`` and ``reason``; none names anybody.
         signatures: of the envelope; none when it is unsigned.
         digest: in clear, in a certificate of version 0.1.0 only.
         format: the type of the predicate, or the format of version 0.1.0.
@@ -270,8 +271,9 @@ def check_fields(data: dict[str, Any], types: dict[str, Any], others: tuple[str,
     ):
         raise VerificationError("not a certificate: 'scope' holds something else than texts")
     for request in data.get("requests", []):
-        if not isinstance(request, dict) or not all(isinstance(v, str) for v in request.values()):
-            raise VerificationError("not a certificate: 'requests' holds something else than texts by name")
+        texts = isinstance(request, dict) and all(isinstance(v, str) for v in request.values())
+        if not texts or set(request) != set(REQUEST_FIELDS):
+            raise VerificationError(f"not a certificate: a request needs {', '.join(REQUEST_FIELDS)}, as texts")
 
 
 def check_events(events: list[Any]) -> None:

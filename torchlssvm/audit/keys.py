@@ -15,7 +15,7 @@ from torchlssvm.untrusted import read_regular
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["PassphraseError", "key_id", "new_key", "private_key", "public_key", "sign", "trusted_keys"]
+__all__ = ["PassphraseError", "find_signer", "key_id", "new_key", "private_key", "public_key", "sign", "trusted_keys"]
 
 MAX_KEY_FILE_BYTES = 2**16
 """Bytes of a file with a key: a PEM has 120, an encrypted one 300."""
@@ -93,6 +93,25 @@ def trusted_keys(given: Any) -> list[tuple[str, Ed25519PublicKey]]:
     if isinstance(given, list | tuple | set | frozenset):
         return [pair for one in given for pair in trusted_keys(one)]
     return [("", public_key(given))]
+
+
+def find_signer(certificate: Certificate, given: Any) -> tuple[str, Ed25519PublicKey] | None:
+    """The first trusted key that has signed, with its holder's name; see :func:`trusted_keys`. None if none of them has.
+
+    Every key is tried with every signature: the key id in the envelope is a hint, and may be anything.
+    """
+    _ed25519()
+    from cryptography.exceptions import InvalidSignature
+
+    message, trusted = certificate.message(), trusted_keys(given)
+    for signature in certificate.signatures:
+        for name, key in trusted:
+            try:
+                key.verify(signature.sig, message)
+            except InvalidSignature:
+                continue
+            return name, key
+    return None
 
 
 def _key(given: Any, private: bool, passphrase: bytes | None = None) -> Any:

@@ -18,6 +18,7 @@ from torchlssvm.audit.certificate import MAX_CERTIFICATE_BYTES, Certificate
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
+from torchlssvm.wording import listed
 
 __all__ = ["ErasureReceipt"]
 
@@ -26,8 +27,6 @@ RECEIPT_FORMAT = "torchlssvm-receipt-1"
 HEX_NONCE = re.compile("[0-9a-f]{64}")
 EVENT_FIELDS: dict[str, type] = {"event_id": str, "position": int, "ids": list, "nonces": list}
 NAME_FIELDS: dict[str, type] = {"kind": str, "name": str, "nonce": str}
-LISTED_NAMES = 5
-"""Names listed in a line of text, so that it stays one."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,3 @@ def check_fields(value: Any, types: Mapping[str, type], what: str) -> None:
     for name, kind in types.items():
         if not isinstance(value[name], kind) or isinstance(value[name], bool):
             raise VerificationError(f"not a receipt: {name!r} of {what} is a {type(value[name]).__name__}")
-
-
-def listed(names: list[str]) -> str:
-    """The first few of many names."""
-    more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
-    return ", ".join(names[:LISTED_NAMES]) + more

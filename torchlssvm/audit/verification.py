@@ -21,7 +21,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.linear.diagnostics.calibration import fit
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ def verify(
     Args:
         certificate: the object, its envelope as a dict or as JSON, or a file.
         head: its digest must be that of the surviving rows or, without the store, the one that ``opening`` opens; w, b and P
-            must be those that its statistics give, so a head that still serves old weights fails. A kernel machine must hold
-            the surviving rows and no other. A calibration must be the certificate's or, with the store, the one that the
-            surviving rows give. A classifier's network must have the certificate's fingerprint.
+            must be those that its statistics give, so a head that still serves old weights fails. A MarginHead or a kernel
+            machine must hold the surviving rows and no other; weights and active sets of the former must be those they give.
+            A calibration must be the certificate's or, with the store, the one that the surviving rows give. A classifier's
+            network must have the certificate's fingerprint.
         store: the journal must be unbroken and hold the certificate's events; none of the erased samples may be in its rows;
             the rows, summed anew, must give what was committed to; and all else that the certificate says of the store must be
             so.
@@ -165,18 +166,12 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
         if not allow_unsigned:
             raise VerificationError("give the issuer's public key to check the signature")
         return "not checked (no public key; allowed)"
-    from cryptography.exceptions import InvalidSignature
-
-    message, trusted = cert.message(), keys.trusted_keys(given)
-    for signature in cert.signatures:  # every key is tried: the key id is a hint, and may be anything
-        for name, key in trusted:
-            try:
-                key.verify(signature.sig, message)
-            except InvalidSignature:
-                continue
-            others = len(cert.signatures) - 1
-            more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
-            return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
+    signer = keys.find_signer(cert, given)
+    if signer is not None:
+        name, key = signer
+        others = len(cert.signatures) - 1
+        more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
+        return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
     raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
 
 
@@ -210,13 +205,24 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
         "erased": f"{len(erased)} samples, not in the store under their old commitments",
-        "rows": f"{count} {how}",
+        "rows": f"{count} samples are left, {how}",
     }
     if store.unchanged_since(cert.position):
         checks["state"] = _check_present_state(cert, store, count, digest)
     else:
         checks["state"] = _check_past_state(cert, store)
-    return digest, checks | _check_files(cert, store)
+    return digest, checks | _check_requests(cert, store) | _check_files(cert, store)
+
+
+def _check_requests(cert: Certificate, store: SampleStore) -> dict[str, str]:
+    """Check what the certificate says of requests."""
+    known = {request.id: request.for_certificate() for request in store.requests.all()}
+    for request in cert.requests:
+        if known.get(request["id"]) != request:
+            raise VerificationError(
+                f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
+            )
+    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"} if cert.requests else {}
 
 
 def _check_present_state(cert: Certificate, store: SampleStore, count: int, digest: str | None) -> str:
@@ -284,40 +290,46 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str
 
 def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> dict[str, str]:
     head = getattr(head, "head", head)  # an attached classifier
-    if not isinstance(head, LSSVMHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:
         raise VerificationError(f"the head cannot be certified: {reason}")
     if not is_expected(head.digest()):
         raise VerificationError("the head's digest is not the one it should have: it holds other samples")
-    fresh = _solved_anew(head)
-    largest = 0.0
-    for name in ("w", "b", "P"):
-        used, solved = getattr(head, name), getattr(fresh, name)
+    if head.keeps_rows:
+        _check_rows_held(head, store)
+    used_values, largest = head.derived(), 0.0
+    for name, solved in head.derived_anew().items():
+        used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
-                f"{name} is not what the statistics give: the head serves other weights (off by {error:.2g})"
+                f"{name} is not what the samples give: the head serves other weights (off by {error:.2g})"
             )
         largest = max(largest, error)
-    return {"head": f"digest holds; w, b and P as solved from the statistics (to {largest:.1g})"}
+    *first, last = used_values
+    learned = "digest holds: it has learned the samples that are left and no other"
+    return {"head": f"{learned}; {', '.join(first)} and {last} follow from them (to {largest:.1g})"}
 
 
-def _solved_anew(head: Any) -> LSSVMHead:
-    """Another head with the same options and statistics; VerificationError when they contradict each other."""
-    fresh = LSSVMHead.from_config(head.config(), device=head.device)
-    try:
-        fresh.adopt(head.statistics.state())
-    except ValueError as error:
-        raise VerificationError(f"the head's options do not fit its statistics: {error}") from error
-    return fresh
+def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
+    """Check that a head which keeps its rows holds those of the store or, without it, those that its statistics are of."""
+    fresh = type(head).from_config(head.config(), device=head.device)
+    if store is None:
+        fresh.adopt(head.sample_state())
+        if fresh.digest() != head.digest():
+            raise VerificationError("the head's digest is not that of the rows it holds")
+        return
+    mine, theirs = head.sample_state(), store.relearn(fresh).sample_state()
+    if any(mine[name].shape != rows.shape or not mine[name].equal(rows) for name, rows in theirs.items()):
+        raise VerificationError("the head holds other rows than the store")
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
-    if not isinstance(head, LSSVMHead):
+    if not isinstance(head, LinearHead):
         return {}
     calibration = head.calibration
     if calibration is None:
@@ -331,7 +343,7 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         return {"calibration": "as the certificate says"}
     if calibration.grouped:
         return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
-    fresh = _solved_anew(head)
+    fresh: Any = copy.deepcopy(head).refresh()
     scores, labels = [], []
     for rows in store.batches():
         labels.append(rows.y.to(head.device))
@@ -372,7 +384,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
 
     A machine that forgets by itself (a budget, a reserve limit) holds some of the rows, any other one all.
     """
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         if round(head.n) != len(store):
             raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
         return f"{len(store)} samples"

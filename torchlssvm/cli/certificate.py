@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchlssvm.cli.arguments import UsageError, add_command
+from torchlssvm.cli.certificate_checks import add_checks, check_certificate, read_certificate_file
 from torchlssvm.cli.console import OK, emit, warn
-from torchlssvm.cli.key_arguments import add_signing_key, signing_key
-from torchlssvm.cli.store_folder import open_store, refuse_inside_store
+from torchlssvm.cli.key_arguments import add_signing_key, signing_key, trusted_keys
+from torchlssvm.cli.store_folder import check_output, open_store, refuse_inside_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -24,11 +25,13 @@ def register(commands: Commands) -> None:
     register_issue(parts)
     register_sign(parts)
     register_opening(parts)
+    register_stamp(parts)
+    register_show(parts)
 
 
 def run_help(options: argparse.Namespace) -> int:
     """Say that a part is missing."""
-    raise UsageError("name a part: issue, sign or opening", options.parser)
+    raise UsageError("name a part: issue, sign, opening, stamp or show", options.parser)
 
 
 def refuse_existing(out: Path, store: Path | None = None) -> None:
@@ -78,6 +81,99 @@ def run_issue(options: argparse.Namespace) -> int:
     how = "signed" if certificate.signatures else "not signed"
     rest = "" if certificate.compacted else "; not compacted yet: the bytes may still be in the store's files"
     emit(options, said, f"{options.out}: certificate of {certificate.erased} erased samples, {how}{rest}")
+    return OK
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+def register_show(parts: Commands) -> None:
+    """Add ``certificate show``."""
+    text = "Explain a certificate in plain words. With keys, a store or a receipt it is checked first, as verify does."
+    show = add_command(parts, "show", run_show, text, store=False, changes="the page was written")
+    add_checks(show)
+    show.add_argument("--html", type=Path, metavar="OUT.html", help="write a page to look at and to print")
+    show.add_argument("--force", action="store_true", help="overwrite an existing page")
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print what a certificate says, and write the page."""
+    from torchlssvm import audit
+    from torchlssvm.report.certificate_page import CertificateFacts, certificate_page, certificate_text
+
+    if options.html is not None:
+        check_output(options.html, options.store, options.force)
+    data = read_certificate_file(options.certificate)
+    certificate = audit.Certificate.from_json(data)
+    receipt = None if options.receipt is None else audit.ErasureReceipt.load(options.receipt)
+    key = trusted_keys(options)
+    checks = check_certificate(options, certificate, receipt, allow_unsigned=key is None)
+    found = None if key is None else audit.find_signer(certificate, key)
+    signer = None if found is None else (found[0], audit.key_id(found[1]))
+    facts = CertificateFacts(certificate, data, options.certificate.name, checks, signer, receipt)
+    said = {
+        "certificate": str(options.certificate),
+        "summary": facts.summary,
+        "facts": facts.facts,
+        "checks": checks,
+        "not_covered": facts.not_covered,
+        "fingerprints": facts.fingerprints,
+        "html": None if options.html is None else str(options.html),
+    }
+    text = certificate_text(facts)
+    if options.html is not None:
+        options.html.write_text(certificate_page(facts), encoding="utf-8")
+        text = f"{options.html}: the certificate as a page. {facts.summary}"
+        text += " The page names people: it comes from the receipt." if receipt is not None else ""
+    emit(options, said, text)
+    return OK
+
+
+# -- stamp -------------------------------------------------------------------------------------------------------------
+
+
+def register_stamp(parts: Commands) -> None:
+    """Add ``certificate stamp``."""
+    text = (
+        "Write the request for a time stamp (RFC 3161), or put the authority's response beside the certificate. Nothing is "
+        "sent from here."
+    )
+    stamp = add_command(parts, "stamp", run_stamp, text, store=False, changes="the file was written")
+    stamp.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
+    which = stamp.add_mutually_exclusive_group(required=True)
+    which.add_argument("--request", type=Path, metavar="OUT.tsq", help="write the request, to be sent to an authority")
+    which.add_argument("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr")
+    stamp.add_argument(
+        "--authority", type=Path, metavar="PEM", help="certificate of the authority, or of its issuer, that you trust"
+    )
+
+
+def run_stamp(options: argparse.Namespace) -> int:
+    """Write a request, or take in a response."""
+    from torchlssvm import audit
+    from torchlssvm.audit.time_stamp import MAX_STAMP_BYTES
+    from torchlssvm.untrusted import read_regular
+
+    data = read_certificate_file(options.certificate)
+    audit.Certificate.from_json(data)
+    if options.request is not None:
+        if options.authority is not None:
+            raise UsageError("--authority goes with --response")
+        refuse_existing(options.request)
+        options.request.write_bytes(audit.time_stamp_request(data))
+        text = (
+            f"{options.request}: send it to a time stamp authority (it holds a hash of the certificate only), then: "
+            f"torchlssvm certificate stamp {options.certificate} --response FILE --authority PEM"
+        )
+        emit(options, {"request": str(options.request)}, text)
+        return OK
+    out = options.certificate.with_name(options.certificate.name + ".tsr")
+    stamp = audit.TimeStamp.load(options.response)
+    found = stamp.check(data, options.authority)
+    if not (out.exists() and out.samefile(options.response)):
+        refuse_existing(out)
+        out.write_bytes(read_regular(options.response, MAX_STAMP_BYTES))
+    emit(options, {"time_stamp": str(out), "time": stamp.time.isoformat(), "check": found}, f"{out}: {found}")
     return OK
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchlssvm import LSSVMHead
+    from torchlssvm.linear import LinearHead
     from torchlssvm.store import SampleStore
 
 FILE_FORMAT = "torchlssvm-export-1"
@@ -21,6 +21,7 @@ def write_head(store: SampleStore, path: Path) -> int:
     head = store.head
     out = {"format": FILE_FORMAT, "config": head.config(), "state_dict": dict(head.state_dict())}
     out |= {"classes": settings.load(store).classes, "fingerprint": store.fingerprint, "position": store.position}
+    out["head"] = type(head).__name__
     try:
         torch.save(out, path)
     except RuntimeError as error:  # torch's writer: no such folder, no room
@@ -28,9 +29,9 @@ def write_head(store: SampleStore, path: Path) -> int:
     return len(store)
 
 
-def load_head(path: Path) -> LSSVMHead:
+def load_head(path: Path) -> LinearHead:
     """Load a head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
-    from torchlssvm import StoreError, VerificationError
+    from torchlssvm import LSSVMHead, StoreError, VerificationError
     from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt
     from torchlssvm.store.head_adapter import head_from
@@ -44,7 +45,7 @@ def load_head(path: Path) -> LSSVMHead:
     if not isinstance(found, dict) or found.get("format") != FILE_FORMAT:
         raise VerificationError(f"{path} was not written by torchlssvm export")
     try:
-        head = head_from(found["config"], None)
+        head = head_from({"type": found.get("head", LSSVMHead.__name__)} | found["config"], None)
         head.load_state_dict(found["state_dict"])
         for name, value in head.state_dict().items():
             given = found["state_dict"][name]

@@ -31,7 +31,7 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument(
         "--grid", default="auto", metavar="LIMIT[:BITS]",
-        help="largest feature and resolution, e.g. 8:20; or auto: chosen from the first batch (default)",
+        help="largest feature and resolution, e.g. 8:20; auto: chosen from the first batch (default); none: float64 sums",
     )  # fmt: skip
     parser.add_argument(
         "--normalize", choices=("l2", "sqrt"), help="make each row ready: divide by its length, or take square roots"
@@ -104,17 +104,13 @@ def parse_class_names(text: str) -> list[str] | None:
 
 
 def parse_grid(text: str) -> Any:
-    """Parse ``auto`` or ``LIMIT[:BITS]``."""
-    from torchlssvm import FixedPoint
+    """Parse ``auto``, ``none`` or ``LIMIT[:BITS]``."""
+    from torchlssvm.functional.grid import as_grid
 
-    if text == "auto":
-        return text
-    limit, _, bits = text.partition(":")
     try:
-        numbers: tuple[Any, ...] = (float(limit), *([int(bits)] if bits else []))
+        return as_grid(text)
     except ValueError:
-        raise UsageError(f"--grid takes auto, LIMIT or LIMIT:BITS, e.g. 8:20; got {text!r}") from None
-    return FixedPoint(*numbers)
+        raise UsageError(f"--grid takes auto, none, LIMIT or LIMIT:BITS, e.g. 8:20; got {text!r}") from None
 
 
 def parse_class_weight(text: str | None) -> Any:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from torchlssvm.cli.arguments import UsageError, add_command
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.cli.store_folder import open_store
-from torchlssvm.cli.suppression_arguments import add_suppression_key, counted
+from torchlssvm.cli.suppression_arguments import add_suppression_key
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands

@@ -19,7 +19,8 @@ from torchlssvm.cli.event_arguments import (
 from torchlssvm.cli.key_arguments import add_signing_key, signing_key
 from torchlssvm.cli.receipt_file import check_receipt_path, receipt_path, write_receipt
 from torchlssvm.cli.store_folder import open_store, refuse_inside_store
-from torchlssvm.cli.suppression_arguments import add_suppression_key, counted, protection
+from torchlssvm.cli.suppression_arguments import add_suppression_key, protection
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
-    text = "Write one HTML page about the store: accuracy, calibration, rho, suspicious and harmful samples, events."
+    text = (
+        "Write one HTML page about the store: erasures, requests and pending work first; then accuracy, calibration, rho, "
+        "suspicious and harmful samples, events."
+    )
     report = add_command(commands, "report", run_report, text, changes="the page was written")
     page = Path("torchlssvm_report.html")
     report.add_argument("--out", type=Path, default=page, metavar="FILE", help="the page (default: %(default)s)")
@@ -36,13 +39,19 @@ def run_report(options: argparse.Namespace) -> int:
     from torchlssvm.report import write_report
 
     check_output(options.out, options.store, options.force)
-    with watched_store(options, "reporting") as store:
+    with watched_store(options, "reporting", readonly=False) as store:
+        store.register_checkpoint(
+            options.out
+        )  # it shows samples: certificates name it once it is older than an erasure
         found = write_report(
             store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
             certificates=options.certificates, count=options.count,
         )  # fmt: skip
     data = {
         "report": str(options.out),
+        "open_requests": sum(r.open for r in found.requests),
+        "overdue_requests": sum(r.overdue for r in found.requests),
+        "waiting": found.waiting,
         "samples": len(found.labels.labels),
         "accuracy": found.accuracy,
         "calibration_error": found.ece[1],
@@ -51,6 +60,7 @@ def run_report(options: argparse.Namespace) -> int:
         "best_rho": found.path.rho,
         "drift": found.drift,
     }
-    text = f"{options.out}: accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
+    text = f"{options.out}: {len(found.waiting):,} things to be done, {data['overdue_requests']:,} requests overdue; "
+    text += f"accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
     emit(options, data, text)
     return OK

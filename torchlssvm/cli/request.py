@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import add_command
 from torchlssvm.cli.console import OK, emit, table
-from torchlssvm.cli.store_folder import open_store, refuse_inside_store
-from torchlssvm.cli.suppression_arguments import counted
+from torchlssvm.cli.store_folder import open_store
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -35,7 +34,7 @@ STATE_WORDS = {
 
 def register(commands: Commands) -> None:
     """Add the command with its verbs to the parser."""
-    text = "Keep requests for erasure: open, list, show, certify and close them."
+    text = "Keep requests for erasure: open, list, show and close them."
     request = commands.add_parser("request", help=text[0].lower() + text[1:-1], description=text)
     verbs = request.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
 
@@ -53,12 +52,6 @@ def register(commands: Commands) -> None:
     text = "List all requests: overdue ones first, then by the day they are due."
     add_command(verbs, "list", run_list, text)
     add_argument_request(add_command(verbs, "show", run_show, "Show one request and the steps that were taken."))
-
-    text = "Write a certificate of all erasures of a request, e.g. after a compaction."
-    certify = add_command(verbs, "certify", run_certify, text, changes="the certificate was written")
-    add_argument_request(certify)
-    certify.add_argument("--out", type=Path, required=True, metavar="OUT.json", help="file of the certificate")
-    certify.add_argument("--key", type=Path, metavar="KEY.pem", help="sign the certificate (see keygen)")
 
     close = add_command(
         verbs, "close", run_close, "Note that a request was answered.", changes="the request was closed"
@@ -128,34 +121,6 @@ def run_show(options: argparse.Namespace) -> int:
 def by_time(step: tuple[str, str]) -> str:
     """Order steps by their times."""
     return step[1]
-
-
-def run_certify(options: argparse.Namespace) -> int:
-    """Write a certificate of what was erased for a request."""
-    from torchlssvm import audit
-
-    key = None if options.key is None else audit.private_key(options.key)
-    refuse_inside_store(options.out, options.store)
-    if options.out.exists():
-        raise ValueError(f"{options.out} is there already: a certificate is not written over")
-    with open_store(options) as store:
-        request = store.requests.get(options.request)
-        if not request.events:
-            raise ValueError(
-                f"nothing was erased for the request {request.id!r} yet: torchlssvm remove --request {request.id}"
-            )
-        certificate = store.certificate([request.id, *request.events], key)
-        certificate.save(options.out)
-        store.requests.certified(request.events)
-    said = {"certificate": str(options.out), "signed": key is not None, "compacted": certificate.compacted}
-    how = "signed" if key is not None else "not signed"
-    gone = (
-        "their bytes are destroyed"
-        if certificate.compacted
-        else "their bytes are not destroyed yet (torchlssvm compact)"
-    )
-    emit(options, said, f"certificate: {options.out} ({how}): {counted(certificate.erased, 'sample')} erased, {gone}")
-    return OK
 
 
 def run_close(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchlssvm.cli.arguments import add_command
 from torchlssvm.cli.console import OK, emit, table
 from torchlssvm.cli.store_folder import open_store
-from torchlssvm.cli.suppression_arguments import counted
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchlssvm.wording import counted
+
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
 
@@ -18,11 +20,6 @@ def add_suppression_key(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="key of the store's suppression list (default: the variable TORCHLSSVM_SUPPRESSION_KEY)",
     )
-
-
-def counted(number: int, what: str) -> str:
-    """A number and its noun: "1 sample", "3 samples"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def protection(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:

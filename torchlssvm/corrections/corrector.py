@@ -31,7 +31,7 @@ from torchlssvm.corrections.sample_hashes import HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError, TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
@@ -51,7 +51,7 @@ class Corrector:
     """Applies events to a head or a kernel machine, or through a store to the store's head.
 
     Args:
-        head: an :class:`~torchlssvm.LSSVMHead` or a kernel machine.
+        head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead` or a kernel machine.
         store: a :class:`~torchlssvm.store.SampleStore` with this head.
         seen: the samples that a run has seen so far. With it, events for samples that have not come by are held.
 
@@ -80,8 +80,8 @@ class Corrector:
         """True if removals are to be certified: the store then notes which are not yet."""
         self.samples = SampleAdapter(head)
         if not self.samples.by_ids:
-            if not isinstance(head, LSSVMHead):
-                raise ValueError(f"events are for an LSSVMHead or a kernel machine, got {type(head).__name__}")
+            if not isinstance(head, LinearHead):
+                raise ValueError(f"events are for a linear head or a kernel machine, got {type(head).__name__}")
             head.drop_membership("its rows are checked by a store, or by the ids and hashes of a Corrector")
         self.applied: dict[str, None] = {}
         self.hashes: dict[str, bytes] = {}

@@ -8,10 +8,12 @@ diagonal. That is what a ridge of the same size would do; it is invisible while 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -118,6 +120,40 @@ class FixedPoint:
         return self.quantize(x).mul_(self.resolution)
 
 
+GridOption: TypeAlias = FixedPoint | float | str | None
+"""A grid as it is asked for: see :func:`as_grid`."""
+
+
+def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
+    """A grid as it is asked for: a number is the limit of a :class:`FixedPoint`; that itself, "auto" and None stay.
+
+    Text, as on a command line: "none", "auto", "LIMIT", "LIMIT:BITS" or "LIMIT:BITS:HEADROOM" (:func:`grid_to_text`).
+
+    >>> as_grid(8.0) == as_grid("8") == as_grid(FixedPoint(8.0)) == FixedPoint(8.0), as_grid("auto"), as_grid(None)
+    (True, 'auto', None)
+    """
+    if not isinstance(option, bool) and isinstance(option, numbers.Real):
+        return FixedPoint(float(option))
+    if option is None or isinstance(option, FixedPoint):
+        return option
+    if isinstance(option, str):
+        if option in ("auto", "none"):
+            return None if option == "none" else option
+        limit, *counts = option.split(":")
+        with contextlib.suppress(ValueError, TypeError):
+            return FixedPoint(float(limit), *(int(c) for c in counts))
+    raise ValueError(
+        f"{name} must be a number (the largest feature), a FixedPoint, 'auto' or None (float64 sums), or as text a limit with "
+        f"bits, '8:20'; got {option!r}"
+    )
+
+
+def grid_to_text(option: GridOption) -> str | None:
+    """Write a grid that was asked for as text that :func:`as_grid` reads; None stays None."""
+    grid = as_grid(option)
+    return f"{grid.limit!r}:{grid.bits}:{grid.headroom}" if isinstance(grid, FixedPoint) else grid
+
+
 def grid_to_json(grid: FixedPoint | None) -> list[Any] | None:
     """Write a grid as [limit in hex, bits, headroom]; None stays None.
 
@@ -132,10 +168,12 @@ def grid_from_json(saved: Sequence[Any] | None) -> FixedPoint | None:
     return None if saved is None else FixedPoint(float.fromhex(saved[0]), saved[1], saved[2])
 
 
-def grid_to_fields(grid: FixedPoint | None, prefix: str = "") -> dict[str, Any]:
-    """Write a grid as the JSON fields limit, bits and headroom, with a prefix to their names; no field for None."""
-    saved = grid_to_json(grid)
-    return {} if saved is None else {prefix + name: v for name, v in zip(_FIELDS, saved, strict=True)}
+def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = None) -> dict[str, Any]:
+    """Write grids as the JSON fields limit, bits and headroom, for targets behind "target_"; no field for None."""
+    saved = {"": grid_to_json(grid), "target_": grid_to_json(target_grid)}
+    return {
+        prefix + name: v for prefix, values in saved.items() if values for name, v in zip(_FIELDS, values, strict=True)
+    }
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
 
 
-def exactly(function: Callable[P, R]) -> Callable[P, R]:
+def exactly(function: F) -> F:
     """Run without autograd, and outside inference mode: a tensor made in there could not be updated later."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch.is_inference_mode_enabled():
-            with torch.no_grad():
-                return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return function(*args, **kwargs)
-
-    return wrapped
+    return torch.inference_mode(False)(torch.no_grad()(function))

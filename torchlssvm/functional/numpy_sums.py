@@ -142,6 +142,15 @@ def blocks(samples: Iterable[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]
         yield np.stack(rows), np.asarray(labels)
 
 
+def largest(samples: Iterable[Any], normalize: str | None = None) -> float:
+    """The largest magnitude in a partition, from which a grid is chosen; values that are not finite are left to the sums."""
+    found = 0.0
+    for x, _ in blocks(samples):
+        x = np.abs(normalized(x, normalize) if x.ndim == 2 and x.size else x)
+        found = max(found, float(x[np.isfinite(x)].max(initial=0.0)))
+    return found
+
+
 def sum_samples(
     samples: Iterable[Any], J: int, K: int, resolution: float, limit: float, per_class: bool, normalize: str | None = None
 ) -> dict[str, Any]:  # fmt: skip

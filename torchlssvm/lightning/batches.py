@@ -1,45 +1,13 @@
-"""Batches with ids, and a loader that goes on in the middle of an epoch."""
+"""Datasets whose samples have ids, and a loader that goes on in the middle of an epoch."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-
-
-class TrainingBatch(NamedTuple):
-    """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
-
-    x: Tensor
-    y: Tensor
-    ids: list[str] | None
-    subjects: list[str | None] | None
-
-
-def unpack(batch: Any) -> TrainingBatch:
-    """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict with these names."""
-    if isinstance(batch, Mapping):
-        parts = [batch.get(name) for name in ("x", "y", "ids", "subjects")]
-    elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
-        parts = [*batch, None, None][:4]
-    else:
-        parts = [None] * 4
-    x, y, ids, subjects = parts
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        raise ValueError(
-            "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names, with tensors x and y; "
-            f"got {type(batch).__name__}"
-        )
-    names = None if ids is None else [str(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)]
-    owners = None
-    if subjects is not None:
-        given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
-        owners = [None if s is None or s == "" else str(s) for s in given]
-    return TrainingBatch(x, y, names, owners)
 
 
 class Indexed(Dataset[Any]):

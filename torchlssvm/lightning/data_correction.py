@@ -21,10 +21,10 @@ from torchlssvm.corrections.event_sources import FileSource, Item, as_source
 from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
 from torchlssvm.lightning.learner import Learner
+from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.head_lookup import Frozen, find_features, find_head, log_metrics, moment
+from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
 
 FIT_MOMENTS = ("fit_start", "validation", "epoch_end", "train_end")

@@ -12,14 +12,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
-from torchlssvm.lightning.batches import TrainingBatch, unpack
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.labelled_batches import TrainingBatch, unpack
 
 CHECKPOINT_KEY = "torchlssvm"
 """The entry of a Lightning checkpoint with the state of a run."""
@@ -68,7 +68,7 @@ class LSSVMModule(LightningModule):
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: a kernel machine, or a head made elsewhere; the options below are then left out.
         rho, intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`.
-        grid: the limit of a :class:`~torchlssvm.FixedPoint` grid, ``"auto"`` or None.
+        grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
         select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
         store: the folder of a store.
         suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
@@ -111,7 +111,7 @@ class LSSVMModule(LightningModule):
         folds: int = 0,
         normalize: str | None = None,
         scale: str | None = None,
-        grid: float | str | None = "auto",
+        grid: FixedPoint | float | str | None = "auto",
         select_rho: str | None = None,
         store: str | None = None,
         suppression_list: str | None = None,
@@ -122,13 +122,14 @@ class LSSVMModule(LightningModule):
         modules = {"backbone": backbone, "feature_map": feature_map, "head": head}
         unsaved = [name for name, value in modules.items() if isinstance(value, nn.Module)]
         self.save_hyperparameters(ignore=[*unsaved, "suppression_key"])
+        if isinstance(grid, FixedPoint):  # a checkpoint holds primitives
+            self.hparams["grid"] = grid_to_text(grid)
         self._suppression_key = suppression_key
         options: dict[str, Any] = {}
         if head is None:
-            limit = FixedPoint(float(grid)) if isinstance(grid, int | float) else grid
             options = {
                 "rho": rho, "intercept": intercept, "class_weight": class_weight, "multiclass": multiclass,
-                "per_class": per_class, "folds": folds, "normalize": normalize, "scale": scale, "grid": limit,
+                "per_class": per_class, "folds": folds, "normalize": normalize, "scale": scale, "grid": grid,
             }  # fmt: skip
         self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
         self.ddp = Anchor()

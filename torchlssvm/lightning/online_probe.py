@@ -11,9 +11,9 @@ from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.batches import unpack
 from torchlssvm.lightning.head_lookup import log_metrics, moment
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.labelled_batches import unpack
 
 
 class OnlineProbe(Callback):

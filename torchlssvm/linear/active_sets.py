@@ -25,7 +25,7 @@ from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
-from torchlssvm.linear.standardization import standardization
+from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
 MAX_ROUNDS = 200
@@ -108,6 +108,7 @@ class ActiveSetSolver:
     def __init__(self, rows: GridRows, stats: Statistics, options: SolverOptions):
         self.rows, self.stats, self.options = rows, stats, options
         self.stamp = 0
+        self._held: Standardization | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -258,7 +259,7 @@ class ActiveSetSolver:
         if self._scale is None:
             grid = self.stats.grid
             step = 1.0 if grid is None else grid.resolution
-            standard = standardization(self.stats) if self.rows.n else None
+            standard = self._held or (standardization(self.stats) if self.rows.n else None)
             self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
         return self._scale
 
@@ -300,6 +301,40 @@ class ActiveSetSolver:
         """Margins of all rows for a class (n,), up to date."""
         self.weights()
         return self._margins[k].clone()
+
+    def fitted(self, k: int) -> bool:
+        """True for a class with samples of both signs and an active set that is not empty."""
+        self.weights()
+        return self.states[k].fitted and bool(self._active[k].any())
+
+    def solution(self, k: int) -> Solution:
+        """The solution of a class with its inverse, up to date, from sums where none is at hand."""
+        self.weights()
+        state = self.states[k]
+        if state.solution is None or not state.solution.updatable or state.solution.pending:
+            sums = ActiveSums(self.rows, self.groups, k)
+            sums.change(torch.nonzero(self._active[k])[:, 0], 1)
+            state.solution = sums.solve(self.scale, self._small())
+        return state.solution
+
+    def signs(self, k: int) -> Tensor:
+        """+1 for the rows of a class and -1 for the others (n,)."""
+        return self._signs(None, [k])[:, 0]
+
+    def with_class_weights(self, weights: Tensor) -> ActiveSetSolver:
+        """A solver of the same rows with other class weights (K,), which starts from the active sets of this one."""
+        self.weights()
+        out = copy.copy(self)
+        out.options = replace(self.options, class_weight=weights)
+        out.states = [replace(state) for state in self.states]
+        out._set_caches([cache.clone() for cache, _ in self._caches()])
+        out.w, out.b = self.w.clone(), self.b.clone()
+        out.restart()
+        return out
+
+    def hold_scale(self) -> None:
+        """Keep the standardization of the samples held now through all changes to come, for what-if questions on a copy."""
+        self._held = self.scale.standard
 
     @property
     def groups(self) -> WeightGroups:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
 import re
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchlssvm.backbone_hash import module_hash
+from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
+from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
 from torchlssvm.linear.margin_head import MarginHead
+from torchlssvm.sample_adapter import SampleAdapter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FILE_FORMAT = "torchlssvm-classifier-1"
+"""Format of a saved classifier; it changes when files can no longer be read as before."""
+
+HEAD_TYPES: dict[str, type[LSSVMHead] | type[MarginHead]] = {kind.__name__: kind for kind in (LSSVMHead, MarginHead)}
+"""Heads that a saved classifier may have: they are made from primitives."""
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -25,6 +44,7 @@ def attach(
     *,
     in_features: int | None = None,
     deterministic: bool | int = False,
+    store: Any = None,
     **head_options: Any,
 ) -> AttachedClassifier:
     """Replace the last linear layer of ``model`` by a head that is fitted by adding samples, and freeze the rest.
@@ -45,6 +65,8 @@ def attach(
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
+        store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
+            sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says.
         head_options: passed on to the head that is made on the device of the model.
 
     Example:
@@ -65,6 +87,14 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_deterministic(deterministic)
+    classifier = _attach(model, num_classes, head, in_features, deterministic, head_options)
+    return classifier if store is None else classifier.join(store)
+
+
+def _attach(
+    model: nn.Module, num_classes: int, head: nn.Module | str | None, in_features: int | None, deterministic: bool | int,
+    head_options: dict[str, Any],
+) -> AttachedClassifier:  # fmt: skip
     if isinstance(head, str) and head != "margin":
         raise ValueError(f"head must be a module, None or 'margin', got {head!r}")
     if isinstance(head, nn.Module) and head_options:
@@ -97,6 +127,29 @@ def attach(
     return AttachedClassifier(model, head, J, None if last.timm else last.path, deterministic)
 
 
+class KeptSamples(Protocol):
+    """Samples that are kept beside a classifier, with ids and subjects: a store drives its head."""
+
+    store: Any
+
+    def __len__(self) -> int: ...
+
+    def follow(self) -> None:
+        """Bring the head up to date with what other processes have written."""
+
+    def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
+        """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
+
+    def remove(self, ids: Any, subject: str | None) -> Any:
+        """Remove samples by ids or subject; returns the receipt."""
+
+    def relabel(self, ids: Any, y: Any) -> Any:
+        """Give samples the labels y (B,); returns the receipt."""
+
+    def register(self, path: Any) -> None:
+        """Note that a file holds the head as it is now."""
+
+
 class AttachedClassifier(nn.Module):
     """A frozen ``backbone`` and a ``head`` that learns from its features; made by ``attach``, which has an example.
 
@@ -111,6 +164,10 @@ class AttachedClassifier(nn.Module):
     one and outside autocast; ``deterministic=32`` takes batches of 32, the last one filled up, if a trial on the first batch
     shows that neither place nor neighbours change a bit. Device and threads must then still be the same.
 
+    With a store (``attach(..., store=folder)``) the features are kept, under an id for each sample: ``clf.add(images, y,
+    ids=ids, subjects=subjects)``, then ``clf.remove(subject="u42")`` or ``clf.remove(ids=["a"])``, which returns a receipt;
+    ``clf.store`` issues the certificate. A copy or pickle of the classifier has no store.
+
     Args:
         backbone: gives features, (B, J) or (B, J, 1, 1).
         head: has ``add``, ``remove`` and ``forward``.
@@ -119,6 +176,9 @@ class AttachedClassifier(nn.Module):
             whether something that is not a module (a softmax in ``forward``) comes behind it.
         deterministic: False, True, or the size of all batches that go through the backbone.
     """
+
+    open_store: ClassVar[Callable[[Any, Any], KeptSamples] | None] = None
+    """Opens a store for a classifier; set by the layer that has stores."""
 
     def __init__(
         self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
@@ -132,6 +192,34 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
+        self.samples: KeptSamples | None = None
+        """The samples in a store, if there is one."""
+
+    @property
+    def store(self) -> Any:
+        """The :class:`~torchlssvm.store.SampleStore` that keeps the samples; None without one."""
+        return None if self.samples is None else self.samples.store
+
+    def join(self, store: Any) -> Self:
+        """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head."""
+        if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
+            raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
+        if self.samples is None:
+            if self.open_store is None:
+                raise ValueError("stores need the whole package: import torchlssvm")
+            self.samples = type(self).open_store(store, self)  # type: ignore[misc]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: files that are open stay with the original."""
+        return {**self.__dict__, "samples": None}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the backbone, where images go; that of the head for a backbone without weights."""
+        tensors = [*self.backbone.parameters(), *self.backbone.buffers()]
+        place: torch.device = tensors[0].device if tensors else getattr(self.head, "device", torch.device("cpu"))
+        return place
 
     def train(self, mode: bool = True) -> AttachedClassifier:
         """Set the mode of the head; the backbone stays in eval mode."""
@@ -142,6 +230,7 @@ class AttachedClassifier(nn.Module):
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Features (B, J) that the backbone makes of ``images`` (B, ...), without a graph."""
+        self._check_images(images)
         if any(module.training for module in self.backbone.modules()):
             self.backbone.eval()
         phi = self._in_fixed_batches(images) if self._batch_size else self._pass(images)
@@ -155,6 +244,30 @@ class AttachedClassifier(nn.Module):
                 "the backbone must end in its features, without a classifier and pooled to one vector an image"
             )
         return phi.detach()
+
+    def _check_images(self, images: Any) -> None:
+        """ValueError for what a network does not take, with what to do: lists, arrays, pictures, bytes as numbers."""
+        if isinstance(images, list | tuple):
+            inner = type(images[0]).__name__ if images else "nothing"
+            if images and isinstance(images[0], Tensor):
+                raise ValueError("images must be one tensor (B, ...), got a list of tensors: use torch.stack(images)")
+            raise ValueError(
+                f"images must be a tensor (B, ...), got a list of {inner}: make tensors of them first, e.g. "
+                "torch.stack([transform(image) for image in images]) with the transform of the network's weights"
+            )
+        if isinstance(images, np.ndarray) or hasattr(images, "convert"):  # an array, or a picture of PIL
+            kind = (
+                "array: use torch.from_numpy(images)"
+                if isinstance(images, np.ndarray)
+                else "picture: use transform(image)[None]"
+            )
+            raise ValueError(f"images must be a tensor (B, ...), got an {kind}".replace("an picture", "a picture"))
+        bytes_in = isinstance(images, Tensor) and images.dtype == torch.uint8
+        if bytes_in and any(p.is_floating_point() for p in self.backbone.parameters()):
+            raise ValueError(
+                "images are uint8 (0 to 255), and the network takes floats as it was trained on: use the transform of its "
+                "weights, or images.float() / 255 where that is all it had"
+            )
 
     def _pass(self, images: Tensor) -> Any:
         """Run the backbone on one batch."""
@@ -195,37 +308,277 @@ class AttachedClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the head for ``images`` (B, ...): (B, K)."""
-        scores: Tensor = self.head(self.features(images))
+        features = self.features(images)
+        self._follow()
+        scores: Tensor = self.head(features)
         return scores
+
+    def _follow(self) -> None:
+        if self.samples is not None and not torch.compiler.is_compiling():
+            self.samples.follow()
 
     def predict(self, images: Tensor) -> Tensor:
         """Classes of ``images`` (B, ...): (B,)."""
         classes: Tensor = self._ask("predict", self.features(images))
         return classes
 
-    def add(self, images: Tensor, y: Tensor, **options: Any) -> Any:
-        """Add ``images`` (B, ...) with labels ``y`` (B,). Returns self, or the ids from a head that gives ids."""
-        return self._ask("add", self.features(images), y, **options)
+    def predict_proba(self, images: Tensor) -> Tensor:
+        """Probabilities of the classes for ``images`` (B, ...): (B, K); ``clf.head.calibrate`` makes them finer."""
+        probabilities: Tensor = self._ask("predict_proba", self.features(images))
+        return probabilities
 
-    def remove(self, images: Tensor, y: Tensor, **options: Any) -> Any:
-        """Remove ``images`` (B, ...) that were added with the labels ``y`` (B,)."""
-        return self._ask("remove", self.features(images), y, **options)
+    def score(self, images: Any, y: Tensor | None = None, progress: bool = False) -> float:
+        """Share of right answers for ``images`` (B, ...) with labels ``y`` (B,), or for all batches of a loader."""
+        batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
+        right = total = 0
+        for part in batches or batches_of(images, self.device, progress, "score"):
+            right += int((self.predict(part.x) == part.y.to(part.x.device)).sum())
+            total += len(part.y)
+        if not total:
+            raise ValueError("there are no samples to score")
+        return right / total
+
+    def fit(self, loader: Any, store: Any = None, progress: bool = True) -> Self:
+        """Learn all samples of a loader, in one pass; a second ``fit`` starts anew. Returns self.
+
+        An error leaves the head as it was before. With a store each batch is durable when it is learned: after an error
+        ``clf.add(loader)`` goes on, and ``fit`` refuses a store that holds samples.
+
+        Args:
+            loader: a DataLoader, or batches: (x, y), (x, y, ids), (x, y, ids, subjects), or dicts such as {"image", "label"}. A
+                store needs ids; subjects are who the samples belong to. No random augmentation.
+            store: the folder of a store, as for :func:`attach`.
+            progress: show a bar in a terminal or notebook, if tqdm is installed.
+        """
+        if store is not None:
+            self.join(store)
+        if self.samples is not None:
+            if len(self.samples):
+                raise ValueError(
+                    f"{self.store} holds {len(self.samples)} samples, and fit would start anew: clf.add(loader) adds to them "
+                    "(samples that are there by their ids are passed over); for another classifier take another folder"
+                )
+            self.add(loader, progress=progress)
+        else:
+            self._learn(loader, progress, anew=True)
+        self._settle()
+        return self
+
+    def add(
+        self, images: Any, y: Tensor | None = None, *, ids: Any = None, subjects: Any = None, progress: bool = True,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Add ``images`` (B, ...) with labels ``y`` (B,), or all batches of a loader: ``clf.add(loader)``.
+
+        Returns self, or the ids from a head that gives ids. A loader is added as a whole or not at all; with a store batch by
+        batch, and samples that it holds already, by their ids, are passed over.
+
+        Args:
+            images: (B, ...), or a DataLoader, or batches as for :meth:`fit`.
+            y: (B,).
+            ids: (B,) names of the samples; a store needs them.
+            subjects: (B,) who the samples belong to, or one for all; for a store.
+            progress: show a bar while a loader is read.
+            options: of the head's own ``add``.
+        """
+        if y is None and self.samples is None:
+            return self._learn(images, progress)
+        if y is None:
+            assert self.samples is not None
+            for part in batches_of(images, self.device, progress, "add"):
+                self.samples.add(self.features(part.x), part.y, part.ids, part.subjects, again=True)
+            return self
+        if self.samples is not None:
+            if options:
+                raise ValueError(f"{', '.join(options)}: a store holds each sample once, under its id")
+            self.samples.add(self.features(images), y, ids, subjects)
+            return self
+        if subjects is not None:
+            raise ValueError(
+                "subjects are kept in a store: attach(..., store=folder), or clf.join(folder) before samples"
+            )
+        return self._ask("add", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
+
+    def _learn(self, loader: Any, progress: bool, anew: bool = False) -> Any:
+        """Learn all batches of a loader without a store, or none: in an empty head, or in one beside it that is merged."""
+        head = self.head
+        samples = SampleAdapter(head)
+        aside: Any = None
+        if samples.count and isinstance(head, LSSVMHead | MarginHead) and head.statistics is not None:
+            aside = type(head).from_config(head.config(), device=head.device)
+            if not anew and head.statistics.exact:
+                chosen = head.statistics.choices
+                aside.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
+        elif anew:
+            samples.clear()
+        machine: Any = head if aside is None else aside
+        learned: list[Any] = []
+        empty = not samples.count
+        try:
+            for part in batches_of(loader, self.device, progress, "fit" if anew else "add"):
+                if part.subjects is not None:
+                    warnings.warn(
+                        "subjects of the samples are not kept without a store, and nothing can be removed by them later: "
+                        "attach(..., store=folder)",
+                        stacklevel=3,
+                    )
+                named = {"ids": part.ids} if getattr(machine, "statistics", None) is not None and part.ids else {}
+                learned.append(machine.add(self.features(part.x), part.y, **named))
+        except BaseException:
+            if aside is None and empty:
+                samples.clear()
+            elif aside is None:
+                for ids in learned:
+                    if ids is not machine:
+                        machine.remove(ids)
+            raise
+        if aside is not None:
+            with head.locked():
+                if anew:
+                    head.adopt(None)
+                head.merge(aside)
+        if not learned or learned[0] is machine:
+            return self
+        return torch.cat(learned) if isinstance(learned[0], Tensor) else [i for ids in learned for i in ids]
+
+    def remove(
+        self, images: Tensor | None = None, y: Tensor | None = None, *, ids: Any = None, subject: str | None = None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Remove samples: by ``subject`` or ``ids`` with a store, which returns a receipt; else the images and labels added.
+
+        Args:
+            images: (B, ...), without a store: their features must be those that were added, to the bit.
+            y: (B,), the labels they were added with.
+            ids: (B,), of samples in the store.
+            subject: all samples of a subject in the store.
+            options: of the head's own ``remove``.
+        """
+        named = subject is not None or (ids is not None and images is None)
+        if named and self.samples is None:
+            raise ValueError(
+                "removal by subject or ids needs the samples, and only a store keeps them: attach(..., store=folder). Without "
+                "one: clf.remove(images, y)"
+            )
+        if self.samples is not None:
+            if images is not None or options:
+                raise ValueError("the store knows its samples: clf.remove(subject='u42') or clf.remove(ids=['a', 'b'])")
+            return self.samples.remove(ids, subject)
+        if images is None or y is None:
+            raise ValueError("remove takes the images and labels that were added: clf.remove(images, y)")
+        return self._ask("remove", self.features(images), y, **options, **({} if ids is None else {"ids": ids}))
 
     def update(self, add: tuple[Tensor, Tensor] | None = None, remove: tuple[Tensor, Tensor] | None = None) -> Any:
         """Add and remove in one step; each is a pair of images (B, ...) and labels (B,)."""
+        self._without_store("update")
         pairs = {"add": add, "remove": remove}
         changes = {verb: (self.features(pair[0]), pair[1]) for verb, pair in pairs.items() if pair is not None}
         return self._ask("update", **changes)
 
-    def relabel(self, images: Tensor, y_old: Tensor, y_new: Tensor) -> Any:
-        """Give ``images`` (B, ...), added with the labels ``y_old`` (B,), the labels ``y_new`` (B,)."""
+    def relabel(
+        self, images: Tensor | None = None, y_old: Tensor | None = None, y_new: Any = None, *, ids: Any = None
+    ) -> Any:
+        """Give ``images`` (B, ...), added with ``y_old`` (B,), the labels ``y_new`` (B,); with a store samples by ``ids``."""
+        if self.samples is not None:
+            if ids is None or images is not None or y_new is None:
+                raise ValueError("the store knows its samples: clf.relabel(ids=['a', 'b'], y_new=[3, 1])")
+            return self.samples.relabel(ids, y_new)
+        if images is None or y_old is None or y_new is None:
+            raise ValueError(
+                "relabel takes images and labels as added, and the new labels: clf.relabel(images, y_old, y_new)"
+            )
         return self._ask("relabel", self.features(images), y_old, y_new)
 
     def replace(self, images_old: Tensor, y_old: Tensor, images_new: Tensor, y_new: Tensor) -> Any:
         """Put ``images_new`` (B, ...) with the labels ``y_new`` (B,) in the place of ``images_old`` with ``y_old``."""
+        self._without_store("replace")
         return self._ask("replace", self.features(images_old), y_old, self.features(images_new), y_new)
 
+    def _without_store(self, verb: str) -> None:
+        if self.samples is not None:
+            raise ValueError(
+                f"{verb} does not go with a store: give clf.store.apply a list of events, all or none are applied"
+            )
+
+    def _settle(self) -> None:
+        """Bring the weights up to date at the end of a fit."""
+        if SampleAdapter(self.head).count and isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
+            self.head.refresh()
+
+    def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
+        """Write the classifier to a file: the head with its statistics, and the weights of the backbone unless left out.
+
+        Samples removed later are still in the statistics of this file: a store has it on the list of its certificates.
+        """
+        kind = type(self.head).__name__
+        if kind not in HEAD_TYPES:
+            raise ValueError(
+                f"save writes an LSSVMHead or a MarginHead; a {kind} is saved by torch.save(clf.head.state_dict())"
+            )
+        self._follow()
+        saved = {
+            "format": FILE_FORMAT,
+            "head": {"type": kind, "config": self.head.config(), "state": self.head.state_dict()},
+            "in_features": self.in_features,
+            "deterministic": self._batch_size,
+            "backbone": {"hash": module_hash(self.backbone), "state": self.backbone.state_dict() if backbone else None},
+        }
+        beside = f"{os.fspath(path)}.new"
+        try:
+            torch.save(saved, beside)
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(beside)
+            raise
+        if self.samples is not None:
+            self.samples.register(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None) -> AttachedClassifier:
+        """Read a classifier that :meth:`save` wrote, on a model of the same kind; without weights in it, of the same ones.
+
+        Args:
+            path: the file; only tensors and primitives are read from it.
+            model: the network as it was given to :func:`attach`, or the backbone of the classifier. It is changed.
+            store: the folder of the store that keeps the samples; the head is then what the store says.
+        """
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(saved, Mapping) or saved.get("format") != FILE_FORMAT:
+                raise VerificationError(f"{path} is no classifier that save wrote")
+            about, network = saved["head"], saved["backbone"]
+            head = HEAD_TYPES[about["type"]].from_config(about["config"])
+            J, deterministic = int(saved["in_features"]), saved["deterministic"]
+            if store is None:
+                head.load_state_dict(about["state"])
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
+            raise VerificationError(f"{path} cannot be read as a classifier: {error}") from error
+        tensors = [*model.parameters(), *model.buffers()]
+        head.to(tensors[-1].device if tensors else "cpu")
+        bare = model.state_dict().keys() == (network["state"] or {}).keys() or module_hash(model) == network["hash"]
+        width = J if bare else None
+        made = _attach(model, head.num_classes, head, width, bool(deterministic) and int(deterministic), {})
+        if network["state"] is not None:
+            made.backbone.load_state_dict(network["state"])
+        elif module_hash(made.backbone) != network["hash"]:
+            raise ValueError(
+                f"{path} was saved without the weights of its backbone, and those of {type(model).__name__} are others: give "
+                "the model that it was attached to"
+            )
+        return made if store is None else made.join(store)
+
     def _ask(self, verb: str, *args: Any, **options: Any) -> Any:
+        if verb in ("predict", "predict_proba"):
+            self._follow()
         answer = getattr(self.head, verb)(*args, **options)
         return self if answer is self.head else answer
 

@@ -128,7 +128,7 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
             "statistics": head.statistics is not None,
             "uncertifiable": head.uncertifiable,
             "made": head.data_choices.to_json(head.version),
-        } | row_options(head)
+        } | head.row_options()
         calibration = head.data_choices.calibration if meta["made"].get("calibration", ("", False))[1] else None
         if calibration is not None:
             meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
@@ -160,35 +160,8 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
 
 
-def config(head: LSSVMHead) -> dict[str, Any]:
-    """The arguments that make an empty head like this one, as primitives."""
-    weight, stats = head.class_weight, head.statistics
-    wanted = head.requested
-    float_sums = stats is not None and not stats.exact
-    return {
-        "in_features": head.in_features,
-        "num_classes": head.num_classes,
-        "rho": head.rho,
-        "intercept": head.intercept,
-        "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
-        "multiclass": head.multiclass,
-        "grid": None if float_sums else grid_to_json(wanted.grid) or "auto",
-        "target_grid": grid_to_json(wanted.target_grid) or "auto",
-        "statistics": stats is not None,
-        "per_class": None if stats is None else stats.per_class,
-        "folds": 0 if stats is None else stats.folds,
-        "membership": head.rows.recorded,
-    } | row_options(head)
-
-
-def row_options(head: LSSVMHead) -> dict[str, str]:
-    """Options ``normalize`` and ``scale``, where they are used: files without them are as version 0.1.0 wrote them."""
-    both = {"normalize": head.normalize, "scale": head.scale}
-    return {name: value for name, value in both.items() if value is not None}
-
-
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of :class:`~torchlssvm.LSSVMHead` from what :func:`config` returned."""
+    """Keyword arguments of :class:`~torchlssvm.LSSVMHead` from what its ``config`` returned."""
     grids = {
         k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")
     }

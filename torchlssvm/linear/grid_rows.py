@@ -203,6 +203,15 @@ class GridRows:
             out.append(slot)
         return torch.tensor(out, dtype=torch.int64, device=self.device)
 
+    def folds(self, count: int) -> Tensor:
+        """The fold of each row (n,), by a hash of its features and label: the same on every machine and in any order."""
+        q, labels = self.q.cpu().numpy(), self.labels.tolist()
+        hashes = [
+            hashlib.blake2b(row.tobytes() + label.to_bytes(8, "little"), digest_size=8)
+            for row, label in zip(q, labels, strict=True)
+        ]
+        return torch.tensor([int.from_bytes(h.digest(), "little") % count for h in hashes], device=self.device)
+
     def of_label(self, label: int) -> RowChange:
         """The change that takes all rows of a class away."""
         slots = torch.nonzero(self.labels == label)[:, 0]

@@ -14,7 +14,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalW
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.votes import votes
@@ -63,7 +63,8 @@ class LSSVMHead(nn.Module):
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j; ``w`` is then (J, pairs),
             ``b`` (pairs,), ``C`` and ``P`` (pairs, J, J), in the order (0,1), (0,2), ...; scores are votes, ties broken by
             margins).
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch), or None for float64 sums.
+        grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
+            batch), or None for float64 sums.
         target_grid: the same for float targets.
         statistics: False keeps w and P only, the paper's compact form; features are then used as given unless ``grid`` is
             a :class:`FixedPoint`.
@@ -100,6 +101,7 @@ class LSSVMHead(nn.Module):
     """
 
     _lock: Any  # a threading.RLock, which has no type of its own
+    keeps_rows = False
     normalize: str | None = None
     """Row normalization before the grid: None, "l2" or "sqrt"."""
 
@@ -112,8 +114,8 @@ class LSSVMHead(nn.Module):
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         multiclass: str = "ovr",
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         statistics: bool = True,
         per_class: bool | None = None,
         folds: int = 0,
@@ -128,6 +130,7 @@ class LSSVMHead(nn.Module):
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         needs_classes = weight is not None or multiclass == "ovo"
         if per_class is False and needs_classes and statistics:
             raise ValueError(
@@ -171,7 +174,7 @@ class LSSVMHead(nn.Module):
         self.version = 0
         self._vouched = False
         self._uncertifiable: str | None = None
-        self._integrity = Integrity()
+        self.integrity = Integrity()
         self._solving = False  # set while caches are computed: what was interrupted is computed again
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
         self._view: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
@@ -321,7 +324,27 @@ class LSSVMHead(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
-        return checkpoint.config(self)
+        stats, weight = self.statistics, self._options.class_weight
+        float_sums = stats is not None and not stats.exact
+        return {
+            "in_features": self._in_features,
+            "num_classes": self._num_classes,
+            "rho": self._options.rho,
+            "intercept": self._options.intercept,
+            "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+            "multiclass": self._multiclass,
+            "grid": None if float_sums else grid_to_json(self.requested.grid) or "auto",
+            "target_grid": grid_to_json(self.requested.target_grid) or "auto",
+            "statistics": stats is not None,
+            "per_class": None if stats is None else stats.per_class,
+            "folds": 0 if stats is None else stats.folds,
+            "membership": self.rows.recorded,
+        } | self.row_options()
+
+    def row_options(self) -> dict[str, str]:
+        """Options ``normalize`` and ``scale``, where they are used: files without them are as version 0.1.0 wrote them."""
+        both = {"normalize": self.normalize, "scale": self.scale}
+        return {name: value for name, value in both.items() if value is not None}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
@@ -351,12 +374,20 @@ class LSSVMHead(nn.Module):
     @exclusive
     def drift(self) -> float:
         """The largest relative deviation of the weights in use from those solved from statistics. Costs a solve."""
-        stats = self.need_statistics("drift")
+        self.need_statistics("drift")
         w = self.solve()[0]
         if self.n == 0:
             return 0.0
-        exact = make_solver(stats, self._options, self.multiclass).weights()[0]
+        exact = self.solved_anew()[0]
         return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
+
+    @exclusive
+    def solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
+        solver = make_solver(self.need_statistics("a solve from statistics"), self._options, self._multiclass)
+        P = solver.inverse() if inverse else None
+        w, b = solver.weights()
+        return w, b, w if P is None else P
 
     @exclusive
     def refresh(self) -> LSSVMHead:
@@ -732,13 +763,35 @@ class LSSVMHead(nn.Module):
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
     @exclusive
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`: the statistics."""
+        return self.need_statistics("sample_state").state()
+
+    @exclusive
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use: w, b and P."""
+        return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
+
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, from the statistics alone."""
+        return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """State from which :meth:`resume` makes the head again: the statistics."""
+        return self.sample_state()
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Take over a :meth:`snapshot`; ValueError when it does not fit."""
+        self.adopt(state)
+
+    @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved statistics in the place of those held; None empties the head."""
         fresh = None if self.statistics is None else self.statistics.zero()
         if fresh is not None and state is not None:
             fresh.load(state)
-        self._integrity = Integrity()  # anything interrupted before is replaced
-        with self._integrity:
+        self.integrity = Integrity()  # anything interrupted before is replaced
+        with self.integrity:
             self._published, self._solving = None, True
             if self.statistics is not None and fresh is not None:
                 self.statistics.__dict__.update(fresh.__dict__)
@@ -759,8 +812,8 @@ class LSSVMHead(nn.Module):
     ) -> None:  # fmt: skip
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
         with self._lock:
-            self._integrity = Integrity()
-            with self._integrity:
+            self.integrity = Integrity()
+            with self.integrity:
                 self.statistics, self.solver, self._options = statistics, solver, solver.options
                 self.rows, self.history, self._uncertifiable = rows, history, uncertifiable
                 self._published, self._view, self._solving = None, None, False
@@ -768,10 +821,9 @@ class LSSVMHead(nn.Module):
 
     def check_whole(self) -> None:
         """InterruptedUpdateError if a change was interrupted."""
-        if self._integrity.torn:
-            self._integrity.check()
-        if self.statistics is not None:
-            self.statistics.check_whole()
+        for part in (self, self.statistics):
+            if part is not None and part.integrity.torn:
+                part.integrity.check()
 
     @property
     def torn(self) -> bool:
@@ -787,7 +839,7 @@ class LSSVMHead(nn.Module):
     def changing(self) -> Iterator[None]:
         """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
         self.check_whole()
-        with self._integrity:
+        with self.integrity:
             self._published, self._solving = None, True
             yield
             self.version += 1
@@ -807,7 +859,7 @@ class LSSVMHead(nn.Module):
                 self.solver.reset()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
-            with self._integrity if compact else nullcontext():
+            with self.integrity if compact else nullcontext():
                 self._solving = True
                 P = self.solver.inverse() if inverse else None
                 w, b = self.solver.weights()
@@ -1022,7 +1074,7 @@ class LSSVMHead(nn.Module):
         """Shape, options and count."""
         form = "" if self.statistics is not None else ", statistics=False"
         pairs = ", multiclass='ovo'" if self.multiclass == "ovo" else ""
-        form += "".join(f", {name}={value!r}" for name, value in checkpoint.row_options(self).items())
+        form += "".join(f", {name}={value!r}" for name, value in self.row_options().items())
         shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{shape}, n={self.n:g}, rho={self.rho:g}, intercept={self.intercept!r}{pairs}{form}"
 

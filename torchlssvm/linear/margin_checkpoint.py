@@ -24,6 +24,7 @@ from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -149,9 +150,7 @@ def config(head: MarginHead) -> dict[str, Any]:
         "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
         "grid": grid_to_json(head.statistics.requested.grid) or "auto",
         "per_class": head.statistics.per_class,
-        "normalize": head.normalize,
-        "scale": head.scale,
-    }
+    } | {name: value for name in ROW_OPTIONS if (value := getattr(head, name)) is not None}
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:

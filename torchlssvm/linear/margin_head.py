@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.errors import NotFittedError
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
-from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.checkpoint import make_live
 from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
+from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_ranking, names_of, rank
+from torchlssvm.linear.diagnostics.margin_changes import Measure
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import check_class_weight
 from torchlssvm.linear.locking import exclusive, give_lock
@@ -55,7 +59,7 @@ class MarginHead(nn.Module):
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
             every change of samples changes every class.
-        grid: a :class:`FixedPoint` or ``"auto"`` (a power of two from the first batch).
+        grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
@@ -90,6 +94,7 @@ class MarginHead(nn.Module):
     uncertifiable = None
     unchecked = None
     checked = True
+    keeps_rows = True
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class MarginHead(nn.Module):
         rho: float = 1.0,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
-        grid: FixedPoint | str = "auto",
+        grid: GridOption = "auto",
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
@@ -108,8 +113,10 @@ class MarginHead(nn.Module):
         super().__init__()
         give_lock(self)
         checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
-        if grid is None:
-            raise ValueError("MarginHead keeps its samples on a grid: grid must be a FixedPoint or 'auto', got None")
+        if as_grid(grid) is None:
+            raise ValueError(
+                "MarginHead keeps its samples on a grid: grid must be a FixedPoint, a number or 'auto', got None"
+            )
         device = torch.empty(0, device=device).device
         self.statistics = Statistics(
             in_features, num_classes, grid=grid, device=device, per_class=class_weight is not None or bool(per_class),
@@ -267,12 +274,18 @@ class MarginHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
-        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
+        w, b = self._published or self.fitted_weights()  # one read: another thread may be changing the head
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
             x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
         x = x.to(torch.float64)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
+
+    def points(self, x: Any) -> Tensor:
+        """Features (B, J) in steps of the grid, not rounded to it. x: (B, J)."""
+        assert self.grid is not None
+        given = checks.features(x, self.in_features, self.device).to(torch.float64)
+        return normalized(given, self.normalize) / self.grid.resolution
 
     def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """The class with the highest score."""
@@ -395,12 +408,131 @@ class MarginHead(nn.Module):
             batch = self.statistics.check(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), ready=True)
             return self.apply_changes([(batch, sign)])
 
+    # -- diagnostics -----------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+        """Scores (B, K) of samples held, each by the head that never saw it: exact, with the active sets that it would have.
+
+        Not by refitting: in each class one inverse serves all samples, and a sample that is not active in a class has the score
+        it has now. Class weights that follow the counts are derived again without the sample; ``scale="std"`` keeps the scale
+        of all samples held. Any part of what is held may be given.
+
+        Args:
+            x: (B, J), as added.
+            y: (B,), as added.
+            weight: (B,), as added.
+            groups: (B,) numbers or names: leave out the whole group instead; all of a group goes in one call.
+
+        >>> import torch
+        >>> from torchlssvm import MarginHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(60, 3), torch.arange(60) % 2
+        >>> head = MarginHead(3, 2).add(x, y)
+        >>> scores = head.leave_one_out(x, y)
+        >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
+        True
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            return margin_changes.leave_one_out(self, x, y, weight, groups)
+
+    @exclusive
+    def influence(
+        self, x: Any, y: Any, x_val: Any, y_val: Any = None, what: str = "remove", on: str | Measure = "loss", *,
+        y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """The exact change at x_val if each sample, or group of samples, were removed, added or relabelled.
+
+        Positive for ``on="loss"`` means the loss would rise: removing such a sample hurts. With ``scale="std"`` the scale of
+        all samples held stays.
+
+        Args:
+            x: (B, J), samples held, as added; for ``what="add"`` samples that are to come.
+            y: (B,), their labels.
+            x_val: (V, J), where to look.
+            y_val: (V,) labels, for "loss" and "accuracy".
+            what: ``"remove"``, ``"add"`` or ``"relabel"``.
+            on: ``"loss"`` (mean squared hinge over points and classes) or ``"accuracy"``, returns (B,); ``"scores"``, returns
+                (B, V, K); or a function from scores (b, V, K) to one number for each change (b,).
+            y_new: (B,), for ``"relabel"``.
+            weight: (B,), as added.
+            groups: (B,); samples of a group change together, and the result has one entry for each group, in the order in
+                which they first appear.
+
+        >>> import torch
+        >>> from torchlssvm import MarginHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = MarginHead(4, 2).add(x, y)
+        >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
+        (torch.Size([50]), torch.Size([50, 10, 2]))
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+
+    @exclusive
+    def most_influential(
+        self, x: Any, y: Any, x_val: Any, y_val: Any, count: int = 10, what: str = "remove", on: str = "loss", *,
+        ids: Any = None, y_new: Any = None, weight: Any = None, groups: Any = None,
+    ) -> Influential:  # fmt: skip
+        """The ``count`` most helpful and most harmful samples (or groups) by their exact influence at x_val.
+
+        Arguments as for :meth:`influence`; ``ids`` (B,) come back with the samples.
+        """
+        check_ranking(what, on, count)
+        names = names_of(ids, groups, len(x))
+        change = self.influence(x, y, x_val, y_val, what, on, y_new=y_new, weight=weight, groups=groups)
+        return rank(change, what, on, count, names)
+
+    @exclusive
+    def rho_path(self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5) -> RhoPath:
+        """Errors for many values of rho, without choosing; arguments as for :meth:`select_rho`."""
+        with torch.inference_mode(False), torch.no_grad():
+            return margin_rho_selection.rho_path(self, rhos, method, score, folds)
+
+    @exclusive
+    def select_rho(
+        self, rhos: Any = None, method: str = "kfold", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
+        score: str = "accuracy", folds: int = 5,
+    ) -> RhoPath:  # fmt: skip
+        """Choose rho on the samples held, and apply it.
+
+        Args:
+            rhos: values > 0; None: nine values from the mean eigenvalue of the features down to 1e-4 of it.
+            method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused:
+                scores of this head are not linear in the targets.
+            x: not needed, as ``y``, ``weight`` and ``ids``: the head holds its samples.
+            y: not needed.
+            weight: not needed.
+            ids: not needed.
+            score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
+            folds: for ``"kfold"``; the fold of a sample is a hash of its features and label, and copies are in one fold.
+
+        >>> import torch
+        >>> from torchlssvm import MarginHead
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(60, 4), torch.arange(60) % 2
+        >>> head = MarginHead(4, 2).add(x, y)
+        >>> path = head.select_rho([0.1, 1.0, 10.0])
+        >>> head.rho == path.rho, path.errors.shape
+        (True, torch.Size([3]))
+        """
+        del x, y, weight, ids
+        path = self.rho_path(rhos, method, score=score, folds=folds)
+        self.rho = path.rho
+        self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
+        return path
+
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     @property
     def calibration(self) -> Calibration | None:
         """The map from scores to probabilities, if it was made for the samples held now."""
         return self.data_choices.current_calibration(self.version)
+
+    @exclusive
+    def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
+        """Fit probabilities on the leave-one-out scores of samples held. Arguments as for ``LSSVMHead.calibrate``."""
+        return self.calibrate_on(self.leave_one_out(x, y, weight, groups), y, method)
 
     @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
@@ -460,7 +592,7 @@ class MarginHead(nn.Module):
             self._published = (w, b) if self.statistics.n else None
             return w, b
 
-    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
+    def fitted_weights(self) -> tuple[Tensor, Tensor]:
         """w and b, up to date; NotFittedError without samples."""
         with self._lock:
             w, b = self.solve()
@@ -469,10 +601,13 @@ class MarginHead(nn.Module):
             return w, b
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False
     ) -> SampleBatch:
-        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first."""
-        batch = self.statistics.check(x, y, weight, ids, like)
+        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
+
+        ``ready``: the rows were normalized, and on the grid, before.
+        """
+        batch = self.statistics.check(x, y, weight, ids, like, ready)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
         return batch
@@ -491,6 +626,64 @@ class MarginHead(nn.Module):
                 self.statistics.canonicalize()
                 self.solver.reset()
         return self
+
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+            return False
+
+    @exclusive
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`: the rows, in an order that depends on them alone."""
+        self.check_whole()
+        return margin_checkpoint.save_samples(self)
+
+    @exclusive
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use: w, b, and the active sets (K, n).
+
+        The active sets are in the order of :meth:`sample_state`.
+        """
+        w, b = self.solve()
+        return {"w": w, "b": b, "active": self.solver.sides_in_saved_order()}
+
+    @exclusive
+    def derived_anew(self) -> dict[str, Tensor]:
+        """The same, of a new head that learned the rows held."""
+        fresh = type(self).from_config(self.config(), device=self.device)
+        fresh.adopt(self.sample_state())
+        return fresh.derived()
+
+    @exclusive
+    def snapshot(self) -> dict[str, Tensor]:
+        """State that makes :meth:`resume` fast: what is :meth:`derived`, where that is up to date, and no samples."""
+        return self.derived() if self._published is not None else {}
+
+    @exclusive
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Begin the next solve where a :meth:`snapshot` of the samples held was; what it finds is proven all the same.
+
+        ValueError when that is of other samples.
+        """
+        if not state:
+            return
+        counts, order = self.statistics.counts, self.samples.saved_order()
+        fitted = ((counts > 0) & (counts < self.statistics.n)).to(torch.float64)
+        sides = torch.empty_like(state["active"])
+        if tuple(sides.shape) != (self.num_classes, len(order)) or not bool(state["w"].isfinite().all()):
+            raise ValueError(
+                f"active sets {tuple(sides.shape)} are not of {len(order)} samples, or weights are not finite"
+            )
+        sides[:, order] = state["active"]
+        with self.changing():
+            proofs = nn.functional.pad(fitted[:, None], (4, 0))
+            self.solver.restore({"w": state["w"], "b": state["b"], "proofs": proofs}, sides)
+            self.solver.restart()
 
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.corrections.pending_events import PendingEvents
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
@@ -20,7 +21,8 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.statistics.batch import fold_of
-from torchlssvm.store import SampleStore
+from torchlssvm.store import ErasureRequest, SampleStore
+from torchlssvm.wording import counted, listed
 
 log = logging.getLogger("torchlssvm.report")
 
@@ -60,6 +62,9 @@ class Findings:
     drift: float
     history: list[Any]
     certificates: list[CertificateFile] = field(default_factory=list)
+    requests: list[ErasureRequest] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)  # work that is to be done, in words
+    compacted: int = 0  # position up to which bytes are destroyed
 
     @property
     def scores_width(self) -> int:
@@ -120,7 +125,31 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         drift=head.drift(),
         history=history,
         certificates=list_certificates(certificates, history[-1].chain.hex()),
+        requests=store.requests.all(),
+        waiting=waiting_work(store),
+        compacted=store.compacted,
     )
+
+
+def waiting_work(store: SampleStore) -> list[str]:
+    """Work that is to be done on a store, most urgent first, in words for those who answer requests."""
+    requests = [r for r in store.requests.all() if r.open]
+    out = [f"Request {r.id} is overdue by {counted(-r.days_left, 'day')}." for r in requests if r.overdue]
+    last = max((e.position for e in store.history() if e.kind == "remove"), default=0)
+    receipts = len(store.unwritten_receipts())
+    if receipts:
+        out.append(f"{counted(receipts, 'receipt')} of erasures not written to a file yet (torchlssvm receipt).")
+    if last > store.compacted:
+        out.append("Bytes of erased samples may still be in the files of the store (torchlssvm compact).")
+    older = store.older_files(last)["checkpoints"]
+    if older:
+        out.append(f"{counted(len(older), 'file')} elsewhere older than the last erasure: {listed(older)}.")
+    pending = len(list(PendingEvents(store)))
+    if pending:
+        out.append(f"{counted(pending, 'correction')} waiting for samples that have not come by (torchlssvm pending).")
+    if store.suppression.path is None and last:
+        out.append("No suppression list is in use: erased samples could be added again (torchlssvm suppression).")
+    return out
 
 
 def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:

@@ -15,6 +15,8 @@ from torchlssvm.report.charts import Axis, Chart, decades, linear, number
 from torchlssvm.report.findings import Findings
 from torchlssvm.report.pictures import Source
 from torchlssvm.report.style import CSS
+from torchlssvm.store import ErasureRequest
+from torchlssvm.wording import counted
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser lets the page do: show itself."""
@@ -29,6 +31,7 @@ def page(found: Findings, pictures: Source, names: Sequence[str], title: str, ti
     """Write the whole page. names: of the classes; count: samples shown in each list."""
     body = [
         _header(found, title, time),
+        _erasures(found),
         _tiles(found),
         _trust(found),
         _classes(found, names),
@@ -76,29 +79,105 @@ def table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str
 
 def _header(found: Findings, title: str, time: str) -> str:
     s, h = found.stats, found.head
-    digest = f"<p>digest <code>{escape(s['digest'])}</code></p>" if s["digest"] else ""
     weight = h["class_weight"]
     form = f"{h['intercept']} intercept, {MULTICLASS_WORDS[h['multiclass']]}" + (
         f", {weight} weights" if isinstance(weight, str) else ""
     )
     return (
         f"<header><h1>{escape(title)}</h1><p>{escape(time[:16].replace('T', ' '))} UTC · {s['samples']:,} samples of "
-        f"{s['subjects']:,} subjects, {s['classes']} classes, {s['features']:,} features · {escape(form)}</p>{digest}</header>"
+        f"{s['subjects']:,} subjects, {s['classes']} classes, {s['features']:,} features · {escape(form)}</p></header>"
     )
 
 
+def _erasures(found: Findings) -> str:
+    """Erasures, requests and work to be done, for those who answer requests."""
+    removals = [e for e in found.history if e.kind == "remove"]
+    opened = [r for r in found.requests if r.open]
+    tiles = [
+        (f"{len(opened):,}", f"requests to be answered, {sum(r.overdue for r in opened):,} of them overdue"),
+        (f"{sum(e.samples for e in removals):,}", f"samples erased, in {counted(len(removals), 'erasure')}"),
+        (f"{len(found.waiting):,}", "things to be done, listed below"),
+    ]
+    out = f"<h2>Erasure</h2>{_tile_row(tiles)}"
+    out += (
+        f'<ul class="work">{"".join(f"<li>{escape(line)}</li>" for line in found.waiting)}</ul>'
+        if found.waiting
+        else ""
+    )
+    if found.requests:
+        rows = [
+            [
+                f"<code>{escape(r.id)}</code>",
+                escape(r.received[:10]),
+                escape(r.due),
+                _time_left(r),
+                escape(r.state),
+                escape(r.reason),
+            ]
+            for r in found.requests
+        ]
+        head = [("request", ""), ("received", ""), ("due", ""), ("", ""), ("state", ""), ("reason", "wrap")]
+        out += table(head, rows)
+    if removals:
+        owner = {event: r.id for r in found.requests for event in r.events}
+        rows = [
+            [
+                escape(e.time[:19].replace("T", " ")),
+                f"{e.samples:,}",
+                "yes" if e.position <= found.compacted else '<span class="was">not yet</span>',
+                escape(owner.get(e.event_id, "none")),
+            ]
+            for e in reversed(removals[-SHOWN_EVENTS:])
+        ]
+        head = [("erased (UTC)", ""), ("samples", "n"), ("bytes destroyed", ""), ("for request", "wrap")]
+        out += table(head, rows)
+    return out + _certificates(found) + "<h2>The classifier</h2>"
+
+
+def _time_left(request: ErasureRequest) -> str:
+    if not request.open:
+        return "answered"
+    days = request.days_left
+    return f'<span class="was">{counted(-days, "day")} late</span>' if days < 0 else f"{counted(days, 'day')} left"
+
+
+def _certificates(found: Findings) -> str:
+    """The certificate files of a folder."""
+    if not found.certificates:
+        return ""
+    lines = []
+    for r in found.certificates:
+        state = r.problem or ("the state now" if r.current else "an earlier state")
+        lines.append(
+            [
+                escape(r.file),
+                escape(r.time[:19].replace("T", " ")),
+                f"{r.erased:,}",
+                "yes" if r.signed else "no",
+                escape(state),
+            ]
+        )
+    head = [("certificate", "wrap"), ("time (UTC)", ""), ("erased", "n"), ("signed", ""), ("is about", "wrap")]
+    note = '<p class="note">Read, not verified: <code>torchlssvm verify</code> does that.</p>'
+    return f"<h2>Certificates</h2>{note}{table(head, lines)}"
+
+
+def _tile_row(tiles: Sequence[tuple[str, str]]) -> str:
+    """A row of figures, each with its meaning."""
+    return f'<div class="tiles">{"".join(f"<div class=tile><b>{b}</b><span>{escape(t)}</span></div>" for b, t in tiles)}</div>'
+
+
 def _tiles(found: Findings) -> str:
-    erased = sum(e.samples for e in found.history if e.kind == "remove")
     dof = "" if found.path.dof is None else f", {number(_at_rho(found, found.path.dof))} degrees of freedom"
     tiles = [
         (percent(found.accuracy), "accuracy, each sample by the model that never saw it"),
         (f"{found.ece[1]:.3f}", f"calibration error of its probabilities ({found.ece[0]:.3f} uncalibrated)"),
         (f"{len(found.labels.suspects):,}", "samples whose label the model without them would change"),
         (number(found.head["rho"]), f"rho{dof}"),
-        (f"{len(found.history):,}", f"events, {erased:,} samples erased"),
+        (f"{len(found.history):,}", "events"),
         (f"{found.drift:.0e}" if found.drift else "0", "drift of the weights from their statistics"),
     ]
-    return f'<div class="tiles">{"".join(f"<div class=tile><b>{b}</b><span>{escape(t)}</span></div>" for b, t in tiles)}</div>'
+    return _tile_row(tiles)
 
 
 def _at_rho(found: Findings, values: Tensor) -> float:
@@ -252,26 +331,7 @@ def _events(found: Findings) -> str:
     more = len(found.history) - len(rows)
     note = f'<p class="note">The last {len(rows)} of {len(found.history):,}.</p>' if more > 0 else ""
     head = [("", "n"), ("time (UTC)", ""), ("kind", ""), ("samples", "n"), ("event", "wrap")]
-    out = "<h2>Events</h2>" + note + table(head, rows)
-    if found.certificates:
-        lines = []
-        for r in found.certificates:
-            state = r.problem or ("the state now" if r.current else "an earlier state")
-            lines.append(
-                [
-                    escape(r.file),
-                    escape(r.time[:19].replace("T", " ")),
-                    f"{r.erased:,}",
-                    "yes" if r.signed else "no",
-                    escape(state),
-                ]
-            )
-        head = [("certificate", "wrap"), ("time (UTC)", ""), ("erased", "n"), ("signed", ""), ("is about", "wrap")]
-        out += (
-            '<h2>Certificates</h2><p class="note">Read, not verified: <code>torchlssvm verify</code> does that.</p>'
-            + table(head, lines)
-        )
-    return out
+    return "<h2>Events</h2>" + note + table(head, rows)
 
 
 def _choices(found: Findings) -> str:

@@ -42,6 +42,7 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: 6px 20px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 tr:last-child td { border-bottom: 0; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.wrap { white-space: normal; overflow-wrap: anywhere; min-width: 160px; }
+.work { margin: 8px 0; padding-left: 20px; } .work li { margin: 2px 0; }
 code { font: .86em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 footer { color: var(--soft); font-size: .86rem; margin-top: 40px; border-top: 1px solid var(--line); padding-top: 12px; }
 @media (max-width: 480px) { main { padding: 12px 12px 36px; } .samples { grid-template-columns: repeat(2, 1fr); }

@@ -1,4 +1,4 @@
-"""Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
+"""Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`, which marks changes.
 
 Three levels, each carried into the next when it is full, and all exact in grid mode:
 
@@ -12,6 +12,7 @@ A *group* is a class, a fold, both, or everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.device_products import require_exact_products
-from torchlssvm.functional.modes import exactly
-from torchlssvm.statistics.integrity import Integrity
-from torchlssvm.statistics.signed_rows import PRODUCT_ROWS, SignedRows, split_runs
+from torchlssvm.statistics.batch import RowObserver
 from torchlssvm.statistics.undo_log import UndoLog, UndoRows
+
+PRODUCT_ROWS = 1024
+"""Rows that wait at most, and that one product takes at least where it is exact: enough for the speed of large products."""
 
 TAIL_CHANGE_ROWS = 256
 """Rows of a change that may wait in the tail; a larger change fills a product of its own."""
@@ -34,6 +36,55 @@ PRODUCT_NUMBERS = 2**17
 
 DIRECT_NUMBERS = 2**24
 """Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
+
+
+@dataclass
+class SignedRows:
+    """Signed rows on their way in: x (B, J) and side columns z (B, R).
+
+    One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
+    multiplicities (B,), or None.
+
+    ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
+    +1 or -1. ``observer``: sees the rows on the grid. ``host_codes`` (B,): the group codes on the host.
+    """
+
+    x: Tensor
+    z: Tensor
+    codes: Tensor | None
+    mult: Tensor | None
+    bounds: NDArray[np.float64]
+    gross: float
+    sign: int
+    observer: RowObserver | None = None
+    host_codes: NDArray[np.int64] | None = None
+
+    def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
+        """Write the side columns of some rows. out: (b, R)."""
+        z = self.z[pick]
+        if z.ndim == 2:
+            out.copy_(z)
+        else:
+            out.zero_().scatter_(1, z[:, None], 1.0)
+
+    @property
+    def scale(self) -> Tensor | float:
+        """The multiplicities times the sign."""
+        return float(self.sign) if self.mult is None else self.mult * self.sign
+
+
+def split_runs(bounds: NDArray[np.float64], chunk: int = PRODUCT_ROWS) -> list[tuple[int, int]]:
+    """Split rows into runs of at most 1,024, or as given, whose products sum exactly. bounds: (B,)."""
+    out: list[tuple[int, int]] = []
+    stack = [(a, min(a + chunk, len(bounds))) for a in range(0, len(bounds), chunk)][::-1]
+    while stack:
+        a, b = stack.pop()
+        if b - a > 1 and float(bounds[a:b].sum()) > gram.LARGEST_EXACT_INTEGER:
+            middle = (a + b) // 2
+            stack += [(middle, b), (a, middle)]
+        else:
+            out.append((a, b))
+    return out
 
 
 def bound_sums(sums: Sequence[Tensor], moments: Tensor) -> float:
@@ -75,7 +126,8 @@ class Accumulator:
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._undo = undo
-        self.integrity = Integrity()
+        self.unsettled = False
+        """True while rows wait, or float64 sums are not carried."""
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +174,7 @@ class Accumulator:
             self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
             self._length += change.x.shape[0]
             self._tail_bound += change.gross
-        self._diag = None
+        self._diag, self.unsettled = None, True
 
     def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
@@ -236,6 +288,7 @@ class Accumulator:
         if group not in self.sums:
             self.sums[group] = torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
         self.touched.add(group)
+        self.unsettled = True
         return self.sums[group]
 
     def _open(self, group: int, bound: float) -> Tensor:
@@ -247,6 +300,7 @@ class Accumulator:
             self.carry()
         self._acc_group = group
         self._acc_bound += bound
+        self.unsettled = True
         self.touched.add(group)
         return self._acc
 
@@ -267,18 +321,16 @@ class Accumulator:
         self._acc.zero_()
         self._acc_bound = 0.0
 
-    @exactly
     def settle(self) -> None:
         """Bring every row into the canonical sums."""
-        with self.integrity:
-            self.flush()
-            self.carry()
-            if self.direct:
-                self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
+        self.flush()
+        self.carry()
+        self.unsettled = False
+        if self.direct:
+            self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
 
     def total(self, group: int) -> Tensor:
-        """Return the canonical packed sums of a group (zeros if it has none)."""
-        self.settle()
+        """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are settled."""
         if group in self.sums:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)

@@ -29,11 +29,6 @@ from torchlssvm.functional import gram
 FORMAT = "torchlssvm-statistics-1"
 
 
-def encode_header(fields: dict[str, Any]) -> bytes:
-    """Write the header's fields, without the format, as canonical bytes."""
-    return canonical({"format": FORMAT} | fields)
-
-
 def hash_group(packed: Tensor, J: int, R: int, moments: Tensor) -> bytes:
     """Hash the packed sums of a group and its sum z z^T."""
     inner = hashlib.sha256()
@@ -43,9 +38,9 @@ def hash_group(packed: Tensor, J: int, R: int, moments: Tensor) -> bytes:
     return inner.digest()
 
 
-def hash_all(header: bytes, groups: Iterable[bytes]) -> str:
-    """Hash the header and the hashes of all groups, as hex."""
-    outer = hashlib.sha256(header)
+def hash_all(header: dict[str, Any], groups: Iterable[bytes]) -> str:
+    """Hash the fields of the header and the hashes of all groups, as hex."""
+    outer = hashlib.sha256(canonical(header))
     for group in groups:
         outer.update(group)
     return outer.hexdigest()

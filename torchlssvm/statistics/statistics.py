@@ -14,17 +14,16 @@ from torch import Tensor
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.grid import FixedPoint, grid_from_fields, grid_to_fields
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
 from torchlssvm.functional.memory import require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
-from torchlssvm.statistics.accumulator import Accumulator, bound_sums
+from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
 from torchlssvm.statistics.baseline import SEVERED, Baseline
 from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
-from torchlssvm.statistics.digest import encode_header, hash_all, hash_group
+from torchlssvm.statistics.digest import FORMAT, hash_all, hash_group
 from torchlssvm.statistics.integrity import Integrity
-from torchlssvm.statistics.signed_rows import SignedRows, split_runs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,8 +50,8 @@ class Statistics:
     Args:
         in_features: J.
         num_classes: K, the number of classes or of targets.
-        grid: a :class:`FixedPoint`, ``"auto"`` (a power of two from the first batch) or None (float64 sums: the same
-            interface, ``exact`` is False, and there is no digest).
+        grid: a :class:`FixedPoint`, a number (its limit), ``"auto"`` (a power of two from the first batch) or None (float64
+            sums: the same interface, ``exact`` is False, and there is no digest).
         target_grid: the same for float targets.
         per_class: keep M for each class.
         folds: keep everything for each of so many folds; samples then need ids.
@@ -87,8 +86,8 @@ class Statistics:
         in_features: int,
         num_classes: int,
         *,
-        grid: FixedPoint | str | None = "auto",
-        target_grid: FixedPoint | str | None = "auto",
+        grid: GridOption = "auto",
+        target_grid: GridOption = "auto",
         per_class: bool = False,
         folds: int = 0,
         normalize: str | None = None,
@@ -103,9 +102,7 @@ class Statistics:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-        for name, option in (("grid", grid), ("target_grid", target_grid)):
-            if not isinstance(option, FixedPoint):
-                checks.one_of(option, f"{name} (or a FixedPoint)", ("auto", None))
+        grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
         self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
         self.scale = checks.one_of(scale, "scale", SCALES)
@@ -163,9 +160,8 @@ class Statistics:
 
     def check_whole(self) -> None:
         """InterruptedUpdateError if a change of the sums was interrupted."""
-        for part in (self, self.accumulator):
-            if part is not None and part.integrity.torn:
-                part.integrity.check()
+        if self.integrity.torn:
+            self.integrity.check()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -308,10 +304,14 @@ class Statistics:
 
     def group_sums(self) -> dict[int, Tensor]:
         """Return the packed sums of each group that has any. Do not write to them."""
-        if self.accumulator is None:
-            return {}
-        self.accumulator.settle()
-        return self.accumulator.sums
+        return {} if self.accumulator is None else self._settled(self.accumulator).sums
+
+    def _settled(self, sums: Accumulator) -> Accumulator:
+        """Bring rows that wait into the sums; InterruptedUpdateError if that, or a change, was interrupted before."""
+        if sums.unsettled or self.integrity.torn:
+            with torch.inference_mode(False), torch.no_grad(), self.integrity:
+                sums.settle()
+        return sums
 
     def side_sums(self, group: int) -> Tensor:
         """Return V (R, J) of a group. Do not write to it."""
@@ -553,8 +553,7 @@ class Statistics:
         if not self.exact or self.bound + bound + removed <= LARGEST_SUM:
             return
         if self.accumulator is not None:  # adds and removes cancel: look at the sums themselves
-            self.accumulator.settle()
-            self.bound = min(self.bound, bound_sums(list(self.accumulator.sums.values()), self.moments))
+            self.bound = min(self.bound, bound_sums(list(self.group_sums().values()), self.moments))
         if self.bound + bound > LARGEST_SUM or removed >= LARGEST_SUM:
             raise GridError(
                 f"int64 sums could overflow: bound {self.bound:.3g} held plus {bound + removed:.3g} changed exceeds "
@@ -649,10 +648,9 @@ class Statistics:
             return
         if held and sign < 0 and self.accumulator is None:
             raise checks.removal_error("the machine is empty")
-        other.accumulator.settle()
+        added = other.group_sums()
         self._reserve(*((0.0, other.bound) if held and sign < 0 else (other.bound, 0.0)))
-        if self.accumulator is not None:
-            self.accumulator.settle()
+        self.group_sums()  # rows that wait go in first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
         if held and sign < 0:
@@ -662,7 +660,7 @@ class Statistics:
             self._check_diagonal(self.diagonal() - other.diagonal())
         with self.integrity:
             mine = self._decide(other.choices)
-            for group, theirs in other.accumulator.sums.items():
+            for group, theirs in added.items():
                 mine.protect(group)
                 if group in mine.sums:
                     mine.sums[group].add_(theirs, alpha=sign)
@@ -731,10 +729,10 @@ class Statistics:
         self.check_whole()
         if self.accumulator is None:
             return
-        self.accumulator.settle()
-        if checks.is_fake(self.moments) or not self.drained or not self._small(self.moments):
+        sums = self.group_sums()
+        if not self.drained or checks.is_fake(self.moments) or not self._small(self.moments):
             return
-        left = {g: v for g, v in self.accumulator.sums.items() if not self._small(v)}
+        left = {g: v for g, v in sums.items() if not self._small(v)}
         self.accumulator.sums = left
         if not left:
             with self.integrity:
@@ -763,7 +761,7 @@ class Statistics:
             return not self.empty
         if self.accumulator is None:
             return self.baseline.choices.kind is not None
-        self.accumulator.settle()
+        self.group_sums()  # rows that wait go in first
         return bool(self.baseline.undo) or not self.baseline.same_moments(self.moments)
 
     def note_removal(self) -> None:
@@ -841,10 +839,11 @@ class Statistics:
 
     # -- digest --------------------------------------------------------------------------------------------------------
 
-    def header(self) -> bytes:
-        """Return the canonical description of shape and grid that the digest starts with."""
-        return encode_header(
+    def header(self) -> dict[str, Any]:
+        """Return the description of shape and grid that the digest starts with, as JSON fields."""
+        return (
             {
+                "format": FORMAT,
                 "features": self.in_features,
                 "classes": self.num_classes,
                 "folds": self.folds,
@@ -852,8 +851,7 @@ class Statistics:
                 "kind": self.kind or "empty",
             }
             | {name: value for name in ROW_OPTIONS if (value := getattr(self, name)) is not None}
-            | grid_to_fields(self.grid)
-            | grid_to_fields(self.target_grid, "target_")
+            | grid_to_fields(self.grid, self.target_grid)
         )
 
     def digest(self) -> str:
@@ -901,7 +899,7 @@ class Statistics:
         sums = self.group_sums()
         known = self.exact and not self.empty and not checks.is_fake(self.moments)
         bound = bound_sums(list(sums.values()), self.moments) if known else self.bound  # not of what went through them
-        meta = json.loads(self.header()) | {"exact": self.exact, "gross": bound, "n": self._weight}
+        meta = self.header() | {"exact": self.exact, "gross": bound, "n": self._weight}
         out = {"counts": self.moments.clone()}
         if not self.empty:
             meta["groups"] = groups = sorted(g for g, v in sums.items() if not known or bool(v.any()))
@@ -925,7 +923,7 @@ class Statistics:
 
     def _loaded(self, state: dict[str, Tensor], meta: dict[str, Any]) -> Statistics:
         """Make statistics of this shape from a saved state and its description."""
-        mine = json.loads(self.header()) | {"exact": self.exact}
+        mine = self.header() | {"exact": self.exact}
         for name in ("format", "features", "classes", "folds", "per_class", "exact"):
             if meta[name] != mine[name]:
                 raise ValueError(f"{name} is {meta[name]!r} in the saved statistics and {mine[name]!r} here")

@@ -12,7 +12,7 @@ from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import Entry, Journal, now
@@ -43,10 +43,12 @@ class CertificateIssuer:
     def __init__(self, db: Database, table: SampleTable, journal: Journal, snapshots: Snapshots):
         self.db, self.table, self.journal, self.snapshots = db, table, journal, snapshots
 
-    def issue(self, event_ids: Iterable[str], head: Any, choices: dict[str, str]) -> Certificate:
+    def issue(
+        self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
+    ) -> Certificate:
         """An unsigned certificate of events, for the head as it is in the open view.
 
-        ``choices``: made from data by the caller, beside those the store can tell.
+        ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
         """
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
@@ -84,6 +86,7 @@ class CertificateIssuer:
             library=f"torchlssvm {__version__}",
             time=now(),
             files={} if key is None else self.file_commitments(key),
+            requests=requests,
         )
 
     def grid(self) -> dict[str, Any] | None:
@@ -176,4 +179,4 @@ def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
         out["grid"] = "automatic, from the first samples; unchanged by the erasure"
     elif options.get("grid") is not None:
         out["grid"] = "given before any data"
-    return out | (head.choices if isinstance(head, LSSVMHead) else {})
+    return out | (head.choices if isinstance(head, LinearHead) else {})

@@ -1,9 +1,9 @@
 """Adapters through which a store changes its head by rows.
 
 Both are :class:`~torchlssvm.sample_adapter.SampleAdapter`: samples are added and removed under their ids in the store.
-``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead`, which needs the samples again to remove them; ``KernelAdapter``
-drives a kernel machine, which keeps its samples and removes them by ids of its own. Beside that they tell the store the
-head's options and digest, and whether it was changed from outside.
+``LinearAdapter`` drives an :class:`~torchlssvm.LSSVMHead` or a :class:`~torchlssvm.MarginHead`, which are given the samples
+again to remove them; ``KernelAdapter`` drives a kernel machine, which removes its samples by ids of its own. Beside that they
+tell the store the head's options and digest, and whether it was changed from outside.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import StoreError
-from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.checkpoint import arguments
+from torchlssvm.linear import LinearHead
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.kinds import class_of
 from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
@@ -34,11 +34,14 @@ MATRICES_PER_HEAD = 4
 """J x J matrices that a head needs to be summed and solved, at least."""
 
 
-def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSVMHead:
+def head_from(config: dict[str, Any], device: torch.device | str | None) -> LinearHead:
     """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
-        J, K, folds = options["in_features"], options["num_classes"], max(1, options["folds"])
+        kind = class_of(config)
+        if kind is None:
+            raise ValueError(f"it is a {str(config['type'])[:80]}")
+        J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             need = 8 * (
@@ -48,17 +51,17 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> LSSV
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
                 )
-        return LSSVMHead.from_config(options, device=device)
+        return kind.from_config(options, device=device)
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise StoreError(f"the store is damaged: its head cannot be made: {error}") from error
 
 
 class LinearAdapter(SampleAdapter):
-    """Drives an LSSVMHead, which needs the rows again to remove them; the store has them."""
+    """Drives a linear head, which needs the rows again to remove them; the store has them."""
 
-    def __init__(self, head: LSSVMHead):
+    def __init__(self, head: LinearHead):
         super().__init__(head)
-        self.head = head.drop_membership("it belongs to a store, which has the rows")
+        self.head: LinearHead = head.drop_membership("it belongs to a store, which has the rows")
         self.seen: tuple[int, object] = (head.version, self.signature())
 
     @property
@@ -87,14 +90,16 @@ class LinearAdapter(SampleAdapter):
 
     def config(self) -> dict[str, Any]:
         """Options that make an empty head like this one, as primitives."""
-        return {"type": "LSSVMHead"} | self.head.config()
+        return {"type": type(self.head).__name__} | self.head.config()
 
     def set_options(self, config: dict[str, Any]) -> None:
         """Take over those options of another head's :meth:`config` that may change."""
-        mine, given = self.config(), arguments({k: v for k, v in config.items() if k != "type"})
+        mine = self.config()
         for name in SETTABLE_OPTIONS:
-            if mine[name] != config[name]:
-                setattr(self.head, name, given[name])
+            value = config[name]
+            if mine[name] != value:
+                numbers = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+                setattr(self.head, name, numbers)
 
     def chosen(self) -> dict[str, Any] | None:
         """Choices made from data, with the calibration, as primitives; None if none was made."""
@@ -201,14 +206,16 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 
     def state(self) -> dict[str, Tensor]:
-        """The statistics, for a snapshot."""
-        assert self.head.statistics is not None
-        return {k: v.cpu() for k, v in self.head.statistics.state().items()}
+        """The state that a snapshot keeps: none of the rows, which the store has."""
+        return {k: v.cpu() for k, v in self.head.snapshot().items()}
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Undo :meth:`state`; ValueError when it does not fit."""
-        device = self.head.device
-        self.head.adopt({k: v if k == "meta" else v.to(device) for k, v in state.items()})
+    def load(self, state: dict[str, Tensor], batches: Iterable[StoredRows], codec: Codec) -> None:
+        """Undo :meth:`state`; ValueError when it does not fit. ``batches``: the rows then, for a head that keeps them."""
+        if self.head.keeps_rows:
+            self.clear()
+            for rows in batches:
+                self.add_rows(rows, codec)
+        self.head.resume({k: v if k == "meta" else v.to(self.head.device) for k, v in state.items()})
 
     def copy(self) -> LinearAdapter:
         """An independent one in the same state."""
@@ -288,10 +295,10 @@ HeadAdapter: TypeAlias = LinearAdapter | KernelAdapter
 
 def adapter_for(head: Any) -> HeadAdapter:
     """The adapter of a head; StoreError when there is none."""
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         return LinearAdapter(head)
     if all(callable(getattr(head, name, None)) for name in ("add", "remove", "relabel")) and hasattr(head, "ids"):
         return KernelAdapter(head)
     raise StoreError(
-        f"a store drives an LSSVMHead, or a machine with ids, add, remove and relabel; got {type(head).__name__}"
+        f"a store drives an LSSVMHead, a MarginHead, or a machine with ids, add, remove and relabel; got {type(head).__name__}"
     )

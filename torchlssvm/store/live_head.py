@@ -175,7 +175,7 @@ class LiveHead:
         if others is None or others[0]:  # what was removed or changed since is no longer there to be subtracted
             return None
         try:
-            adapter.load(found["statistics"])
+            adapter.load(found["statistics"], self.table.batches(until=at), self.table.codec)
         except Exception:  # tensors of any shape and type: what they are is in doubt, and the rows are the truth
             return None
         if adapter.digest() != found["digest"]:

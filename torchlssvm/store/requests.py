@@ -102,6 +102,10 @@ class ErasureRequest:
         names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in self.names if n.name is not None]
         return {"id": self.id, "received": self.received, "due": self.due, "names": names}
 
+    def for_certificate(self) -> dict[str, str]:
+        """The part of it that goes into a certificate: no name, and not who works on it."""
+        return {"id": self.id, "received": self.received, "due": self.due, "reason": self.reason}
+
 
 class Requests:
     """The requests of one store.
@@ -131,6 +135,12 @@ class Requests:
     def of(self, event_id: str) -> ErasureRequest | None:
         """The request that an erasure belongs to."""
         return next((r for r in self.all() if event_id in r.events), None)
+
+    def answered_by(self, event_ids: Iterable[str]) -> list[ErasureRequest]:
+        """The requests that are among these events of the journal, or have one of their erasures there, oldest first."""
+        events = set(event_ids)
+        found = [r for r in self.all() if r.id in events or not events.isdisjoint(r.events)]
+        return sorted(found, key=lambda r: (r.received, r.id))
 
     def _read(self, name: str, record: Any) -> ErasureRequest:
         try:

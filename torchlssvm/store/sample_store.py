@@ -33,7 +33,7 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.kinds import class_of
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
@@ -100,7 +100,7 @@ class SampleStore:
 
     Args:
         path: a folder.
-        head: an :class:`~torchlssvm.LSSVMHead`, or a kernel machine.
+        head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead`, or a kernel machine.
         fingerprint: the network the features come from (:mod:`torchlssvm.backbone_hash`). A store is bound to it and
             refuses features of another one.
         readonly: for reading beside a writer.
@@ -235,7 +235,7 @@ class SampleStore:
             )
         if self._live.adapter is not None:
             self._check_adapter(config, self._live.adapter)
-        elif config["type"] == LSSVMHead.__name__:
+        elif class_of(config) is not None:
             self._live.adapter = adapter_for(head_from(config, device))
         self._table.load_codec()
         if self._live.adapter is not None and not self.readonly:
@@ -469,7 +469,7 @@ class SampleStore:
     def _linear(self, what: str) -> Any:
         head = self.head
         if not isinstance(self._live.adapter, LinearAdapter):
-            raise StoreError(f"{what} needs a store with an LSSVMHead; this one has a {type(head).__name__}")
+            raise StoreError(f"{what} needs a store with a linear head; this one has a {type(head).__name__}")
         return head
 
     @exactly
@@ -824,7 +824,8 @@ class SampleStore:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
             names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
             wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
-            certificate = self._issuer.issue(wanted, adapter.head, choices or {})
+            requests = [request.for_certificate() for request in self.requests.answered_by(wanted)]
+            certificate = self._issuer.issue(wanted, adapter.head, choices or {}, requests)
             return certificate if key is None else sign(certificate, key)
 
     def _require_opening(self) -> None:

@@ -317,15 +317,16 @@ class SampleTable:
             raise StoreError(f"{self.db.path} is damaged or was changed meanwhile: row {missing[0]} is not there")
         return self._checked([raw[s] for s in seqs])
 
-    def batches(self, after: int | None = None, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
-        """All rows in batches; only those written by events after a position, if one is given.
+    def batches(self, after: int = -1, size: int = ROWS_PER_BATCH, until: int | None = None) -> Iterator[StoredRows]:
+        """All rows in batches; only those written by events after a position, or up to one, if it is given.
 
         Each batch is read in a view of its own; inside a view of the caller's all of them are of one state.
         """
         last = -1
-        condition = "" if after is None else " AND position > ?"
+        condition = " AND position > ?" * (after >= 0) + " AND position <= ?" * (until is not None)
+        bounds = [p for p in (after, until) if p is not None and p >= 0]
         while True:
-            values = (last,) if after is None else (last, after)
+            values = (last, *bounds)
             sql = f"SELECT {COLUMNS} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
             with self.db.view():
                 self.load_codec()

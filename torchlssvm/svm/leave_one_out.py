@@ -26,8 +26,8 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import NOTHING, UNITS, PathSolver
-from torchlssvm.svm.steps import ENDLESS, EPS, Margin, Start
+from torchlssvm.svm.solver import NOTHING, PathSolver
+from torchlssvm.svm.steps import ENDLESS, EPS, UNITS, Margin, Start
 
 LOOK_SHARE, LOOK_LEAST = 16, 64
 """The nearest sixteenth of the reserve vectors is looked at, and not fewer than so many."""

@@ -37,6 +37,7 @@ class Path:
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[Event], None] | None = None
         self.events = 0
+        self.roundings = 0.0  # see steps.walk: since rest was last looked at
 
     def walk(self, up: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
         """Take alpha to u for ``up``, unless g comes to 0 on the way, and to 0 for ``down``, which are not watched."""
@@ -46,7 +47,7 @@ class Path:
         s.side[up], s.side[down] = -1.0, 0.0
         moving = np.flatnonzero(d)
         force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
-        if not self._follow(Drive(d, np.zeros(0), force), moving, everything):
+        if not self._follow(self._drive(d, np.zeros(0), force), moving, everything):
             return False
         s.alpha[down] = 0.0
         arrived = up[s.side[up] < 0]
@@ -58,7 +59,7 @@ class Path:
         s = self.samples
         rise = u - s.u
         d = np.where(s.side < 0, rise, 0.0)
-        if not self._follow(Drive(d, rise, self.rows.product(d)), np.flatnonzero(d), True):
+        if not self._follow(self._drive(d, rise, self.rows.product(d)), np.flatnonzero(d), True):
             return False
         s.u[:] = u
         s.alpha[s.side < 0] = u[s.side < 0]
@@ -67,20 +68,23 @@ class Path:
         m.upper[slots] = u[m.at[slots]]
         return True
 
+    def _drive(self, d: Array, rise: Array, force: Array) -> Drive:
+        return Drive(d, rise, force, float(np.square(d * self.samples.root).sum()))
+
     def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
         """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
         watch = margin.watch(everything or callback is not None, moving)
-        vectors = Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.root)
+        vectors = self.vectors()
         limit = EVENTS_LEAST + EVENTS_PER_SAMPLE * s.n
         p, last, i, renewed = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
                 most = limit if callback is None else 1
-                code, i, kind, p, margin.top, events = steps.walk(
+                code, i, kind, p, margin.top, events, roundings = steps.walk(
                     margin.m, margin.top, vectors, watch, drive, self.rows.cache, p, most, i
                 )
-                limit, self.events = limit - events, self.events + events
+                limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
                 if callback is not None and kind and events:
                     self._report(callback, Event(p, int(s.ids[i]), KINDS[kind], p - last))
                     last = p
@@ -125,10 +129,12 @@ class Path:
 
     def refresh(self) -> None:
         """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
-        s, m, k = self.samples, self.margin.m, self.margin.top
-        np.matmul(m.a[:k], m.QS[:k], out=s.g)
-        s.g += s.rest
-        s.g -= np.abs(s.y)
+        steps.refresh(self.margin.m, self.margin.top, self.vectors())
+
+    def vectors(self) -> Vectors:
+        """The samples' arrays, for compiled steps."""
+        s = self.samples
+        return Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.g, s.root)
 
     def _report(self, callback: Callable[[Event], None], event: Event) -> None:
         self.margin.settle()

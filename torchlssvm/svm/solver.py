@@ -21,7 +21,7 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
 from torchlssvm.svm.samples import Array, Samples, Snapshot
-from torchlssvm.svm.steps import ENDLESS, EPS
+from torchlssvm.svm.steps import AT_BOUND, ENDLESS, EPS, UNITS
 from torchlssvm.svm.warm_start import balanced, near_optimum
 
 WALKED = 32
@@ -34,15 +34,8 @@ ROUNDS = 8
 """Walks that learn what the walk before did not look at, before the robust way is taken."""
 UNDETERMINED = 1e-3
 """A unit of rounding of g above this: alpha is not determined in float64."""
-DUST = 64.0
-"""Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
-AT_BOUND = 1e-13
-"""A coefficient this near to a bound, as a share of u, is there if all others are."""
 NARROW = 1e-9
 """An interval for b narrower than this is one value and rounding: b stays where it was found."""
-UNITS = 256.0
-"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
-every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
@@ -72,7 +65,7 @@ class PathSolver:
         self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
         self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
         self._dusted = 0  # events that are in it
-        self._before = np.zeros((4, 0))  # (4, capacity) u, alpha, side and rest at the start of the operation
+        self._before = np.zeros(0)  # (capacity,) rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
@@ -204,6 +197,7 @@ class PathSolver:
                 slot = int(np.flatnonzero((margin.m.at == i) & (margin.m.used > 0))[-1])
                 row = margin.m.QS[slot].copy()
                 margin.leave(slot, float(s.alpha[i]), 0.0)
+                self.path.roundings += float(s.alpha[i] * s.root[i]) ** 2
                 self.rows.keep(i, row)
             s.side[i] = 0.0
 
@@ -333,23 +327,11 @@ class PathSolver:
     def certify(self) -> OptimalityCheck:
         """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
         s, b = self.samples, self.margin.b
-        off = np.where(s.side == 0, np.abs(s.g), -s.side * s.g)
-        off[(s.side == 0) & (s.u == 0)] = 0.0  # free positions, and samples about to leave
-        wrong = np.flatnonzero(~(off <= UNITS * EPS * self._least_unit()))
+        wrong, feasible, violation = steps.judge(self.path.vectors(), b)
         if len(wrong):
-            wrong = wrong[~(off[wrong] <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
-        return OptimalityCheck(wrong, self._is_feasible(), max(0.0, float(off.max(initial=0.0))))
-
-    def _least_unit(self) -> Array:  # -> (capacity,)
-        """A lower bound of sum_j |Q_ij| alpha_j + |b| + 1, from two sums of its terms with their signs: all, and rest."""
-        s, b = self.samples, self.margin.b
-        return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
-
-    def _is_feasible(self) -> bool:
-        """Whether every coefficient is in its box, and sum y alpha = 0 to rounding."""
-        s = self.samples
-        inside = s.alpha.min(initial=0.0) >= 0.0 and bool((s.alpha <= s.u).all())
-        return inside and bool(abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum())
+            off = np.where(s.side[wrong] == 0, np.abs(s.g[wrong]), -s.side[wrong] * s.g[wrong])
+            wrong = wrong[~(off <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
+        return OptimalityCheck(wrong, feasible, violation)
 
     def rounding_bound(self) -> float:
         """The largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1) over the samples i held."""
@@ -360,23 +342,12 @@ class PathSolver:
     # -- exact ends ----------------------------------------------------------------------------------------------------
 
     def _correct(self) -> None:
-        """A Newton step on S with what is left of (2) and (3), if it stays in the box; then every g."""
-        s, margin = self.samples, self.margin
-        if len(margin):
-            m = margin.m
-            r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
-            margin.settle()
-            r[0] = float(s.y @ s.alpha)
-            if np.abs(r).max() > 0:
-                a = m.a - steps.times_R(m, margin.top, r)
-                within = np.clip(a, m.lower, m.upper)
-                if bool((np.abs(a - within)[1:] <= 1e-9 * m.upper[1:]).all()):
-                    m.a[:] = within
-            m.a[:] = np.clip(m.a, m.lower, m.upper)
-            margin.settle()
+        """A Newton step on S, then every g; where nothing on the margin holds b, b in the middle of its interval."""
+        margin = self.margin
+        if len(margin) and not steps.correct(margin.m, margin.top, self.path.vectors()):
             self._let_b_go()
-        self.path.refresh()
         if not len(margin):
+            self.path.refresh()
             self._centre_b()
 
     def _let_b_go(self) -> None:
@@ -390,7 +361,7 @@ class PathSolver:
             return
         at = margin.m.at[slots].copy()
         s.alpha[at] = bound
-        if not self._is_feasible():
+        if not abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum():
             s.alpha[at] = a
             return
         s.rest += bound @ margin.m.QS[slots]
@@ -425,21 +396,14 @@ class PathSolver:
         """Note that rest has just come from the kernel."""
         self.path.events += 1
         self._dust, self._dusted = np.zeros(self.samples.capacity), self.path.events
-        self._before = self.samples.vectors[2:6].copy()
+        self._before, self.path.roundings = self.samples.rest.copy(), 0.0
 
     def _stay_fresh(self) -> None:
-        """rest from the kernel again, where roundings that events have left in it could show.
-
-        Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
-        square root of their number. Coefficients that were large once have left large roundings.
-        """
-        s, events = self.samples, self.path.events
-        u, alpha, side, rest = self._before
-        moved = ((s.alpha != alpha) | (s.side != side)) & ~((s.side == 0) & (side == 0))
-        largest = float((np.maximum(s.u, u) * s.root)[moved].max(initial=0.0))
-        self._dust += (1 + events - self._dusted) * (s.rest**2 + rest**2 + (s.root * largest) ** 2)
-        self._dusted = events
-        if bool((self._dust > (DUST * self._least_unit()) ** 2).any()):
+        """rest from the kernel again, where roundings that events have left in it could show."""
+        path = self.path
+        count, path_roundings, path.roundings = 1.0 + path.events - self._dusted, path.roundings, 0.0
+        self._dusted = path.events
+        if steps.gather_dust(path.vectors(), self.margin.b, self._dust, self._before, count, path_roundings):
             self._fresh()
             self._correct()
 
@@ -588,7 +552,7 @@ class PathSolver:
         if len(self._dust) < s.capacity:
             self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
         vectors = s.vectors.copy()
-        self._before = vectors[2:6]
+        self._before = vectors[5]
         return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
 
     def restore(self, before: Snapshot) -> None:

@@ -42,6 +42,15 @@ PATIENCE = 60
 ENDLESS = np.inf
 PENDING = 16
 """Events that R may lag behind."""
+UNITS = 256.0
+"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
+every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
+DUST = 64.0
+"""Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
+AT_BOUND = 1e-13
+"""A coefficient this near to a bound, as a share of u, is there if all others are."""
+WITHIN = 1e-9
+"""A correction that leaves the box by no more than this share of u is clipped."""
 BLOCK = 64
 """Rows of R updated at a time: the product then stays in the cache."""
 
@@ -77,6 +86,7 @@ class Vectors(NamedTuple):
     alpha: Array
     side: Array
     rest: Array
+    g: Array
     root: Array
 
 
@@ -96,6 +106,7 @@ class Drive(NamedTuple):
     d: Array  # (capacity,) rates of coefficients outside S
     rise: Array  # (capacity,) rates of upper bounds, or (0,) if they rest
     force: Array  # (capacity,) Q d
+    size: float  # sum (d_j sqrt(K_jj))^2 at the start: roundings of force are in proportion to it
 
 
 @compiled
@@ -236,11 +247,12 @@ def add_to(x: Array, factor: float, v: Array) -> None:
 
 
 @compiled
-def follow(s: Vectors, drive: Drive, t: float) -> None:
-    """alpha and rest follow the drive for a step."""
+def follow(s: Vectors, drive: Drive, t: float) -> float:
+    """alpha and rest follow the drive for a step; returns what that adds to the roundings of rest, see :func:`walk`."""
     if t > 0.0:
         add_to(s.alpha, t, drive.d)
         add_to(s.rest, t, drive.force)
+    return t * t * drive.size
 
 
 @compiled
@@ -265,11 +277,12 @@ def walk(
     p: float,
     most: int,  # events
     i: int,  # a sample that enters S first, or -1
-) -> tuple[int, int, int, float, int, int]:
-    """Follow the path from p towards 1: (why it returns, the sample concerned, the last event, p, top, events).
+) -> tuple[int, int, int, float, int, int, float]:
+    """Follow the path from p towards 1: (why it returns, the sample concerned, the last event, p, top, events, roundings).
 
     Between events every rate is constant. An event is a margin vector that comes to a bound, or a watched sample whose g comes
-    to 0. alpha, side, rest and u of the samples follow; g does not.
+    to 0. alpha, side, rest and u of the samples follow; g does not. roundings: the sum of (c sqrt(K_jj))^2 over all c Q_j: that
+    were added to rest; rest_i has gathered rounding errors of about EPS sqrt(K_ii) times its root.
     """
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
@@ -280,7 +293,7 @@ def walk(
     root = s.root[m.at] * m.used
     root[0] = 0.0
     count = m.used[1:top].sum()
-    gone = 0.0  # the way that alpha and rest have not followed yet
+    gone, roundings = 0.0, 0.0  # gone: the way that alpha and rest have not followed yet
     while True:
         if i >= 0:  # sample i comes to the margin
             if cache.row_of[i] < 0:
@@ -291,7 +304,7 @@ def walk(
                 break
             row = cache.rows[cache.row_of[i]]
             if drive.d[i] != 0.0:
-                follow(s, drive, gone)
+                roundings += follow(s, drive, gone)
                 gone = 0.0
             slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT)
             if slot == 0:
@@ -300,6 +313,7 @@ def walk(
             top, root[slot] = max(top, slot + 1), s.root[i]
             if s.alpha[i] != 0.0:
                 add_to(s.rest, -s.alpha[i], row)
+                roundings += (s.alpha[i] * s.root[i]) ** 2
             if drive.d[i] != 0.0:
                 add_to(drive.force, -drive.d[i], row)
                 drive.d[i] = 0.0
@@ -312,6 +326,9 @@ def walk(
             s.side[i] = 0.0
             w.sign[w.place[i]] = 0.0
             events, since, kind = events + 1, since + 1, MARGIN
+            if not rising and not drive.d.any():  # all that moved are margin vectors now
+                code, p = END, 1.0
+                break
             if events >= most:
                 code = PAUSE
                 break
@@ -375,8 +392,9 @@ def walk(
         keep_row(cache.rows, cache.row_of, cache.held, cache.clock, j, m.QS[slot])
         if to_error:
             add_to(s.rest, s.u[j], m.QS[slot])
+            roundings += (s.u[j] * s.root[j]) ** 2
             if rising and drive.rise[j] != 0.0:
-                follow(s, drive, gone)
+                roundings += follow(s, drive, gone)
                 gone, drive.d[j] = 0.0, drive.rise[j]
                 add_to(drive.force, drive.rise[j], m.QS[slot])
                 balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
@@ -393,8 +411,69 @@ def walk(
         if events >= most:
             code, i = PAUSE, j
             break
-    follow(s, drive, gone)
-    return code, i, kind, p, top, events
+    roundings += follow(s, drive, gone)
+    return code, i, kind, p, top, events, roundings
+
+
+# -- the end of an operation -----------------------------------------------------------------------------------------
+
+
+@compiled
+def refresh(m: Margin, top: int, s: Vectors) -> None:
+    """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+    s.g[:] = m.a[:top] @ m.QS[:top] + s.rest - np.abs(s.y)
+
+
+@compiled
+def correct(m: Margin, top: int, s: Vectors) -> bool:
+    """A Newton step on S with what is left of (2) and (3), if it stays in the box; alpha of the samples and every g follow.
+
+    Returns whether any margin vector is well inside its box, by more than AT_BOUND of it. There must be a margin vector.
+    """
+    slots = np.flatnonzero(m.used)[1:]
+    at = m.at[slots]
+    s.alpha[at] = m.a[slots]
+    r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
+    r[0] = (s.y * s.alpha).sum()
+    a = m.a - times_R(m, top, r)
+    within = np.minimum(np.maximum(a, m.lower), m.upper)
+    if (np.abs(a - within)[1:] <= WITHIN * m.upper[1:]).all():
+        m.a[:] = within
+    m.a[:] = np.minimum(np.maximum(m.a, m.lower), m.upper)
+    inner = m.a[slots]
+    s.alpha[at] = inner
+    refresh(m, top, s)
+    return bool((np.minimum(inner, m.upper[slots] - inner) > AT_BOUND * m.upper[slots]).any())
+
+
+@compiled
+def least_unit(s: Vectors, b: float) -> Array:
+    """A lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from sums of its terms with their signs: all, and rest."""
+    return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
+
+
+@compiled
+def gather_dust(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> bool:
+    """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; whether they could show.
+
+    Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
+    square root of their number. Coefficients that were large once have left large roundings.
+    """
+    dust += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
+    unit = DUST * least_unit(s, b)
+    return bool((dust > unit * unit).any())
+
+
+@compiled
+def judge(s: Vectors, b: float) -> tuple[Array, bool, float]:
+    """Positions that may be on the wrong side by more than rounding, whether alpha is feasible, and the largest violation."""
+    off = np.where(
+        s.side == 0.0, np.where(s.u == 0.0, 0.0, np.abs(s.g)), -s.side * s.g
+    )  # u = 0: free, or about to leave
+    doubtful = np.flatnonzero(~(off <= UNITS * EPS * least_unit(s, b)))
+    inside = bool(((s.alpha >= 0.0) & (s.alpha <= s.u)).all())
+    feasible = inside and abs((s.y * s.alpha).sum()) <= UNITS * EPS * s.alpha.sum()
+    return doubtful, feasible, max(0.0, off.max())
 
 
 # -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------

@@ -1,0 +1,94 @@
+"""Sphinx settings of the documentation. The build opens no connection.
+
+.venv/bin/sphinx-build -W -n -b html docs docs/_build/html && .venv/bin/python docs/check_site.py docs/_build/html
+"""
+
+import os
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small; figures do not hang on the number of cores
+
+import inventories  # noqa: E402
+
+from torchlssvm import __version__  # noqa: E402
+
+connect = socket.socket.connect
+
+
+def connect_to_this_machine(self: socket.socket, address: Any) -> None:
+    """Refuse connections to other machines: the build needs none."""
+    if isinstance(address, tuple) and address[0] not in ("localhost", "127.0.0.1", "::1"):
+        raise ConnectionError(f"the documentation is built without a connection; something wanted {address[0]}")
+    connect(self, address)
+
+
+socket.socket.connect = connect_to_this_machine  # type: ignore[method-assign, assignment]
+
+project = "torchlssvm"
+author = "torchlssvm contributors"
+copyright = "torchlssvm contributors, MIT licence"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx_gallery.gen_gallery",
+    "plain_docstrings",
+    "existing_names",
+    "mathml",
+]
+exclude_patterns = ["_build", "tutorials", "**/README.md"]
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r".*\b_[A-Za-z]\w*"),  # private types in a signature
+    ("py:class", r"(T|P|R|optional|np\..*)"),  # type variables
+]
+suppress_warnings = ["config.cache"]  # the order of the tutorials is a class
+
+# Markdown
+myst_enable_extensions = ["deflist", "colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+# Docstrings
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "show-inheritance": False}
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 96
+add_module_names = False
+
+# Names of other libraries, from inventories of just what is named here
+intersphinx_mapping = inventories.mapping(DOCS / "inventories", DOCS / "_build" / "inventories")
+
+# Tutorials: scripts that are run while the site is built
+warnings.filterwarnings("ignore", message=".*(IProgress|sync_dist|num_workers|log_every_n_steps).*")
+sphinx_gallery_conf = {
+    "examples_dirs": "tutorials",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "min_reported_time": 1e9,
+    "write_computation_times": False,
+    "plot_gallery": True,
+}
+
+# Pages
+html_theme = "furo"
+html_title = f"torchlssvm {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": False}

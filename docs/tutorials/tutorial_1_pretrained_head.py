@@ -1,0 +1,86 @@
+"""
+A head on a pretrained network
+==============================
+
+A network that was trained on other data is frozen, its last layer is replaced by a head, and the head learns in
+one pass.
+
+No weights ship with the installation, so a small network is trained here first, on the digits 0 to 4 of
+scikit-learn. It stands for the network that you have from elsewhere, for example
+``torchvision.models.mobilenet_v2(weights="DEFAULT")``.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from torchlssvm import FixedPoint, LSSVMHead, attach
+
+torch.manual_seed(0)
+digits = load_digits()
+images = torch.from_numpy(digits.images).float()[:, None] / 16  # (1797, 1, 8, 8)
+labels = torch.from_numpy(digits.target)
+
+network = nn.Sequential(
+    nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 5)
+)  # fmt: skip
+small = labels < 5
+optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+for _ in range(40):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(network(images[small]), labels[small]).backward()
+    optimizer.step()
+
+# %%
+# The head
+# --------
+#
+# ``attach`` replaces the last linear layer and freezes the rest. There is no learning rate and no epoch: one
+# pass adds every image to sums, and weights are solved from the sums when they are first read. Digits 5 to 9
+# are new to the network.
+
+test = torch.arange(len(labels)) % 5 == 0
+clf = attach(network, num_classes=10, grid=FixedPoint(limit=64.0))
+features = clf.features(images[~test])  # (1437, 288): keep these, they are what the head learns and unlearns
+clf.head.add(features, labels[~test])
+path = clf.head.select_rho()  # the regularization, by generalized cross-validation from the sums alone
+accuracy = (clf.predict(images[test]) == labels[test]).double().mean()
+print(f"{len(features)} images learned, rho = {path.rho:.3g}, accuracy on {int(test.sum())} others: {accuracy:.1%}")
+
+# %%
+# Unlearning
+# ----------
+#
+# Removing samples gives the state that never saw them. A SHA-256 of the sums shows it, and so do the weights.
+
+clf.head.remove(features[:100], labels[~test][:100])
+never = LSSVMHead(288, 10, grid=FixedPoint(limit=64.0), rho=clf.head.rho).add(features[100:], labels[~test][100:])
+print("same digest: ", clf.head.digest() == never.digest())
+print("same weights:", torch.equal(clf.head.refresh().w, never.w))
+
+# %%
+# More data
+# ---------
+#
+# Learning curve: samples arrive in batches of 240, and the head is right for all that came so far after each.
+
+head = LSSVMHead(288, 10, grid=FixedPoint(limit=64.0))
+test_features = clf.features(images[test])
+seen, scores = [], []
+for start in range(0, len(features), 240):
+    head.add(features[start : start + 240], labels[~test][start : start + 240])
+    head.select_rho()
+    seen.append(head.n)
+    scores.append(float((head.predict(test_features) == labels[test]).double().mean()))
+
+figure, axes = plt.subplots(figsize=(6, 3))
+axes.plot(seen, [100 * score for score in scores], marker="o", color="#0072B2")
+axes.set(xlabel="images learned", ylabel="test accuracy in %")
+axes.grid(alpha=0.3)
+figure.tight_layout()
+
+# %%
+# Two things to keep in mind. The network must be frozen: a network that goes on learning gives other features.
+# And it must not have seen what is to be forgotten: here the network did see digits 0 to 4, and removing one of
+# them from the head leaves the network as it is.

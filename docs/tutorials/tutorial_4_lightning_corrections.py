@@ -1,0 +1,70 @@
+"""
+Corrections while a Lightning run goes on
+=========================================
+
+:class:`~torchlssvm.lightning.LSSVMModule` is a LightningModule without an optimizer: ``training_step`` adds, one
+epoch is the whole training. :class:`~torchlssvm.lightning.DataCorrection` reads events from a file that others
+append to, and applies each exactly once.
+"""
+
+import json
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from torchlssvm.lightning import DataCorrection, DigitsData, LSSVMModule
+
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+folder = Path(tempfile.mkdtemp())
+
+# %%
+# Events
+# ------
+#
+# A line is an event. These are in the file when the run begins, before any sample was seen: they wait until
+# their samples come by. A removed sample is never learned, a relabelled one is learned with its right label.
+
+events = folder / "events.jsonl"
+lines = [
+    {"kind": "remove", "ids": ["train/7", "train/8"], "event_id": "request-1"},
+    {"kind": "relabel", "ids": ["train/1000"], "y": [3], "event_id": "correction-1"},
+]
+events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+# %%
+# The run
+# -------
+
+module = LSSVMModule("identity", 10, in_features=64, grid=4.0, select_rho="gcv", store=str(folder / "store"))
+correction = DataCorrection(events, every=2, certificates=folder / "certificates")
+quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
+trainer.fit(module, datamodule=DigitsData(batch_size=64))
+
+applied = sum(report.applied for report in correction.reports)
+print(f"{module.head.n} of 1,438 samples learned, {applied} events applied")
+print("certificates:", sorted(path.name for path in (folder / "certificates").iterdir())[:1], "...")
+
+# %%
+# Later events
+# ------------
+#
+# The place in the file is kept with the store. A second run takes what was appended since, and counts no sample
+# twice.
+
+with events.open("a") as file:
+    file.write(json.dumps({"kind": "remove", "ids": ["train/9"], "event_id": "request-2"}) + "\n")
+
+module = LSSVMModule("identity", 10, in_features=64, grid=4.0, select_rho="gcv", store=str(folder / "store"))
+correction = DataCorrection(events, certificates=folder / "certificates")
+trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
+trainer.fit(module, datamodule=DigitsData(batch_size=64))
+print(f"{module.head.n} samples held, {sum(report.applied for report in correction.reports)} new event applied")
+
+# %%
+# The same from the shell: ``torchlssvm fit --config configs/events/file.yaml``, on several processes with
+# ``--trainer.strategy ddp --trainer.devices 2``: the digest is the same.

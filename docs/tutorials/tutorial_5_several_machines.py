@@ -1,0 +1,100 @@
+"""
+Several machines
+================
+
+Sums add up. Every machine learns its own share, and what they add up to is, bit for bit, the head of one machine
+with all the data.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.distributed import Delta, merge
+
+folder = Path(tempfile.mkdtemp())
+digits = load_digits()
+x, y = torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target)
+
+
+def empty() -> LSSVMHead:
+    return LSSVMHead(64, 10, grid=FixedPoint(limit=2.0))  # one grid for all
+
+
+alone = empty().add(x, y)
+
+# %%
+# In one process
+# --------------
+#
+# Heads that share a grid are merged with ``+=`` and split with ``-=``.
+
+head = empty()
+for part in torch.randperm(len(x)).chunk(7):
+    head += empty().add(x[part], y[part])
+print("seven parts make the whole:", head.digest() == alone.digest())
+
+# %%
+# Machines that are never online together
+# ---------------------------------------
+#
+# A node writes its changes to a file; the receiver merges it once. A file that comes twice is refused.
+
+node = empty().add(x[:900], y[:900])
+Delta.take(node).save(folder / "node.delta")
+
+center = empty().add(x[900:], y[900:])
+merge(center, Delta.load(folder / "node.delta"))
+print("center has all:", center.digest() == alone.digest())
+
+try:
+    merge(center, Delta.load(folder / "node.delta"))
+except Exception as error:
+    print(f"{type(error).__name__}: {str(error)[:140]}")
+
+# %%
+# A process group
+# ---------------
+#
+# Under torchrun ``sync`` gives every rank the same head, all or none. Here a script is written and started with
+# two ranks, each with its share; then rank 1 removes a sample that rank 0 had added.
+
+script = folder / "ranks.py"
+script.write_text(
+    """
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.distributed import sync
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+digits = load_digits()
+x, y = torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target)
+
+head = LSSVMHead(64, 10, grid=FixedPoint(limit=2.0))
+head.add(x[rank::world], y[rank::world])
+sync(head)
+if rank == 1:
+    head.remove(x[:1], y[:1])
+sync(head)
+with open(f"{rank}.digest", "w") as file:
+    file.write(head.digest())
+dist.destroy_process_group()
+"""
+)
+options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", *options]
+subprocess.run([*torchrun, script], cwd=folder, check=True, capture_output=True, timeout=300)
+digests = {path.read_text() for path in folder.glob("*.digest")}
+print("both ranks have the head that never saw sample 0:", digests == {empty().add(x[1:], y[1:]).digest()})
+
+# %%
+# What travels are sums, never samples. But the sums of one sample are that sample: ``sync(head,
+# min_samples=20)`` refuses to send fewer distinct samples in a class. It is no differential privacy.

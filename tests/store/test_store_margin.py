@@ -1,0 +1,134 @@
+"""A store whose head is a MarginHead: the same contract as with an LSSVMHead."""
+
+import copy
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, StoreError, VerificationError, verify
+from torchlssvm.events import Add, Relabel, Remove, Replace
+from torchlssvm.store import SampleStore
+
+J, K, N = 6, 3, 60
+GRID = FixedPoint(16.0)
+
+
+def samples(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(N) % K
+    x = torch.randn(N, J, generator=g) + 1.5 * torch.nn.functional.one_hot(y, J)
+    return [f"s{i}" for i in range(N)], x, y
+
+
+def filled(path, head=None):
+    ids, x, y = samples()
+    store = SampleStore(path, head=head or MarginHead(J, K, grid=GRID))
+    store.apply(Add(ids=ids[:40], x=x[:40], y=y[:40], subject=[f"u{i % 8}" for i in range(40)]))
+    store.apply(Add(ids=ids[40:], x=x[40:], y=y[40:]))
+    return store, x, y
+
+
+def same(head, fresh):
+    head.refresh()
+    fresh.refresh()
+    assert head.digest() == fresh.digest()
+    assert all(torch.equal(value, fresh.derived()[name]) for name, value in head.derived().items())
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["weights read before", "not read"])
+def test_erasure_of_a_subject_ends_at_a_fresh_head(tmp_path, read):
+    store, x, y = filled(tmp_path / "s")
+    if read:
+        store.head.solve()
+    copy_with_all = copy.deepcopy(store.head)
+    store.apply(Relabel(ids=["s50"], y=[(int(y[50]) + 1) % K]))
+    store.apply(Replace(ids=["s51"], x=x[51:52] + 0.5))
+    store.apply(Remove(subject="u3", event_id="erase"))
+    y[50] = (y[50] + 1) % K
+    x[51] += 0.5
+    keep = [i for i in range(N) if not (i < 40 and i % 8 == 3)]
+    fresh = MarginHead(J, K, grid=GRID).add(x[keep], y[keep])
+    same(store.head, fresh)
+    certificate = store.certificate("erase")
+    report = verify(certificate, head=store.head, store=store, allow_unsigned=True)
+    assert "w, b and active as solved from the rows" in report.checks["head"]
+    verify(certificate, head=fresh, store=store, allow_unsigned=True)
+    verify(certificate, head=fresh, opening=store.opening(), allow_unsigned=True)
+    with pytest.raises(VerificationError, match="other samples"):
+        verify(certificate, head=copy_with_all, store=store, allow_unsigned=True)
+    store.close()
+    with SampleStore(tmp_path / "s") as again:
+        assert type(again.head) is MarginHead
+        same(again.head, fresh)
+        assert verify(certificate, head=again.head, store=again, allow_unsigned=True, fast=True)
+
+
+def test_a_head_whose_rows_or_weights_are_not_those_of_its_statistics_fails_verify(tmp_path):
+    store = filled(tmp_path / "s")[0]
+    before = copy.deepcopy(store.head)
+    store.apply(Remove(ids=["s1"], event_id="e"))
+    certificate, opening = store.certificate("e"), store.opening()
+    old_rows = copy.deepcopy(before)
+    old_rows.statistics = copy.deepcopy(store.head.statistics)  # the digest of the survivors, the rows of all
+    old_weights = copy.deepcopy(store.head)
+    old_weights.solve()
+    old_weights.solver.w.copy_(before.w)
+    for head, reason in ((old_rows, "other rows|rows it holds"), (old_weights, "w is not what")):
+        assert head.digest() == store.head.digest()
+        for source in ({"store": store}, {"opening": opening}):
+            with pytest.raises(VerificationError, match=reason):
+                verify(certificate, head=head, allow_unsigned=True, **source)
+    store.close()
+
+
+def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
+    store, x, y = filled(tmp_path / "s")
+    store.head.solve()
+    w, rounds = store.head.w.clone(), [s.rounds for s in store.head.solver.states]
+    store.close()
+    (file,) = (tmp_path / "s").glob("*.snapshot.pt")
+    held = torch.load(file, weights_only=True)["statistics"]
+    assert set(held) == {"w", "b", "active"}
+    with SampleStore(tmp_path / "s") as again:
+        assert "snapshot" in again.recovery
+        torch.testing.assert_close(again.head.w, w, rtol=1e-12, atol=1e-12)
+        assert sum(s.rounds for s in again.head.solver.states) < sum(rounds)
+        again.apply(Remove(ids=["s0"]))
+    (file,) = (tmp_path / "s").glob("*.snapshot.pt")
+    assert torch.load(file, weights_only=True)["statistics"] == {}  # weights that knew s0 are gone
+    with SampleStore(tmp_path / "s") as again:
+        same(again.head, MarginHead(J, K, grid=GRID).add(x[1:], y[1:]))
+
+
+def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
+    store, x, y = filled(tmp_path / "s", MarginHead(J, K, class_weight="balanced"))
+    digest, derived = store.head.digest(), store.head.derived()
+    preview = store.preview(Remove(subject="u1"), x, y)
+    assert (preview.samples, preview.remaining) == (5, 55)
+    assert preview.flips is not None
+    with pytest.raises(ValueError, match="9"):
+        store.apply([Remove(ids=["s2"]), Relabel(ids=["s3"], y=[9])])
+    assert store.head.digest() == digest
+    assert all(torch.equal(v, store.head.derived()[k]) for k, v in derived.items() if k == "active")
+    torch.testing.assert_close(store.head.w, derived["w"], rtol=1e-12, atol=1e-12)
+    assert store.stats()["digest"] == digest
+    store.head.rho = 3.0
+    store.close()
+    with SampleStore(tmp_path / "s") as again:
+        assert (again.head.rho, again.head.class_weight) == (3.0, "balanced")
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path):
+    filled(tmp_path / "s")[0].close()
+    with pytest.raises(ValueError, match="type is 'LSSVMHead', not 'MarginHead'"):
+        SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID))
+
+
+def test_a_head_changed_behind_the_store_is_noticed(tmp_path):
+    store, x, y = filled(tmp_path / "s")
+    store.head.remove(x[:1], y[:1])
+    with pytest.raises(StoreError, match="behind the store's back"):
+        store.apply(Remove(ids=["s5"]))
+    store.restore()
+    same(store.head, MarginHead(J, K, grid=GRID).add(x, y))
+    store.close()

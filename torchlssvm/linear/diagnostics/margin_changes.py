@@ -1,0 +1,389 @@
+"""Leave-one-out and influence of a :class:`~torchlssvm.MarginHead`: exact, with active sets that move, and without refitting.
+
+Each class has one inverse, and a change of samples is a small system on products with it (see
+:mod:`torchlssvm.functional.moving_active_set`). What cannot be decided that way (a change that reaches too far, or rests on too
+little) is done on a copy of the head and taken back. Class weights that follow the counts are derived again without the
+sample; standardised features keep the scale of all samples held.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError
+from torchlssvm.functional import checks
+from torchlssvm.functional.moving_active_set import Change, NearSamples, settle, settle_removals
+from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, from_inverse
+from torchlssvm.linear.active_sets import ActiveSetSolver
+from torchlssvm.linear.diagnostics.leave_one_out import check_groups
+from torchlssvm.linear.normal_equations import class_weights
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.margin_head import MarginHead
+
+NEAR_SAMPLES = 4096
+"""Samples of a class that are looked at, at most: those of the least reach. Their products take 134 MB."""
+
+SCORES_AT_A_TIME = 2**25
+"""Changed scores that are held at a time: 256 MB."""
+
+Measure = Callable[[Tensor], Tensor]
+"""From scores (b, V, K) after a change to one number for each change (b,)."""
+
+
+class ClassSystem:
+    """The solution of one class, whitened, and the samples that may change sides."""
+
+    def __init__(self, solver: ActiveSetSolver, k: int):
+        rows, self.scale = solver.rows, solver.scale
+        solution = solver.solution(k)
+        factored = solution.factored
+        if factored is None:
+            F = from_inverse(solution.inverse())
+        else:
+            F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
+        self.white = Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
+        margins, self.active = solver.margins(k), solver.active(k)
+        g = torch.cat(
+            [
+                self.white.leverages(self.white.centred(self.scale.rows(rows.q[a : a + WHITENED_ROWS])))
+                for a in range(0, rows.n, WHITENED_ROWS)
+            ]
+        )
+        reach = (1.0 - margins).abs() / g.sqrt().clamp(min=torch.finfo(g.dtype).tiny)
+        order = reach.argsort()
+        slots = order[:NEAR_SAMPLES]
+        least = float(reach[order[NEAR_SAMPLES]]) if len(order) > NEAR_SAMPLES else float("inf")
+        y = solver.signs(k)
+        U = self.whitened(rows.q[slots])
+        self.f, self.y = margins * y, y
+        self.near = NearSamples(
+            U, U @ U.mT, self.f[slots], y[slots], solver.row_weights()[slots], self.active[slots], least
+        )
+        self.place = torch.full((rows.n,), -1, dtype=torch.int64, device=rows.device)
+        self.place[slots] = torch.arange(len(slots), device=rows.device)
+
+    def whitened(self, q: Tensor) -> Tensor:
+        """Whitened rows (B, D). q: (B, J), in steps."""
+        parts = [self.white.rows(self.white.centred(self.scale.rows(part))) for part in q.split(WHITENED_ROWS)]
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class SampleChanges:
+    """Changes that are looked at one after the other, each of one sample or of several.
+
+    Attributes:
+        q: (B, J) rows in steps.
+        slots: (B,) places of the rows held; None where they are to come.
+        old, new: (B,) labels before and after; None for not held.
+        times: (B,) copies.
+        members: rows of each change.
+        single: True when each change is of one sample.
+    """
+
+    q: Tensor
+    slots: Tensor | None
+    old: Tensor | None
+    new: Tensor | None
+    times: Tensor
+    members: list[Tensor]
+    single: bool
+
+    def counts_after(self, counts: Tensor) -> Tensor:
+        """Samples by class after each change (changes, K). counts: (K,)."""
+        out = counts.to(torch.float64).repeat(len(self.members), 1)
+        number = torch.empty(
+            len(self.q), dtype=torch.int64, device=self.q.device
+        )  # of the change that a row is part of
+        for i, rows in enumerate(self.members) if not self.single else ():
+            number[rows] = i
+        if self.single:
+            number = torch.arange(len(self.q), device=self.q.device)
+        for y, sign in ((self.old, -1.0), (self.new, 1.0)):
+            if y is not None:
+                out.index_put_((number, y), sign * self.times, accumulate=True)
+        return out
+
+
+def check_changes(
+    head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, ready: bool = False
+) -> SampleChanges:
+    """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
+    head.fitted_weights()  # NotFittedError without samples
+    batch = head.check(x, y, weight, ready=ready)
+    if len(batch) and batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
+        raise ValueError("weight must be at least 1 for each sample")
+    grid = batch.choices.grid
+    assert batch.labels is not None
+    q = batch.x.to(torch.float64) if grid is None else grid.quantize(batch.x)
+    times = torch.ones(len(batch), dtype=torch.float64, device=head.device) if batch.mult is None else batch.mult
+    times = times.to(torch.float64)
+    if (what == "relabel") != (y_new is not None):
+        raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
+    new = head.check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
+    slots = None if what == "add" else head.samples.find(batch)
+    members = [torch.tensor([i], device=head.device) for i in range(len(batch))]
+    if groups is not None:
+        members = [rows.to(head.device) for rows in check_groups(groups, len(batch))]
+    if slots is not None:
+        for rows in [torch.arange(len(batch), device=head.device)] if groups is None else members:
+            wanted = times[rows] if groups is None else torch.zeros_like(head.samples.copies)
+            if groups is not None:
+                wanted = wanted.index_add_(0, slots[rows], times[rows])[slots[rows]]
+            short = torch.nonzero(wanted > head.samples.copies[slots[rows]])[:, 0]
+            if len(short):
+                first = int(short[0])
+                held = int(head.samples.copies[slots[rows[first]]])
+                raise RemovalError(
+                    f"row {int(rows[first])} is held {held} time(s), and was to be left out {int(wanted[first])} time(s)"
+                )
+    return SampleChanges(q, slots, None if what == "add" else batch.labels, new, times, members, groups is None)
+
+
+class ChangedScores:
+    """Scores of points after changes of samples, one class after the other."""
+
+    def __init__(self, head: MarginHead, changes: SampleChanges):
+        self.head, self.changes = head, changes
+        head.solve()
+        self.after = changes.counts_after(head.counts)
+        self.total = self.after.sum(1)
+        if len(self.total) and float(self.total.min()) <= 0:
+            raise ValueError(f"the head holds {head.n} samples: without the samples left out nothing is left")
+        self._twin: MarginHead | None = None
+        self._twin_at: int | None = None
+
+    def cases(self) -> Iterator[tuple[ActiveSetSolver, list[int]]]:
+        """Solvers with the class weights of after, and the changes they are for."""
+        option = self.head.class_weight
+        if not isinstance(option, str):
+            yield self.head.solver, list(range(len(self.changes.members)))
+            return
+        kinds: dict[tuple[float, ...], list[int]] = {}
+        for i, counts in enumerate(self.after.tolist()):
+            kinds.setdefault(tuple(counts), []).append(i)
+        for counts, some in kinds.items():
+            weights = class_weights(option, torch.tensor(counts, dtype=torch.float64, device=self.head.device))
+            assert weights is not None
+            yield self.head.solver.with_class_weights(weights), some
+
+    def steps(
+        self, solver: ActiveSetSolver, k: int, some: list[int]
+    ) -> Iterator[tuple[list[int], ClassSystem, Tensor]]:
+        """Steps p (b, D) of changes in a class; a change that leaves the class alone is in none of them."""
+        one_sign = ((self.after[:, k] == 0) | (self.after[:, k] == self.total)).tolist()
+        pending = [i for i in some if not one_sign[i]]
+        if not pending or not solver.fitted(k):
+            self.missing = pending
+            return
+        system, c, self.missing = ClassSystem(solver, k), self.changes, []
+        groups = solver.groups
+        weight = torch.tensor([groups.values[g] for g in groups.of_class], dtype=torch.float64, device=c.q.device)
+        if c.single and c.new is None:
+            assert c.slots is not None
+            assert c.old is not None
+            rows = torch.tensor(pending, device=c.q.device)
+            rows = rows[system.active[c.slots[rows]]]
+            for part in rows.split(WHITENED_ROWS // 2):
+                slots, d = c.slots[part], weight[c.old[part]] * c.times[part]
+                change = Change(system.whitened(c.q[part]), system.f[slots], system.y[slots], -d)
+                place = system.place[slots]
+                left = torch.where(place >= 0, system.near.weight[place.clamp(min=0)], torch.inf) - d
+                left = torch.where(c.times[part] >= self.head.samples.copies[slots], 0.0, left)
+                steps, decided = settle_removals(system.near, change, place, left)
+                self.missing += part[~decided].tolist()
+                if bool(decided.any()):
+                    yield part[decided].tolist(), system, steps[decided]
+            return
+        for i in pending:
+            change_, left = self._joint(system, k, c.members[i], weight)
+            if not len(change_.f):
+                continue
+            step = settle(system.near, change_, left)
+            if step is None:
+                self.missing.append(i)
+            else:
+                yield [i], system, step[None]
+
+    def _joint(self, system: ClassSystem, k: int, rows: Tensor, weight: Tensor) -> tuple[Change, Tensor]:
+        """A change of several samples in a class, and the weights that stay at hand."""
+        c, left = self.changes, system.near.weight.clone()
+        U = system.whitened(c.q[rows])
+        f = self._scores(system, rows, U)
+        picks, signs, deltas = [], [], []
+        old_d = None if c.old is None else weight[c.old[rows]] * c.times[rows]
+        new_d = None if c.new is None else weight[c.new[rows]] * c.times[rows]
+        same = torch.zeros(len(rows), dtype=torch.bool, device=U.device)
+        if c.old is not None and c.new is not None:
+            same = ((c.old[rows] == k) == (c.new[rows] == k)) & (old_d == new_d)
+        if c.old is not None and c.slots is not None and old_d is not None:
+            slots, place = c.slots[rows], system.place[c.slots[rows]]
+            known = (place >= 0) & ~same
+            left.index_add_(0, place[known], -old_d[known])
+            whole = torch.zeros_like(self.head.samples.copies).index_add_(0, slots, c.times[rows])
+            gone = (whole[slots] >= self.head.samples.copies[slots]) & known
+            left[place[gone]] = 0.0
+            pick = torch.nonzero(system.active[slots] & ~same)[:, 0]
+            picks.append(pick)
+            signs.append(system.y[slots[pick]])
+            deltas.append(-old_d[pick])
+        if c.new is not None and new_d is not None:
+            pick = torch.nonzero(~same)[:, 0]
+            picks.append(pick)
+            signs.append(torch.where(c.new[rows[pick]] == k, 1.0, -1.0).to(torch.float64))
+            deltas.append(new_d[pick])
+        at = torch.cat(picks)
+        change = Change(U[at], f[at], torch.cat(signs), torch.cat(deltas))
+        if c.old is None and not bool((change.y * change.f < 1.0).any()):
+            at = at[:0]  # all that come are beyond their margins: the class is left alone
+            change = Change(*(part[at] for part in change))
+        return change, left
+
+    def _scores(self, system: ClassSystem, rows: Tensor, U: Tensor) -> Tensor:
+        """Scores (b,) of rows before the change."""
+        if self.changes.slots is not None:
+            return system.f[self.changes.slots[rows]]
+        white = system.white
+        v = white.centred(system.scale.rows(self.changes.q[rows]))
+        return white.scores(v)[:, 0]
+
+    def others(self, k: int, some: list[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """w (J,) and b () of a class after the changes that :meth:`steps` left out: one sign only, or not decided there."""
+        after, zeros = (
+            self.after[some, k],
+            torch.zeros(self.changes.q.shape[1], dtype=torch.float64, device=self.after.device),
+        )
+        for sign, mask in ((-1.0, after == 0), (1.0, after == self.total[some])):
+            for j in torch.nonzero(mask)[:, 0].tolist():
+                yield some[j], zeros, zeros.new_tensor(sign)
+        for i in self.missing:
+            yield i, *self.refitted(k, i)
+
+    def refitted(self, k: int, i: int) -> tuple[Tensor, Tensor]:
+        """w (J,) and b () of a class after a change, by a copy of the head in which it is made."""
+        if self._twin is None:
+            self._twin = copy.deepcopy(self.head)
+            self._twin.solver.hold_scale()
+        if self._twin_at != i:
+            if self._twin_at is not None:
+                self._make(self._twin_at, -1)
+            self._make(i, 1)
+            self._twin_at = i
+        w, b = self._twin.solve()
+        return w[:, k], b[k]
+
+    def _make(self, i: int, sign: int) -> None:
+        c, twin = self.changes, self._twin
+        assert twin is not None
+        assert twin.grid is not None
+        rows = c.members[i]
+        x, out = twin.grid.dequantize(c.q[rows]), []
+        for y, direction in ((c.old, -1), (c.new, 1)):
+            if y is not None:
+                out.append((twin.statistics.check(x, y[rows], c.times[rows], ready=True), sign * direction))
+        twin.apply_changes(out)
+
+
+def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, ready: bool = False) -> Tensor:
+    """Scores (B, K) of samples held without them; see :meth:`torchlssvm.MarginHead.leave_one_out`.
+
+    ``ready``: the rows were normalized, and on the grid, before.
+    """
+    changes = check_changes(head, x, y, "remove", None, weight, groups, ready)
+    w, b = head.solve()
+    step = head.solver.scale.step
+    out = changes.q @ (w * step) + b
+    if checks.is_fake(out):
+        return out
+    scores = ChangedScores(head, changes)
+    for solver, some in scores.cases():
+        for k in range(head.num_classes):
+            if isinstance(head.class_weight, str):
+                rows = torch.cat([changes.members[i] for i in some])
+                w, b = solver.weights()
+                out[rows, k] = changes.q[rows] @ (w[:, k] * step) + b[k]
+            for done, system, steps in scores.steps(solver, k, some):
+                if changes.single:
+                    rows = torch.tensor(done, device=out.device)
+                    out[rows, k] += (system.whitened(changes.q[rows]) * steps).sum(1)
+                else:
+                    rows = changes.members[done[0]]
+                    out[rows, k] += system.whitened(changes.q[rows]) @ steps[0]
+            for i, w_k, b_k in scores.others(k, some):
+                rows = changes.members[i]
+                out[rows, k] = changes.q[rows] @ (w_k * step) + b_k
+    return out
+
+
+def influence(
+    head: MarginHead, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
+) -> Tensor:  # fmt: skip
+    """Exact changes at x_val; see :meth:`torchlssvm.MarginHead.influence`."""
+    checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if not callable(on):
+        checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    changes = check_changes(head, x, y, what, y_new, weight, groups)
+    before = head(x_val)  # (V, K)
+    measure = _measure(head, on, y_val, before)
+    start = measure(before[None])[0]
+    count, size = len(changes.members), max(1, SCORES_AT_A_TIME // max(1, before.numel()))
+    if not count or checks.is_fake(before):
+        return torch.zeros(count, *start.shape, dtype=torch.float64, device=head.device)
+    points = head.points(x_val)  # (V, J), in steps
+    scores, out = ChangedScores(head, changes), []
+    for a in range(0, count, size):
+        wanted = set(range(a, min(a + size, count)))
+        after = before.repeat(len(wanted), 1, 1)
+        for solver, some in scores.cases():
+            mine = [i for i in some if i in wanted]
+            if mine:
+                _write(scores, solver, mine, points, after, a)
+        out.append(measure(after))
+    return torch.cat(out) - start
+
+
+def _write(
+    scores: ChangedScores, solver: ActiveSetSolver, some: list[int], points: Tensor, after: Tensor, first: int
+) -> None:
+    """Write scores (b, V, K) after some changes, the first of which is number ``first``. points: (V, J), in steps."""
+    step = solver.scale.step
+    w, b = solver.weights()
+    at = torch.tensor(some, device=after.device) - first
+    after[at] = points @ (w * step) + b
+    for k in range(after.shape[2]):
+        for done, system, steps in scores.steps(solver, k, some):
+            where = torch.tensor(done, device=after.device) - first
+            after[where, :, k] += steps @ system.whitened(points).mT
+        for i, w_k, b_k in scores.others(k, some):
+            after[i - first, :, k] = points @ (w_k * step) + b_k
+
+
+def _measure(head: MarginHead, on: str | Measure, y_val: Any, before: Tensor) -> Measure:
+    """A function of scores (b, V, K)."""
+    if callable(on):
+        return on
+    if on == "scores":
+        return lambda scores: scores
+    if y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+    labels, kind = checks.targets(y_val, before, head.num_classes)
+    if kind != "labels":
+        raise ValueError("y_val must be labels (V,), got float targets")
+    if (
+        len(labels)
+        and not checks.is_fake(labels)
+        and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes
+    ):
+        raise ValueError(f"y_val holds a label outside 0..{head.num_classes - 1}")
+    if on == "accuracy":
+        return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
+    signs = torch.where(labels[:, None] == torch.arange(head.num_classes, device=labels.device), 1.0, -1.0)
+    return lambda scores: (1.0 - signs * scores).clamp(min=0.0).square().mean((1, 2))

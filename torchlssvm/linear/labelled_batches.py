@@ -1,0 +1,98 @@
+"""Batches of labelled samples as data loaders give them: tuples or dictionaries, with or without ids and subjects."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+FIELD_NAMES: dict[str, tuple[str, ...]] = {
+    "x": ("x", "image", "images", "pixel_values", "features", "inputs"),
+    "y": ("y", "label", "labels", "target", "targets"),
+    "ids": ("ids", "id"),
+    "subjects": ("subjects", "subject"),
+}
+"""Names under which a dictionary may hold the four parts of a batch, those of common datasets among them."""
+
+
+class TrainingBatch(NamedTuple):
+    """A batch: inputs (B, ...), labels (B,), and ids and subjects if it has them."""
+
+    x: Tensor
+    y: Tensor
+    ids: list[str] | None
+    subjects: list[str | None] | None
+
+
+def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
+    """Names of the parts of a dictionary: those given, and the usual ones for the rest; ValueError for an unknown part."""
+    unknown = sorted(set(names or {}) - set(FIELD_NAMES))
+    if unknown:
+        raise ValueError(f"names are given for {', '.join(FIELD_NAMES)}; got {unknown}")
+    return {part: (names[part],) if names and part in names else usual for part, usual in FIELD_NAMES.items()}
+
+
+def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = False) -> TrainingBatch:
+    """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict such as {"image": x, "label": y}.
+
+    ``names``: of the parts of a dict, e.g. ``{"x": "photo"}``. ``views``: x may be several views of the samples, in a list; the
+    first is taken.
+
+    >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
+    tensor([0, 1])
+    """
+    parts: list[Any] = [None] * 4
+    if isinstance(batch, Mapping):
+        parts = [next((batch[n] for n in usual if n in batch), None) for usual in check_names(names).values()]
+    elif isinstance(batch, list | tuple) and 2 <= len(batch) <= 4:
+        parts = [*batch, None, None][:4]
+    x, y, ids, subjects = parts
+    if views and isinstance(x, list | tuple) and x:
+        x = x[0]
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        if isinstance(batch, Mapping):
+            found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
+        elif isinstance(batch, list | tuple):
+            found = f"a {type(batch).__name__} of {', '.join(type(p).__name__ for p in batch) or 'nothing'}"
+        else:
+            found = type(batch).__name__
+        raise ValueError(
+            "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
+            f"tensors x and y; got {found}"
+        )
+    owners = None
+    if subjects is not None:
+        given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
+        owners = [None if s is None or s == "" else str(s) for s in given]
+    names_of = None if ids is None else [str(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)]
+    return TrainingBatch(x, y, names_of, owners)
+
+
+def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[TrainingBatch]:
+    """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and somebody can see it."""
+    if isinstance(loader, Tensor):
+        raise ValueError(f"{what} takes images and labels, {what}(images, y), or batches of both, {what}(loader)")
+    if isinstance(loader, Dataset) or not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | nn.Module):
+        raise ValueError(
+            f"{what} takes a DataLoader or batches (x, y), got a {type(loader).__name__}; of a dataset: "
+            f"{what}(DataLoader(dataset, batch_size=64))"
+        )
+    for batch in with_progress_bar(loader, what) if progress else loader:
+        part = unpack(batch)
+        yield part._replace(x=part.x.to(device), y=part.y.to(device))
+
+
+def with_progress_bar(batches: Any, what: str) -> Any:
+    """Batches behind a bar on standard error: in a terminal or a notebook, and with tqdm installed."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not terminal and "ipykernel" not in sys.modules:
+        return batches
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return batches
+    return tqdm(batches, desc=what, unit=" batches", leave=False)
