@@ -158,6 +158,24 @@ def test_a_few_wide_rows_leave_the_others_as_they_were():
     )
 
 
+def test_rows_kept_from_before_know_samples_that_came_while_there_was_one_class():
+    x, y = problem(60)
+    first = np.concatenate([np.flatnonzero(y == 0)[:20], np.flatnonzero(y == 1)[:4]])
+    svm = IncrementalSVM(Linear(), C=1.0).fit(*tensors(x[first], y[first]))
+    svm.remove(svm.ids[20:])
+    late = np.flatnonzero(y == 0)[20:24]
+    svm.add(*tensors(x[late], y[late]))
+    back = np.flatnonzero(y == 1)[:8]
+    for i in back:
+        svm.add(*tensors(x[i : i + 1], y[i : i + 1]))
+    held = np.concatenate([first[:20], late, back])
+    found = units(x[held] @ x[held].T, 2.0 * y[held] - 1, np.ones(len(held)), svm.alpha.numpy(), svm.b)
+    assert found < WRONG
+    rows = svm._solver.rows
+    kept = np.flatnonzero(rows.cache.row_of >= 0)
+    np.testing.assert_allclose(rows.cache.rows[rows.cache.row_of[kept]], rows.block(kept), rtol=1e-12)
+
+
 def test_kkt_violation_has_the_rounding_bound_beside_it():
     x, y = tensors(*problem(100))
     found = IncrementalSVM(Linear(), C=10.0).fit(x, y).kkt_violation()

@@ -182,6 +182,12 @@ class Certificate:
             raise VerificationError("not a certificate: its payload is not canonical JSON")
         return replace(found, signatures=envelope.signatures)
 
+    def checked(self) -> Certificate:
+        """The same certificate, read from its own payload: every field is checked."""
+        if self.old or self.signatures:
+            return self.from_json(self.to_json())
+        return self._from_statement(parse(self.payload()))
+
     @classmethod
     def _from_statement(cls, data: Any) -> Certificate:
         if not isinstance(data, dict) or set(data) != {"_type", "subject", "predicateType", "predicate"}:

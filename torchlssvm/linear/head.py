@@ -37,7 +37,7 @@ from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
-from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -951,10 +951,9 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        if rough:
-            rows = self.rows.held.dropped(INEXACT_REMOVAL)
-        else:
-            rows, changes = self.rows.held.changed(changes)
+        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held
+        if rows.unchecked is None:
+            rows, changes = rows.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None

@@ -269,11 +269,11 @@ class RowProducts:
 
     def __init__(self, batch: SampleBatch, key: bytes):
         """Take memory for the products of all rows."""
-        J, self.targets = batch.x.shape[1], batch.targets
+        (rows, J), self.targets = batch.x.shape, batch.targets
         columns = J if batch.targets is None else J + batch.targets.shape[1]
         vectors = _vectors(key, columns, batch.x.device)
         self.of_features, self.of_targets = vectors[:, :J], vectors[:, J:]
-        self.values = torch.empty(len(batch), SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
+        self.values = torch.empty(rows, SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
 
     def __call__(self, pick: slice | Tensor, rows: Tensor) -> None:
         """Form the products of some rows. rows: (b, J), on the grid."""

@@ -15,6 +15,7 @@ from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, f
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import GridChoices
 
 
 class Units(NamedTuple):
@@ -23,6 +24,12 @@ class Units(NamedTuple):
     feature: float
     target: float
     rho: float
+
+    @classmethod
+    def of(cls, choices: GridChoices, rho: float) -> Units:
+        """Units of features and targets on these grids; 1 without one."""
+        grid, target = choices.grid, choices.target_grid
+        return cls(grid.resolution if grid else 1.0, target.resolution if target else 1.0, rho)
 
 
 class Moments(NamedTuple):

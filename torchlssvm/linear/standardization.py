@@ -51,13 +51,11 @@ class Standardization(NamedTuple):
         return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
-def standardization(stats: Statistics, doubtful: bool = False) -> Standardization | None:
-    """Standardization of the samples held; None where ``scale`` does not ask for one.
+def standardization(stats: Statistics, doubtful: bool = False) -> Standardization:
+    """Standardization of the samples held, for statistics whose ``scale`` asks for it.
 
     ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
     """
-    if stats.scale is None:
-        return None
     assert stats.accumulator is not None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())

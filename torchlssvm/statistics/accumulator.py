@@ -131,14 +131,21 @@ class Accumulator:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def fits_tail(self, changes: list[SignedRows]) -> bool:
-        """Tell if the changes are few enough to wait in the tail; flush it first when it has no room."""
+    def append(self, changes: list[SignedRows], check: Callable[[Tensor], None] | None) -> list[Tensor] | None:
+        """Let few rows wait in the tail; None, with nothing done, for more than that. Returns their features (views).
+
+        ``check``: sees the diagonals that they give, and raises if these cannot be.
+        """
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
         if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER:
-            return False
+            return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
-        return True
+        views, diag = self.stage(changes, check is not None)
+        if check is not None and diag is not None:
+            check(diag)
+        self.commit(changes)
+        return views
 
     def stage(self, changes: list[SignedRows], diagonal: bool = False) -> tuple[list[Tensor], Tensor | None]:
         """Write rows behind the tail without taking them in. Returns their features (views).

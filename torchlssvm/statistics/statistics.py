@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import GridError, RemovalError
+from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, TorchLSSVMError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
@@ -23,7 +23,6 @@ from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sum
 from torchlssvm.statistics.baseline import SEVERED, Baseline
 from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
 from torchlssvm.statistics.digest import FORMAT, hash_all, hash_group
-from torchlssvm.statistics.integrity import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,6 +41,33 @@ SCALES = (None, "std")
 
 FORM = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
 """The attributes in which statistics must be equal to be added."""
+
+
+class Integrity:
+    """A context in which a state is changed in place: marked first, cleared last.
+
+    Whatever interrupts it (Ctrl-C, a lack of memory) leaves the mark, and every later use is refused. An error that this
+    library names is raised where nothing was changed, or everything was put back, so it clears the mark.
+    """
+
+    def __init__(self) -> None:
+        self.torn = False
+
+    def check(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        if self.torn:
+            raise InterruptedUpdateError(
+                "an update was interrupted while its sums were being changed, so the state is neither that before nor that "
+                "after it. Load a saved state (head.load_state_dict(...)), or bring it back from its store (store.restore())."
+            )
+
+    def __enter__(self) -> None:
+        self.check()
+        self.torn = True
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None or issubclass(kind, TorchLSSVMError):
+            self.torn = False
 
 
 class Statistics:
@@ -422,7 +448,7 @@ class Statistics:
         what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
         Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
-        changes = [(b, s) for b, s in changes if len(b)]
+        changes = [(b, s) for b, s in changes if b.size]
         if not changes:
             return []
         self.check_whole()
@@ -478,11 +504,8 @@ class Statistics:
 
     def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
         shrinks = held and any(r.sign < 0 for r in rows)
-        if sums.fits_tail(rows):
-            views, diag = sums.stage(rows, shrinks)
-            if diag is not None:
-                self._check_diagonal(diag)
-            sums.commit(rows)
+        views = sums.append(rows, self._check_diagonal if shrinks else None)
+        if views is not None:
             return views
         undo = None
         if shrinks and not self.exact:
@@ -514,7 +537,7 @@ class Statistics:
             moments = self.moments.reshape(-1)
             for b, s in changes:
                 assert b.labels is not None
-                one = torch.ones(len(b), dtype=dtype, device=self.device) if b.mult is None else b.mult.to(dtype)
+                one = torch.ones_like(b.labels, dtype=dtype) if b.mult is None else b.mult.to(dtype)
                 moments = moments.index_add(0, b.labels if b.folds is None else b.folds * K + b.labels, one, alpha=s)
             return moments.view(F, K)
         moments = self.moments.clone() if self.moments.ndim == 3 else self.zero_moments("values")

@@ -201,7 +201,8 @@ class LinearAdapter(SampleAdapter):
         try:
             if stats is not None and stats.empty and rows.ids:
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            learner.add(rows.ids, rows.x.to(self.head.device), rows.y.to(self.head.device))
+            device = self.head.device
+            learner.add(rows.ids, rows.x.to(device), rows.y.to(device))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 

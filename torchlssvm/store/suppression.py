@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 CHOICES = ("refuse", "skip")
 """What becomes of an Add with samples that were erased: refused as a whole, or learned without them."""
 
-RECORD = "suppression"
+SUPPRESSION_RECORD = "suppression"
+"""Record of a store that uses a list."""
 
 
 class Suppression:
@@ -53,7 +54,7 @@ class Suppression:
         return suppression_key(self._given) is not None
 
     def _record(self) -> Any:
-        return self.db.get(RECORD, None)
+        return self.db.get(SUPPRESSION_RECORD, None)
 
     def opened(self) -> SuppressionList | None:
         """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
@@ -99,7 +100,7 @@ class Suppression:
 
     def _note(self, used: SuppressionList, changes: int) -> None:
         self.db.mark_version()
-        self.db.put(RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
+        self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
 
     # -- keeping samples out -------------------------------------------------------------------------------------------
 

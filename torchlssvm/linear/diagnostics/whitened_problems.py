@@ -66,13 +66,13 @@ class HeadView:
     @property
     def units(self) -> normal.Units:
         """Units of features and targets, and rho."""
-        grid, target = self.choices.grid, self.choices.target_grid
-        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+        return normal.Units.of(self.choices, self.options.rho)
 
     @cached_property
     def standard(self) -> Standardization | None:
         """Standardization of the samples held; None for features as they are."""
-        return None if self.statistics is None else standardization(self.statistics)
+        stats = self.statistics
+        return standardization(stats) if stats is not None and stats.scale else None
 
     @cached_property
     def system(self) -> Whitened:
@@ -279,7 +279,7 @@ class Problem:
         stats = stats or view.statistics
         if stats is None:
             return self._compact_spectrum()
-        standard = view.standard if mine else standardization(stats)
+        standard = view.standard if mine or not stats.scale else standardization(stats)
         m = normal.moments(stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 
