@@ -64,7 +64,7 @@ class Certificate:
             than the erasure and still hold the samples.
         library, time: what issued it, and when.
         files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
-        requests: that the events answer, each with ``id``, ``received``, ``due`` and ``reason``; none names anybody.
+        requests: that the events answer, each with ``id``, ``received``, ``due`` and ``reason``; no person is named.
         signatures: of the envelope; none when it is unsigned.
         digest: in clear, in a certificate of version 0.1.0 only.
         format: the type of the predicate, or the format of version 0.1.0.

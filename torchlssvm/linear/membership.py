@@ -197,7 +197,7 @@ class FingerprintTable:
         )
 
 
-class RowChange:
+class FingerprintChange:
     """Rows that were added and removed between two states: signed numbers, by key; ``runs`` None when they are not known."""
 
     def __init__(self, runs: dict[bytes, Run] | None) -> None:
@@ -208,15 +208,15 @@ class RowChange:
         """True when the rows are known."""
         return self.runs is not None
 
-    def plus(self, other: RowChange, sign: int = 1) -> RowChange:
+    def plus(self, other: FingerprintChange, sign: int = 1) -> FingerprintChange:
         """Both changes, or this one without the other."""
         if self.runs is None or other.runs is None:
-            return RowChange(None)
+            return FingerprintChange(None)
         out = dict(self.runs)
         for key, run in other.runs.items():
             theirs = run._replace(counts=sign * run.counts)
             out[key] = combine([out[key], theirs]) if key in out else theirs
-        return RowChange({key: run for key, run in out.items() if len(run.counts)})
+        return FingerprintChange({key: run for key, run in out.items() if len(run.counts)})
 
     def least(self, fold: int | None, label: int | None) -> int:
         """The number of distinct rows of a class (None: of all) that are known to be in the change; 0 if nothing is known.
@@ -242,7 +242,7 @@ class RowChange:
         return np.concatenate(parts)
 
     @classmethod
-    def from_rows(cls, rows: NDArray[np.int64]) -> RowChange:
+    def from_rows(cls, rows: NDArray[np.int64]) -> FingerprintChange:
         """Rows from what :meth:`to_rows` returned."""
         words, out = KEY_BYTES // 8, {}
         for key in np.unique(rows[:, :words], axis=0):
@@ -439,23 +439,24 @@ class Membership:
                 raise checks.removal_error(f"{int(rest.counts.sum())} row(s) of the other head are not held here")
         return replace(self, tables=tuple(mine.values()))
 
-    def since(self, earlier: Membership | None) -> RowChange:
+    def since(self, earlier: Membership | None) -> FingerprintChange:
         """Difference from the rows of an earlier state; None stands for one that is not known."""
         if earlier is None or self.unchecked is not None or earlier.unchecked is not None:
-            return RowChange(None)
+            return FingerprintChange(None)
         now, then = (
-            RowChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting}) for m in (self, earlier)
+            FingerprintChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting})
+            for m in (self, earlier)
         )
         return now.plus(then, -1)
 
-    def advanced(self, change: RowChange) -> Membership:
+    def advanced(self, change: FingerprintChange) -> Membership:
         """The rows after a change; RemovalError if it removes more than is held.
 
         Rows that come from here on go under the least key that has rows, so that ranks which agree use the same one.
         """
         if self.unchecked is not None or change.runs is None:
             return self.dropped("rows were exchanged that are not known by fingerprints")
-        both = RowChange({t.key: t.whole() for t in self.hashed().tables}).plus(change).runs or {}
+        both = FingerprintChange({t.key: t.whole() for t in self.hashed().tables}).plus(change).runs or {}
         short = sum(int((run.counts < 0).sum()) for run in both.values())
         if short:
             raise checks.removal_error(f"{short} row(s) would be removed more often than they are held")
@@ -566,7 +567,7 @@ class HeldRows:
         """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
         self.held = self.agreed = (self.held if rows is None else rows).hashed()
 
-    def agree_on(self, change: RowChange) -> None:
+    def agree_on(self, change: FingerprintChange) -> None:
         """Count a part of what is pending as agreed on; if it is not known, neither is what was agreed on."""
         known = self.agreed is not None and change.known
         self.agreed = self.agreed.advanced(change) if known and self.agreed is not None else None
@@ -577,7 +578,7 @@ class HeldRows:
             return self.held.dropped("which rows were agreed on is not known: the head was saved or copied since")
         return self.agreed if self.agreed.tables else self.held.none_held()
 
-    def pending(self) -> RowChange:
+    def pending(self) -> FingerprintChange:
         """Rows that changed since the last agreement."""
         return self.held.since(self.agreed)
 
