@@ -70,8 +70,8 @@ class LiveBuffers(dict[str, Any]):
                 value = published(head, name)
                 if old is None or old.shape != value.shape or old.device != value.device:
                     old = self[name] = value.clone()
-                elif shared or checks.is_fake(value) or not torch.equal(old, value):
-                    old.copy_(value)
+                elif shared or old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
+                    old.copy_(value)  # on a device without a comparison, which would wait for it
                 if name == "C":
                     self._inverse_of = (head.version, head.solver.stamp, old, old._version)
 

@@ -25,7 +25,7 @@ from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_r
 from torchlssvm.linear.diagnostics.margin_changes import Measure
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.head import check_class_weight
+from torchlssvm.linear.head import LSSVMHead, check_class_weight
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
@@ -525,6 +525,22 @@ class MarginHead(nn.Module):
         self.rho = path.rho
         self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
         return path
+
+    @exclusive
+    def least_squares(self) -> LSSVMHead:
+        """A least-squares head on the same samples, with the same options: leverage, GCV and columns to choose from.
+
+        >>> import torch
+        >>> from torchlssvm import MarginHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = MarginHead(4, 2).add(x, y)
+        >>> head.least_squares().digest() == head.digest()
+        True
+        """
+        options = {"target_grid": "auto"} | {k: v for k, v in self.config().items() if k != "type"}
+        out = LSSVMHead.from_config(options, device=self.device)
+        out.adopt(self.statistics.state())
+        return out
 
     # -- probabilities -------------------------------------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ def solve(
         rhs = rhs / standard.deviation
     if centre is not None and centred:
         mean = centre.mean if standard is None else standard.rows(centre.mean)
-        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
+        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, _total(stats, weights, labels, centre)
     else:
         n = 1.0
         mu, beta = (
@@ -203,7 +203,7 @@ def moments(
     if centre is not None and centred:
         mu = centre.mean * scale.feature if standard is None else standard.rows(centre.mean)
         beta = y.to(torch.float64) / centre.n * scale.target
-    weight = _host(centre.n) if centre is not None and centred else 0.0
+    weight = _total(stats, weights, labels, centre) if centre is not None and centred else 0.0
     T = _squares(stats, y, weights, labels, centred) * scale.target**2
     return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
 
@@ -241,8 +241,11 @@ def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tenso
     return shifted.to(torch.float64) - y.to(torch.float64)[:, None] * (centre.rest / centre.n)
 
 
-def _host(value: Tensor) -> float:
-    host = checks.to_host(value)
+def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre) -> float:
+    """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
+    if weights is None and labels is None and not checks.is_fake(centre.n):
+        return float(stats.n)
+    host = checks.to_host(centre.n)
     return 1.0 if host is None else host[0][0]
 
 

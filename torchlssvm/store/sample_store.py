@@ -33,7 +33,7 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
-from torchlssvm.linear.kinds import class_of
+from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
@@ -235,7 +235,7 @@ class SampleStore:
             )
         if self._live.adapter is not None:
             self._check_adapter(config, self._live.adapter)
-        elif class_of(config) is not None:
+        elif config["type"] in HEAD_TYPES:
             self._live.adapter = adapter_for(head_from(config, device))
         self._table.load_codec()
         if self._live.adapter is not None and not self.readonly:
@@ -453,6 +453,7 @@ class SampleStore:
             "samples": len(self),
             "subjects": len(self.subjects()),
             "labels": {str(label): count for label, count in labels},
+            "head": self._db.get("head")["type"],
             "features": codec.J,
             "classes": codec.K,
             "resolution": None if grid is None else grid.resolution,
@@ -480,13 +481,14 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
+            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
