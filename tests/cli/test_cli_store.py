@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
+from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
 from torchlssvm.store import SampleStore
@@ -221,7 +222,7 @@ def test_nothing_is_removed_when_the_certificate_cannot_be_written(filled: Shell
 
 
 def test_a_busy_store_exits_4(filled: Shell) -> None:
-    with SampleStore("s") as store, store._db.transaction():
+    with write_locked("s"):
         said = filled.json("remove", "s", "--id", "s0", "--timeout", 0, code=4)
     assert said["error"]["type"] == "StoreBusyError"
     assert filled.json("stats", "s")["samples"] == N

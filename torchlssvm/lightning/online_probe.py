@@ -12,7 +12,7 @@ from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import log_metrics, moment
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, head_class
 from torchlssvm.linear.labelled_batches import unpack
 
 
@@ -29,18 +29,20 @@ class OnlineProbe(Callback):
         window: samples in the window of each rank.
         rho: of the head.
         name: what the accuracy is logged as.
+        head: ``"lssvm"`` or ``"margin"``, the kind of probe.
 
     >>> OnlineProbe("backbone", num_classes=10).state_key
     'OnlineProbe(layer=backbone, name=probe_accuracy)'
     """
 
     def __init__(
-        self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy"
-    ):
+        self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy",
+        head: str = "lssvm",
+    ):  # fmt: skip
         self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
-        self.rho, self.name = rho, name
+        self.rho, self.name, self.kind = rho, name, head_class(head)
         self.window: SlidingWindow | None = None
-        self.probe: LSSVMHead | None = None  # of all ranks, made for a validation
+        self.probe: LinearHead | None = None  # of all ranks, made for a validation
         self.accuracy: float | None = None
         self.seen = 0
         self._captured: Tensor | None = None
@@ -98,7 +100,7 @@ class OnlineProbe(Callback):
         return (None if x is None or len(x) != len(y) else x[:keep]), y[:keep]
 
     def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
-        head = LSSVMHead(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
+        head = self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
         return SlidingWindow(head, self.size)
 
     def _move(self, grid: FixedPoint) -> None:
@@ -116,7 +118,7 @@ class OnlineProbe(Callback):
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._together()
 
-    def _together(self) -> LSSVMHead | None:
+    def _together(self) -> Any:
         """Merge all ranks' windows into one head, on the coarsest of their grids."""
         mine = None if self.window is None or not len(self.window) else self.window.machine
         if not ranks.are_several():
@@ -128,12 +130,12 @@ class OnlineProbe(Callback):
         if self.window is not None and mine is not None and mine.grid != grid:
             self._move(grid)
             mine = self.window.machine
-        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.statistics.state().items()}))
-        total: LSSVMHead | None = None
+        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.sample_state().items()}))
+        total: Any = None
         for state in states:
             if state is not None:
-                part = LSSVMHead.from_config(state[0])
-                ranks.set_statistics(part, state[1])
+                part = self.kind.from_config(state[0])
+                ranks.adopt(part, state[1])
                 total = part if total is None else total.merge(part)
         return total if mine is None or total is None else total.to(mine.device)
 

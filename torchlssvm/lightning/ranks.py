@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead
 
 T = TypeVar("T")
 
@@ -78,20 +78,19 @@ def level(head: Any) -> None:
         sync(head)
 
 
-def copy_from_first(head: LSSVMHead) -> None:
+def copy_from_first(head: LinearHead) -> None:
     """Copy the state of the first rank's head to all ranks."""
     if not are_several():
         return
-    assert head.statistics is not None
-    state = share({k: v.cpu() for k, v in head.statistics.state().items()} if is_first() else None)
+    state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else None)
     options = share((head.rho, head.class_weight))
     if not is_first() and state is not None:
-        set_statistics(head, state)
+        adopt(head, state)
         head.rho = options[0]
 
 
-def set_statistics(head: LSSVMHead, state: dict[str, Tensor]) -> None:
-    """Replace a head's statistics by those of another rank."""
+def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:
+    """Replace a head's samples by those of another rank."""
     head.adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
 
 

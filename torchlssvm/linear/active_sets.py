@@ -273,7 +273,7 @@ class ActiveSetSolver:
         if self._scale is None:
             grid = self.stats.grid
             step = 1.0 if grid is None else grid.resolution
-            standard = self._held or (standardization(self.stats) if self.rows.n else None)
+            standard = self._held or (standardization(self.stats) if self.stats.scale and self.rows.n else None)
             self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
         return self._scale
 

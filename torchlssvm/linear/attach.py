@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
-from torchlssvm.linear.head import LSSVMHead
+from torchlssvm.linear.kinds import HEAD_TYPES, LinearHead, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
-from torchlssvm.linear.margin_head import MarginHead
 from torchlssvm.sample_adapter import SampleAdapter
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 FILE_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
-
-HEAD_TYPES: dict[str, type[LSSVMHead] | type[MarginHead]] = {kind.__name__: kind for kind in (LSSVMHead, MarginHead)}
-"""Heads that a saved classifier may have: they are made from primitives."""
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -60,8 +56,8 @@ def attach(
     Args:
         model: the network, or with ``in_features`` a backbone that already gives features; that one is used as it is.
         num_classes: K, the number of classes.
-        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``,
-            ``"margin"`` a ``MarginHead``.
+        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
+            ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
@@ -95,8 +91,7 @@ def _attach(
     model: nn.Module, num_classes: int, head: nn.Module | str | None, in_features: int | None, deterministic: bool | int,
     head_options: dict[str, Any],
 ) -> AttachedClassifier:  # fmt: skip
-    if isinstance(head, str) and head != "margin":
-        raise ValueError(f"head must be a module, None or 'margin', got {head!r}")
+    kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
     if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
     last = find_last(model) if in_features is None else None
@@ -109,9 +104,8 @@ def _attach(
         )
     if J < 1:
         raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-    if head is None or head == "margin":
+    if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        kind = LSSVMHead if head is None else MarginHead
         head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
     head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
@@ -404,7 +398,7 @@ class AttachedClassifier(nn.Module):
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
-        if samples.count and isinstance(head, LSSVMHead | MarginHead) and head.statistics is not None:
+        if samples.count and isinstance(head, LinearHead) and head.statistics is not None:
             aside = type(head).from_config(head.config(), device=head.device)
             if not anew and head.statistics.exact:
                 chosen = head.statistics.choices
@@ -502,7 +496,7 @@ class AttachedClassifier(nn.Module):
 
     def _settle(self) -> None:
         """Bring the weights up to date at the end of a fit."""
-        if SampleAdapter(self.head).count and isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
+        if SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
