@@ -67,7 +67,8 @@ def attach(
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says.
-        head_options: passed on to the head that is made on the device of the model.
+        head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
 
     Example:
         >>> import torch
@@ -112,7 +113,10 @@ def _attach(
     if head is None or head == "margin":
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
         kind = LSSVMHead if head is None else MarginHead
-        head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
+        usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
+        if head is None and head_options.get("statistics", True):
+            usual["rho"] = "gcv"
+        head = kind(J, num_classes, **{**usual, **head_options})
     head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
     if last is None:
@@ -136,6 +140,9 @@ class KeptSamples(Protocol):
 
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
+
+    def settle(self) -> None:
+        """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
@@ -501,8 +508,10 @@ class AttachedClassifier(nn.Module):
             )
 
     def _settle(self) -> None:
-        """Bring the weights up to date at the end of a fit."""
-        if SampleAdapter(self.head).count and isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
+        """Choose what is chosen from data anew, and solve, at the end of a fit."""
+        if self.samples is not None:
+            self.samples.settle()
+        elif SampleAdapter(self.head).count and isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
