@@ -96,6 +96,7 @@ SINGLE = {
     "suppression": ["--list", "--suppression-key"],
     "readmit": ["--receipt", "--reason", "--suppression-key"],
     "keygen": ["--passphrase-file"],
+    "set": ["--rho"],
     "export": ["--format"],
     "report": ["--out", "--images", "--certificates", "--title", "--count"],
     "demo": ["--out", "--seed"],

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import os
+import pickle
 import warnings
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.support.margin_exact import check_active_set
 from torchlssvm import (
     ConvergenceError,
     FixedPoint,
+    GridError,
     LSSVMHead,
     MarginHead,
     NotFittedError,
@@ -316,3 +319,76 @@ def test_attach_makes_one():
     assert clf.add(torch.randn(30, 5), torch.arange(30) % 3).predict(torch.randn(2, 5)).shape == (2,)
     with pytest.raises(ValueError, match="margin"):
         attach(torch.nn.Linear(5, 4), 3, head="hinge")
+
+
+def test_rows_in_a_mapped_file(tmp_path):
+    x, y = samples(200)
+    head = MarginHead(6, 3, grid=GRID, rows_folder=tmp_path).add(x[:90], y[:90]).add(x[90:], y[90:])
+    fresh = MarginHead(6, 3, grid=GRID).add(x[20:], y[20:])
+    assert torch.equal(head.remove(x[:20], y[:20]).w, head.refresh().w)
+    assert head.digest() == fresh.digest()
+    assert torch.equal(head.w, fresh.w)
+    assert not list(tmp_path.iterdir())  # the file has no name
+    assert torch.equal(pickle.loads(pickle.dumps(head)).remove(x[20:21], y[20:21]).w, head.remove(x[20:21], y[20:21]).w)
+    with pytest.raises(FileNotFoundError):
+        MarginHead(6, 3, grid=GRID, rows_folder=tmp_path / "nowhere").add(x, y)
+
+
+def test_copies_and_files_do_not_tell_of_rows_that_left():
+    x, y = samples(70)
+    head = MarginHead(6, 3, grid=GRID).add(x, y).remove(x[:9], y[:9])
+    fresh = MarginHead(6, 3, grid=GRID).add(x[9:].flip(0), y[9:].flip(0))
+    mine, theirs = (copy.deepcopy(h.refresh()).samples for h in (head, fresh))
+    assert mine.capacity == theirs.capacity
+    for name in ("q", "labels", "copies", "norms"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name))
+    mine, theirs = head.state_dict(), fresh.state_dict()
+    for name in mine:
+        if name not in ("options", "solution.proofs"):
+            assert torch.equal(mine[name], theirs[name]), name
+    assert not any(bool(column[head.samples.n :].any()) for column in head.samples._columns())
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupted_search_begins_again(at, monkeypatch):
+    x, y = samples()
+    head = MarginHead(6, 3, grid=GRID).add(x, y)
+    _ = head.w
+    head.add(x + 0.5, y)
+    calls, original = [], active_sets.hinge.scores
+
+    def scores(*a):  # rows that are new are placed in one class after the other
+        calls.append(a)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return original(*a)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(active_sets.hinge, "scores", scores)
+        with pytest.raises(KeyboardInterrupt):
+            head.predict(x)
+    fresh = MarginHead(6, 3, grid=GRID).add(x, y).add(x + 0.5, y)
+    assert torch.equal(head.active(x, y), fresh.active(x, y))
+    assert torch.equal(head.w, fresh.w)
+
+
+def test_a_change_that_fails_leaves_the_head_as_it_was(tmp_path, monkeypatch):
+    x, y = samples()
+    head = MarginHead(6, 3, grid=GRID, rows_folder=tmp_path).add(x[:20], y[:20])
+    digest, w = head.digest(), head.w
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space"):
+            head.add(x[20:], y[20:])
+    for weight in (2.0**40, 2.0**60):
+        with pytest.raises((GridError, ValueError)):
+            head.add(x[:1] + 30, y[:1], [weight])
+    with pytest.raises(RemovalError):
+        head.update(add=(x[20:], y[20:]), remove=(x[20:], y[20:]))  # what is removed was held before
+    assert head.digest() == digest
+    assert torch.equal(head.w, w)
+    assert head.add(x[20:], y[20:]).digest() == MarginHead(6, 3, grid=GRID).add(x, y).digest()

@@ -29,7 +29,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "near"), [(o, 4096) for o in OPTIONS] + [(OPTIONS[0], 10), (OPTIONS[4], 10)])
+@pytest.mark.parametrize(("options", "near"), [(o, 2048) for o in OPTIONS] + [(OPTIONS[0], 10), (OPTIONS[4], 10)])
 def test_leave_one_out_is_retraining(options, near, monkeypatch):
     monkeypatch.setattr(margin_changes, "NEAR_SAMPLES", near)  # few at hand: what reaches further is done on a copy
     x, y = samples()

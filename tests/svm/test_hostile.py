@@ -258,15 +258,15 @@ def test_hostile_data(name, kernel, C, request):
     print(f"{name} {kernel}: {judge.operations} operations, {len(judge.errors)} errors, worst {judge.worst:.1f} units, "
           f"slowest {judge.slowest:.2f} s")  # fmt: skip
     assert judge.slowest < 10.0
-    beyond = name.startswith("outliers") and kernel.startswith(
-        "poly"
-    )  # kernel values from 1 to 1e20 and more in one matrix
-    assert len(judge.errors) <= judge.operations / (350 if beyond else 1000), judge.errors[:3]
+    assert not judge.errors, judge.errors[:3]
 
 
-@pytest.mark.parametrize(("name", "kernel", "operations"), [("counts", "poly3", 400), ("outliers 1e+05", "poly2", 80)])
-def test_samples_that_join_the_margin_together_leave_no_rounding_behind(name, kernel, operations):
-    """Kernel values of 1e14 and more: what the drive of samples added together leaves in g was once not noticed."""
+@pytest.mark.parametrize(
+    ("name", "kernel", "operations"),
+    [("counts", "poly3", 400), ("outliers 1e+05", "poly2", 80), ("breast cancer", "poly6", 150)],
+)
+def test_large_kernel_values_are_neither_wrong_nor_given_up(name, kernel, operations):
+    """Kernel values of 1e14 to 1e34: what samples added together left in g was once not noticed, and solutions not found."""
     judge = Judge(name, MADE[name], kernel, 0.1, seed=hash_of(name, kernel), weighted=False).run(operations)
     assert not judge.errors
 

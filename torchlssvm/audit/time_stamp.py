@@ -166,10 +166,6 @@ class TimeStamp:
         when = f"{self.time:%Y-%m-%d %H:%M:%S} UTC"
         if authority is None:
             return f"names {when}; the authority's signature is NOT checked (give a certificate of the authority)"
-        return f"the certificate was there on {when}, says {self._check_signature(authority)}"
-
-    def _check_signature(self, authority: Any) -> str:
-        """Check the authority's signature and certificates; returns its name."""
         from cryptography import x509
 
         pem = authority if isinstance(authority, bytes) else read_regular(authority, MAX_STAMP_BYTES)
@@ -178,9 +174,18 @@ class TimeStamp:
         except ValueError as error:
             raise ValueError(f"no certificate of a time stamp authority: {error}") from None
         try:
-            sent = [x509.load_der_x509_certificate(c) for c in self._certificates]
-        except ValueError as error:
-            raise VerificationError(f"not a time stamp: a certificate in it cannot be read: {error}") from None
+            name = self._check_signature(trusted)
+        except VerificationError:
+            raise
+        except Exception as error:  # cryptography has errors of many kinds for what a crafted certificate holds
+            raise VerificationError(f"not a time stamp: {type(error).__name__}: {error}") from None
+        return f"the certificate was there on {when}, says {name}"
+
+    def _check_signature(self, trusted: list[Any]) -> str:
+        """Check the authority's signature and certificates; returns its name."""
+        from cryptography import x509
+
+        sent = [x509.load_der_x509_certificate(c) for c in self._certificates]
         attributes, signature, hash_name = self._signer
         found = dict(map(attribute, elements(elements(attributes)[0][1])))
         digest = encode(OCTET_STRING, hashlib.new(hash_name, self._info).digest())

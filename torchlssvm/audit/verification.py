@@ -27,6 +27,7 @@ from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
+    from torchlssvm.store.certificate_issuer import StoreFacts
 
 __all__ = ["Report", "verify"]
 
@@ -92,7 +93,8 @@ def verify(
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
     with store.view():  # journal, rows and head of one position, whatever is written meanwhile
-        if store.machine is not None and getattr(head, "head", head) is store.machine.head:
+        machine = store.machine
+        if machine is not None and getattr(head, "head", head) is machine.head:
             _ = store.head
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
@@ -149,7 +151,7 @@ def _opens(cert: Certificate, digest: str, opening: Opening | None) -> bool:
 def read_certificate(certificate: Any) -> Certificate:
     """A certificate from any of its forms, with every field checked."""
     if isinstance(certificate, Certificate):
-        return Certificate.from_json(certificate.to_json())
+        return certificate.checked()
     if isinstance(certificate, Mapping):
         return Certificate.from_dict(certificate)
     if isinstance(certificate, bytes) or (isinstance(certificate, str) and certificate.lstrip().startswith("{")):
@@ -179,8 +181,8 @@ def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str
 
 def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, dict[str, str]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    history = store.history()
-    entries = {entry.position: entry for entry in history}
+    facts = store.certificates.examine(cert)
+    entries = {entry.position: entry for entry in facts.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
             f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
@@ -198,59 +200,59 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
             raise VerificationError(f"the samples of event {event['event_id'][:80]!r} are not those of the journal")
         if event["kind"] == "remove":
             erased.update(event["commitments"])
-    if store.fingerprint != cert.fingerprint:
+    if facts.fingerprint != cert.fingerprint:
         raise VerificationError("the store is bound to another network than the certificate")
     later = len(entries) - cert.position
     # The erased are removals of the journal: a row of one is none that it has as held.
-    count, digest = store.recompute(history, fast)
+    count, digest = store.recompute(facts.entries, fast)
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
         "erased": f"{len(erased)} samples, not in the store under their old commitments",
         "rows": f"{count} samples are left, {how}",
     }
-    if store.unchanged_since(cert.position):
-        checks["state"] = _check_present_state(cert, store, count, digest)
+    if facts.last_change <= cert.position:
+        checks["state"] = _check_present_state(cert, facts, count, digest)
     else:
         checks["state"] = _check_past_state(cert, store)
-    return digest, checks | _check_requests(cert, store) | _check_files(cert, store)
+    return digest, checks | _check_requests(cert, store) | _check_files(cert, store, facts)
 
 
 def _check_requests(cert: Certificate, store: SampleStore) -> dict[str, str]:
     """Check what the certificate says of requests."""
+    if not cert.requests:
+        return {}
     known = {request.id: request.for_certificate() for request in store.requests.all()}
     for request in cert.requests:
         if known.get(request["id"]) != request:
             raise VerificationError(
                 f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
             )
-    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"} if cert.requests else {}
+    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"}
 
 
-def _check_present_state(cert: Certificate, store: SampleStore, count: int, digest: str | None) -> str:
+def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> str:
     """Check what the certificate says of the state that the store is still in."""
     if cert.old:
         same = digest == cert.digest
     else:
-        opening = store.opening(cert.position)
-        if digest is not None and opening is None:
+        if digest is not None and facts.key is None:
             raise VerificationError(
                 "the store has no key to the certificate's commitment, though nothing has changed since"
             )
-        same = cert.opens(b"" if opening is None else opening.secret(), digest)
+        same = cert.opens(facts.key or b"", digest)
     if not same:
         raise VerificationError("the surviving rows do not give the state that the certificate commits to")
     if count != cert.samples:
         raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
-    now = store.described()
-    for name, mine in (("grid", cert.grid), ("shape", cert.shape)):
-        if now[name] != mine:
-            raise VerificationError(f"the store's {name} is {now[name]}, the certificate says {mine}")
+    for name, now, said in (("grid", facts.grid, cert.grid), ("shape", facts.shape, cert.shape)):
+        if now != said:
+            raise VerificationError(f"the store's {name} is {now}, the certificate says {said}")
     return "as the certificate says: rows, number of samples, shape and grid"
 
 
 def _check_past_state(cert: Certificate, store: SampleStore) -> str:
-    recorded = store.recorded(cert)
+    recorded = store.certificates.recorded(cert)
     if recorded is False:
         raise VerificationError("the state after the erasure was another one, says the journal")
     if recorded is None:
@@ -258,21 +260,21 @@ def _check_past_state(cert: Certificate, store: SampleStore) -> str:
     return "has changed since; the old one was committed to in the journal as the certificate says, and can no longer be tested"
 
 
-def _check_files(cert: Certificate, store: SampleStore) -> dict[str, str]:
+def _check_files(cert: Certificate, store: SampleStore, facts: StoreFacts) -> dict[str, str]:
     """Check what the certificate says of compaction and of files that are older than the erasure."""
     last = max(event["position"] for event in cert.events)
-    if cert.compacted and store.compacted < last:
+    done = facts.compacted >= last
+    if cert.compacted and not done:
         raise VerificationError("the certificate says that the store was compacted after the erasure, and it was not")
-    kept = store.older_files(last)
-    unnamed = [name for name in kept["snapshots"] if name not in cert.scope.get("snapshots", [])]
+    unnamed = [name for name in facts.snapshots if name not in cert.scope.get("snapshots", [])]
     if unnamed:
         raise VerificationError(f"{unnamed[0]} is older than the erasure, is there, and is not in the certificate")
-    since = " (since the certificate)" if store.compacted >= last and not cert.compacted else ""
-    checks = {"compacted": ("yes" if store.compacted >= last else "no") + since}
-    if any(kept.values()):
-        checks["older files"] = "still there: " + ", ".join(kept["snapshots"] + kept["checkpoints"])
+    since = " (since the certificate)" if done and not cert.compacted else ""
+    checks = {"compacted": ("yes" if done else "no") + since}
+    if facts.snapshots or facts.checkpoints:
+        checks["older files"] = "still there: " + ", ".join(facts.snapshots + facts.checkpoints)
     if cert.files:
-        found = store.check_files(cert.files, cert.position)
+        found = store.certificates.compare_files(cert, facts.key)
         checks["files"] = "; ".join(f"{name} {what}" for name, what in found.items())
     return checks
 
@@ -347,9 +349,11 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
     """Check the calibration, which samples that are gone must not have shaped."""
     if not isinstance(head, LinearHead):
         return {}
+    if "calibration" not in head.data_choices.made:
+        return {}
     calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"} if "calibration" in head.choices else {}
+        return {"calibration": "void, not served"}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):
@@ -410,7 +414,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     forgets = getattr(head, "budget", None) is not None or getattr(head, "reserve_limit", None) is not None
     rows = Counter(row for batch in store.batches() for row in _as_rows(batch.x))
     for name, (x, y) in mine.items():
-        held = Counter(_as_rows(x[:, : store.described()["shape"]["features"]]))
+        held = Counter(_as_rows(x[:, : store.certificates.shape()["features"]]))
         if held - rows:
             raise VerificationError(f"the head still holds {(held - rows).total()} samples that are not in the store")
         if not forgets and Counter(_as_rows(x, y)) != Counter(_as_rows(*theirs[name])):

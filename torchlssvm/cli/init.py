@@ -23,8 +23,12 @@ def register(commands: Commands) -> None:
     parser.add_argument("--features", type=count, metavar="J", help="number of features (a backbone knows its own)")
     parser.add_argument("--classes", required=True, metavar="K", help="number of classes, or their names: ants,bees")
     parser.add_argument(
+        "--head", choices=("lssvm", "margin"), default="lssvm",
+        help="least squares (default), or the squared hinge of a max-margin classifier",
+    )  # fmt: skip
+    parser.add_argument(
         "--rho", type=regularization, metavar="gcv|R",
-        help="regularization; gcv: chosen from the samples after each command (default)",
+        help="regularization; gcv: chosen from the samples after each command (default; 1 for a margin head)",
     )  # fmt: skip
     parser.add_argument(
         "--intercept",
@@ -53,9 +57,9 @@ def register(commands: Commands) -> None:
 
 def run_init(options: argparse.Namespace) -> int:
     """Make the head, then the store."""
-    from torchlssvm import LSSVMHead
     from torchlssvm.cli import settings
     from torchlssvm.errors import StoreError
+    from torchlssvm.linear import head_class
     from torchlssvm.store import SampleStore
 
     names = parse_class_names(options.classes)
@@ -64,7 +68,7 @@ def run_init(options: argparse.Namespace) -> int:
     if options.features is None and options.backbone is None:
         raise UsageError("give --features J or --backbone NAME")
     build: dict[str, Any] = {
-        "rho": "gcv" if options.rho is None else options.rho,
+        "rho": options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0,
         "intercept": options.intercept,
         "grid": parse_grid(options.grid),
     }
@@ -75,7 +79,8 @@ def run_init(options: argparse.Namespace) -> int:
     existed = holds_store(options.store)
     try:
         if options.backbone is None:
-            head, source = LSSVMHead(options.features, classes, **build), options.fingerprint
+            head: Any = head_class(options.head)(options.features, classes, **build)
+            source = options.fingerprint
         else:
             from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
 
@@ -84,7 +89,7 @@ def run_init(options: argparse.Namespace) -> int:
                 options.backbone,
                 given if given == DEFAULT_WEIGHTS else str(Path(given).absolute()),
             )
-            backbone = Backbone(options.backbone, given, classes, **build)
+            backbone = Backbone(options.backbone, given, classes, options.head, **build)
             head, source = backbone.classifier.head, backbone.fingerprint
     except (MemoryError, RuntimeError) as error:
         raise ValueError(f"such a head cannot be made: {error}") from error

@@ -144,7 +144,8 @@ class Corrector:
 
     def _through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
         notes = self._notes(store, given)
-        kept_out = {e.event_id: self.pending[e.event_id].kept_out for e in given if e.event_id in self.pending}
+        held = [] if self.seen is None else [e.event_id for e in given if e.event_id in self.pending]
+        kept_out = {event_id: self.pending[event_id].kept_out for event_id in held}
         try:
             receipts = store.apply(given, notes=notes, kept_out=kept_out, keep_receipt=self.certified)
         except FAULTS:
@@ -154,14 +155,17 @@ class Corrector:
                 return [Outcome.refusal(given[0], error)]
             half = len(given) // 2
             return self._through_store(store, given[:half]) + self._through_store(store, given[half:])
-        self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
+        if self.seen is not None:
+            self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
         return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
 
     def _notes(self, store: SampleStore, given: list[Event]) -> dict[str, Any]:
         """Notes to be written with events: which are held no longer, and which removals are to be certified."""
-        new = [e for e in given if not store.has_applied(e.event_id)] if self.seen is not None or self.certified else []
+        if self.seen is None and not self.certified:
+            return {}
+        new = [e for e in given if not store.has_applied(e.event_id)]
         notes = {} if self.seen is None else self.pending.notes_when_applied(new)
-        if self.pending.unanswered:
+        if self.seen is not None and self.pending.unanswered:
             for event in (e for e in new if isinstance(e, Remove)):
                 ids = event.ids or store.find(subject=event.subject)
                 notes |= self.pending.notes_when_removed(ids, event.event_id, notes)

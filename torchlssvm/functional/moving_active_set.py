@@ -12,7 +12,7 @@ inverse serves all changes; a round costs a system of the size of I.
 
 Samples far from their margin need no look: by the inequality of Cauchy and Schwarz no score moves by more than
 sqrt(g(z, z)) sqrt(T^T G_II T), so that with *reach* |1 - m_z| / sqrt(g(z, z)) only samples of a reach below sqrt(T^T G_II T)
-can change sides. A change that goes further than the samples at hand is not decided here.
+can change sides. After a change that goes further than the samples at hand all others have to be looked at.
 """
 
 from __future__ import annotations
@@ -68,37 +68,45 @@ class Change(NamedTuple):
     delta: Tensor
 
 
-def settle(near: NearSamples, change: Change, left: Tensor) -> Tensor | None:
-    """The step p (D,) in whitened coordinates, f'(z) = f(z) + u_z . p; None where it is not decided here.
+class Step(NamedTuple):
+    """A step p (D,) in whitened coordinates, f'(z) = f(z) + u_z . p; samples of a reach up to ``size`` may change sides."""
 
-    left: (c,) weights of the samples at hand without those that go.
+    p: Tensor
+    size: float
+
+
+def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None = None) -> Step | None:
+    """Step of a change, with the samples at hand on their sides; None where it does not come to rest.
+
+    left: (c,) weights of the samples at hand without those that go; side: (s, c) products with them, if known.
     """
     s, fixed = len(change.f), change.delta < 0
-    corner, side = change.U @ change.U.mT, change.U @ near.U.mT  # (s, s), (s, c)
+    side = change.U @ near.U.mT if side is None else side
+    corner = change.U @ change.U.mT
     on = fixed | (change.y * change.f < 1.0)
     flipped = torch.zeros_like(near.active)
     for _ in range(MAX_ROUNDS):
         S = torch.nonzero(flipped)[:, 0]
+        rows, border = near.G[S], side[:, S]
         delta = torch.cat([change.delta * on, torch.where(near.active[S], -left[S], left[S])])
         y, f = torch.cat([change.y, near.y[S]]), torch.cat([change.f, near.f[S]])
-        G = torch.cat([torch.cat([corner, side[:, S]], 1), torch.cat([side[:, S].mT, near.G[S][:, S]], 1)])
+        G = torch.cat([torch.cat([corner, border], 1), torch.cat([border.mT, rows[:, S]], 1)])
         T = _solve(G, delta, delta * (y - f))
         if T is None:
             return None
-        margins = near.y * (near.f + side.mT @ T[:s] + near.G[:, S] @ T[s:])
-        sides = _sides(margins, near.active ^ flipped)
+        margins = near.y * (near.f + T[:s] @ side + T[s:] @ rows)
         own = change.y * (change.f + (G @ T)[:s])
-        turned, came = (sides != near.active) & (left > 0), torch.where(fixed, on, _sides(own, on))
+        turned = (_sides(margins, near.active ^ flipped) != near.active) & (left > 0)
+        came = torch.where(fixed, on, _sides(own, on))
         if torch.equal(turned, flipped) and torch.equal(came, on):
-            if float((T @ (G @ T)).clamp(min=0.0).sqrt()) * SAFETY >= near.reach:
-                return None
-            return change.U.mT @ T[:s] + near.U[S].mT @ T[s:]
+            size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * SAFETY
+            return Step(T[:s] @ change.U + T[s:] @ near.U[S], size)
         flipped, on = turned, came
     return None
 
 
-def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps p (B, D) for samples that go one at a time, and which of them are decided (B,).
+def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tensor) -> list[Step | None]:
+    """Steps of samples that go one at a time.
 
     place: (B,) of each among the samples at hand, -1 for none; left: (B,) its weight that stays.
     """
@@ -110,16 +118,19 @@ def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tens
     turned = _sides(margins, near.active) != near.active
     mine = torch.nonzero((place >= 0) & (left <= 0))[:, 0]
     turned[mine, place[mine]] = False
-    plain = (pivot > LEAST_PIVOT) & ~turned.any(1) & (T.abs() * g.sqrt() * SAFETY < near.reach)
-    steps, decided = T[:, None] * change.U, plain.clone()
-    for i in torch.nonzero(~plain)[:, 0].tolist():
-        weight = near.weight.clone()
+    plain = ((pivot > LEAST_PIVOT) & ~turned.any(1)).tolist()
+    sizes = (T.abs() * g.sqrt() * SAFETY).tolist()
+    out: list[Step | None] = []
+    for i, (done, size) in enumerate(zip(plain, sizes, strict=True)):
+        if done:
+            out.append(Step(T[i] * change.U[i], size))
+            continue
+        weight = near.weight
         if place[i] >= 0:
+            weight = weight.clone()
             weight[place[i]] = left[i]
-        step = settle(near, Change(*(part[i : i + 1] for part in change)), weight)
-        if step is not None:
-            steps[i], decided[i] = step, True
-    return steps, decided
+        out.append(settle(near, Change(*(part[i : i + 1] for part in change)), weight, G[i : i + 1]))
+    return out
 
 
 def _sides(margins: Tensor, now: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torchlssvm.lightning.backbones import classifier
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
 
 MAX_RECALLED_CLASSES = 50
@@ -71,10 +71,12 @@ class LSSVMModule(LightningModule):
         weights: for a name: a member of torchvision's enum, ``"pretrained"`` (timm), a file, or None.
         in_features: the width of the features, where the network gives them itself.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
-        head: a kernel machine, or a head made elsewhere; the options below are then left out.
-        rho: of the head; None is ``"gcv"``: chosen from the statistics alone, before each validation of a fit and at the end of
-            each epoch.
-        intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`.
+        head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine, or a head made
+            elsewhere: the options below are then left out.
+        rho: of the head; None is ``"gcv"``, chosen from the statistics alone, before each validation of a fit and at the end of
+            each epoch; 1.0 for a ``MarginHead``, or with ``select_rho``.
+        intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
+            ``MarginHead`` has no ``multiclass`` and no ``folds``.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
         select_rho: choose rho at the same moments out of 100 values by ``"gcv"``, or ``"kfold"`` with ``folds``.
         recall: log the recall of each class, ``val_recall_0`` and so on; None: where there are at most 50 classes. Accuracy and
@@ -114,7 +116,7 @@ class LSSVMModule(LightningModule):
         weights: str | None = None,
         in_features: int | None = None,
         feature_map: nn.Module | None = None,
-        head: nn.Module | None = None,
+        head: nn.Module | str | None = None,
         rho: float | str | None = None,
         intercept: str = "free",
         class_weight: str | None = None,
@@ -140,12 +142,18 @@ class LSSVMModule(LightningModule):
             self.hparams["grid"] = grid_to_text(grid)
         self._suppression_key = suppression_key
         options: dict[str, Any] = {}
-        if head is None:
+        if not isinstance(head, nn.Module):
             options = {
-                "rho": "gcv" if rho is None and select_rho is None else rho or 1.0,
-                "intercept": intercept, "class_weight": class_weight, "multiclass": multiclass,
-                "per_class": per_class, "folds": folds, "normalize": normalize, "scale": scale, "grid": grid,
+                "rho": rho or ("gcv" if select_rho is None and head != "margin" else 1.0), "intercept": intercept,
+                "class_weight": class_weight, "per_class": per_class, "normalize": normalize, "scale": scale, "grid": grid,
             }  # fmt: skip
+            own = {"multiclass": (multiclass, "ovr"), "folds": (folds, 0)}  # of an LSSVMHead alone, with their defaults
+            given = {name: value for name, (value, default) in own.items() if value != default}
+            if head == "margin" and given:
+                raise ValueError(
+                    f"a MarginHead has no {' and no '.join(given)}: leave out {given}, or take head='lssvm'"
+                )
+            options |= given
         self.classifier = classifier(backbone, num_classes, weights, in_features, feature_map, head, options)
         self.ddp = Anchor()
         # Nothing of it changes by gradients, and what ranks learn is added up, never copied over.
@@ -394,7 +402,7 @@ class LSSVMModule(LightningModule):
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
         if self._trainer is not None:
             self._level()
-        if isinstance(self.head, LSSVMHead) and self.head.statistics is not None and self.head.n:
+        if isinstance(self.head, LinearHead) and self.head.statistics is not None and self.head.n:
             self.head.refresh()
         state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up
         for name in [name for name in state if name.startswith(prefix)]:

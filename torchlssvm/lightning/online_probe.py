@@ -12,7 +12,7 @@ from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import moment
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead, head_class
 from torchlssvm.linear.labelled_batches import check_names, unpack
 
 
@@ -27,9 +27,10 @@ class OnlineProbe(Callback):
         layer: the dotted name of the module whose output (B, J) are the features.
         num_classes: K.
         window: samples in the window of each rank.
-        rho: of the head; ``"gcv"`` chooses it before each validation.
+        rho: of the head; None is ``"gcv"``, chosen before each validation, and 1.0 for a margin head.
         name: what the accuracy is logged as, through the module: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
             ``ModelCheckpoint`` see it.
+        head: ``"lssvm"`` or ``"margin"``, the kind of probe.
         batch_names: names of the parts of batches that are dicts; ``image`` and ``label`` are known.
 
     Batches may hold several views, ((x1, x2), y) or (x1, x2, y): the probe learns and judges the first view, that is, the first
@@ -44,15 +45,17 @@ class OnlineProbe(Callback):
         layer: str,
         num_classes: int,
         window: int = 4096,
-        rho: float | str = "gcv",
+        rho: float | str | None = None,
         name: str = "probe_accuracy",
+        head: str = "lssvm",
         batch_names: dict[str, str] | None = None,
     ):
         self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
-        self.rho, self.name, self.batch_names = rho, name, batch_names
+        self.name, self.kind, self.batch_names = name, head_class(head), batch_names
+        self.rho: Any = rho or ("gcv" if self.kind is LSSVMHead else 1.0)
         check_names(batch_names)
         self.window: SlidingWindow | None = None
-        self.probe: LSSVMHead | None = None  # of all ranks, made for a validation
+        self.probe: LinearHead | None = None  # of all ranks, made for a validation
         self.accuracy: float | None = None
         self.seen = 0
         self._captured: Tensor | None = None
@@ -114,7 +117,7 @@ class OnlineProbe(Callback):
         return (x[:keep] if x is not None and views in (1, 2, 3, 4) else None), y[:keep]
 
     def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
-        head = LSSVMHead(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
+        head = self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
         return SlidingWindow(head, self.size)
 
     def _move(self, grid: FixedPoint) -> None:
@@ -131,10 +134,10 @@ class OnlineProbe(Callback):
         self._position, self._train_position = 0, self._position
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._together()
-        if self.probe is not None:
+        if isinstance(self.probe, LSSVMHead):
             self.probe.choose_rho()
 
-    def _together(self) -> LSSVMHead | None:
+    def _together(self) -> Any:
         """Merge all ranks' windows into one head, on the coarsest of their grids."""
         mine = None if self.window is None or not len(self.window) else self.window.machine
         if not ranks.are_several():
@@ -146,12 +149,12 @@ class OnlineProbe(Callback):
         if self.window is not None and mine is not None and mine.grid != grid:
             self._move(grid)
             mine = self.window.machine
-        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.statistics.state().items()}))
-        total: LSSVMHead | None = None
+        states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.sample_state().items()}))
+        total: Any = None
         for state in states:
             if state is not None:
-                part = LSSVMHead.from_config(state[0])
-                ranks.set_statistics(part, state[1])
+                part = self.kind.from_config(state[0])
+                ranks.adopt(part, state[1])
                 total = part if total is None else total.merge(part)
         return total if mine is None or total is None else total.to(mine.device)
 

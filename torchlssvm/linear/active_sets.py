@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
+from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import Whitened, from_inverse
 from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups, solve_sums
 from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
@@ -109,6 +113,7 @@ class ActiveSetSolver:
         self.rows, self.stats, self.options = rows, stats, options
         self.stamp = 0
         self._held: Standardization | None = None
+        self._busy = False  # set while caches are computed
         self.reset()
 
     def reset(self) -> None:
@@ -259,7 +264,7 @@ class ActiveSetSolver:
         if self._scale is None:
             grid = self.stats.grid
             step = 1.0 if grid is None else grid.resolution
-            standard = self._held or (standardization(self.stats) if self.rows.n else None)
+            standard = self._held or (standardization(self.stats) if self.stats.scale and self.rows.n else None)
             self._scale = RowScale(step, self.options.rho, self.options.intercept, standard)
         return self._scale
 
@@ -269,23 +274,41 @@ class ActiveSetSolver:
             return self.w, self.b
         if checks.is_fake(self.rows.q):
             return self._weights_without_data()
-        if self.rows.n == 0:
-            self.reset()
-        else:
-            self._use_weights(WeightGroups.of(self._class_weights(), len(self.states)))
-            self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
-            todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
-            for a in range(0, len(todo), CLASSES_AT_ONCE):
-                labels = todo[a : a + CLASSES_AT_ONCE]
-                try:
-                    self._fit(labels)
-                except BaseException:  # half of a search is none: the next read begins these classes again
-                    for k in labels:
-                        self.states[k] = ClassState()
-                        self._fresh[k] = True
-                    raise
+        with self._computing():
+            if self.rows.n == 0:
+                self.reset()
+            else:
+                self._search()
         self._current = True
         return self.w, self.b
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute caches: after an interruption they are begun again from the rows."""
+        if self._busy:
+            self.reset()
+        self._busy = True
+        try:
+            yield
+        except ConvergenceError:  # the classes concerned were reset
+            self._busy = False
+            raise
+        self._busy = False
+
+    def _search(self) -> None:
+        """Bring all classes up to date."""
+        self._use_weights(WeightGroups.of(self._class_weights(), len(self.states)))
+        self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
+        todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
+        for a in range(0, len(todo), CLASSES_AT_ONCE):
+            labels = todo[a : a + CLASSES_AT_ONCE]
+            try:
+                self._fit(labels)
+            except ConvergenceError:  # half of a search is none: the next read begins these classes again
+                for k in labels:
+                    self.states[k] = ClassState()
+                    self._fresh[k] = True
+                raise
 
     def active(self, k: int) -> Tensor:
         """The active set of a class (n,), up to date, in the order of the rows."""
@@ -307,15 +330,22 @@ class ActiveSetSolver:
         self.weights()
         return self.states[k].fitted and bool(self._active[k].any())
 
-    def solution(self, k: int) -> Solution:
-        """The solution of a class with its inverse, up to date, from sums where none is at hand."""
+    def whitened(self, k: int) -> Whitened:
+        """The system of a class on its active set, whitened, up to date."""
         self.weights()
-        state = self.states[k]
-        if state.solution is None or not state.solution.updatable or state.solution.pending:
-            sums = ActiveSums(self.rows, self.groups, k)
-            sums.change(torch.nonzero(self._active[k])[:, 0], 1)
-            state.solution = sums.solve(self.scale, self._small())
-        return state.solution
+        with self._computing():
+            state = self.states[k]
+            if state.solution is None or not state.solution.updatable or state.solution.pending:
+                sums = ActiveSums(self.rows, self.groups, k)
+                sums.change(torch.nonzero(self._active[k])[:, 0], 1)
+                state.solution = sums.solve(self.scale, self._small())
+            solution = state.solution
+            factored = solution.factored
+            if factored is None:
+                F = from_inverse(solution.inverse())
+            else:
+                F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
+        return Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
 
     def signs(self, k: int) -> Tensor:
         """+1 for the rows of a class and -1 for the others (n,)."""
@@ -670,11 +700,13 @@ class ActiveSetSolver:
                 self.states[k] = ClassState(constant=1.0 if counts[k] else -1.0, touched=False)
         self._current = True
 
-    def copy_without_matrices(self) -> ActiveSetSolver:
-        """The same weights and active sets without matrices, and so without raw samples, for a copy or a pickle."""
+    def copy_in_saved_order(self, rows: GridRows) -> ActiveSetSolver:
+        """The same weights and active sets for a copy or a pickle: without matrices, and in the order of the rows as saved."""
         self.weights()
-        out = copy.copy(self)
+        out, order = copy.copy(self), self.rows.saved_order()
+        out.rows, out._scale = rows, None
         out.states = [replace(state, solution=None) for state in self.states]
+        out._set_caches([cache[:, order] for cache, _ in self._caches()])
         return out
 
     def _weights_without_data(self) -> tuple[Tensor, Tensor]:

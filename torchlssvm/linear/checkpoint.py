@@ -52,27 +52,35 @@ class LiveBuffers(dict[str, Any]):
     def __init__(self, head: LSSVMHead | MarginHead, kept: dict[str, Any]):
         super().__init__(kept)
         self.head = head
-        self.seen: dict[str, tuple[int, int, int]] = {}
+        self._inverse_of: tuple[int, int, Tensor, int] | None = (
+            None  # the state that C was written for, C, and its version
+        )
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Publish the current values."""
+        """Publish the current values. C, which is large, is left alone where it was written for the same state."""
         shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         head = self.head
         with head.locked(), torch.inference_mode(False), torch.no_grad():
             head.check_whole()
             for name in [n for n in names if n in BUFFER_NAMES]:
                 old = super().get(name)
-                # In a process group the version says nothing: DistributedDataParallel writes to buffers past it.
-                seen = None if old is None or shared else (head.version, head.solver.stamp, old._version)
-                if seen is not None and self.seen.get(name) == seen:
+                # In a process group nothing shows that it is unchanged: DistributedDataParallel writes to buffers.
+                if name == "C" and self._is_current(old) and not shared:
                     continue
                 value = published(head, name)
                 if old is None or old.shape != value.shape or old.device != value.device:
-                    old = value.clone()
-                    self[name] = old
-                else:
-                    old.copy_(value)
-                self.seen[name] = (head.version, head.solver.stamp, old._version)
+                    old = self[name] = value.clone()
+                elif shared or old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
+                    old.copy_(value)  # on a device without a comparison, which would wait for it
+                if name == "C":
+                    self._inverse_of = (head.version, head.solver.stamp, old, old._version)
+
+    def _is_current(self, C: Tensor | None) -> bool:
+        """Tell if C is what was last written, for the state that the head is in."""
+        if C is None or self._inverse_of is None:
+            return False
+        *state, written, version = self._inverse_of
+        return state == [self.head.version, self.head.solver.stamp] and written is C and C._version == version
 
     def __getitem__(self, name: str) -> Any:
         self.refresh([name])

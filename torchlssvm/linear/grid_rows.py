@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +52,14 @@ class RowChange:
 class GridRows:
     """Rows q (n, J) as int32 with labels (n,), numbers of copies (n,) and norms (n,); no order is kept.
 
-    A sample added twice is one row with two copies: its copies are always on the same side of a margin.
+    A sample added twice is one row with two copies: its copies are always on the same side of a margin. With a folder the rows
+    are in a memory-mapped file there, which has no name any more and goes with the process.
     """
 
-    def __init__(self, in_features: int, device: torch.device):
-        self.in_features, self.device = in_features, device
+    def __init__(self, in_features: int, device: torch.device, folder: str | None = None):
+        if folder is not None and device.type != "cpu":
+            raise ValueError(f"rows_folder is for a head on the CPU: the rows of this one are on {device}")
+        self.in_features, self.device, self.folder = in_features, device, folder
         self._salt = os.urandom(KEY_BYTES)
         self.clear()
 
@@ -157,28 +161,41 @@ class GridRows:
             del self._where[self._keys[slot]]
             last = self.n - 1
             if slot != last:
-                for column in (self._q, self._labels, self._copies, self._norms, self._peaks):
+                for column in self._columns():
                     column[slot] = column[last]
                 self._keys[slot] = self._keys[last]
                 self._where[self._keys[slot]] = slot
                 moves.append((slot, last))
-            self._q[last] = 0  # nothing of a row that left stays behind
+            for column in self._columns():
+                column[last] = 0  # nothing of a row that left stays behind
             self._keys.pop()
             self.n -= 1
         self._append(change)
         return moves
 
+    def _columns(self) -> tuple[Tensor, ...]:
+        return self._q, self._labels, self._copies, self._norms, self._peaks
+
+    def reserve(self, m: int) -> None:
+        """Make room for m more rows."""
+        if self.n + m <= self.capacity:
+            return
+        room = max(self.n + m, 2 * self.n if self.n > 64 else 64) if self.n else self.n + m
+        grown = []
+        for old in self._columns():
+            if old is self._q and self.folder is not None:
+                new = mapped_rows(self.folder, room, self.in_features)
+            else:
+                new = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
+            new[: self.n] = old[: self.n]
+            grown.append(new)
+        self._q, self._labels, self._copies, self._norms, self._peaks = grown
+
     def _append(self, change: RowChange) -> None:
         m = len(change.q)
         if not m:
             return
-        if self.n + m > self.capacity:
-            room = max(self.n + m, 2 * self.n if self.n > 64 else 64) if self.n else self.n + m
-            for name in ("_q", "_labels", "_copies", "_norms", "_peaks"):
-                old = getattr(self, name)
-                grown = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
-                grown[: self.n] = old[: self.n]
-                setattr(self, name, grown)
+        self.reserve(m)
         at = slice(self.n, self.n + m)
         self._q[at], self._labels[at], self._copies[at] = change.q, change.labels, change.counts
         wide = change.q.to(torch.float64)
@@ -254,9 +271,19 @@ class GridRows:
         self.clear()
         self._append(change)
 
+    def copy(self) -> GridRows:
+        """The same rows in memory, in the order in which they are saved, with nothing else beside them."""
+        out = GridRows(self.in_features, self.device)
+        out.load(self.state(), 2**62)
+        return out
+
+    def empty(self) -> GridRows:
+        """No rows, to be kept where these are."""
+        return GridRows(self.in_features, self.device, self.folder)
+
     def to(self, device: torch.device) -> GridRows:
-        """The same rows on another device."""
-        out = GridRows(self.in_features, device)
+        """The same rows on another device, in the order in which they are saved."""
+        out = GridRows(self.in_features, device, self.folder if device.type == "cpu" else None)
         out.load({k: v.to(device) for k, v in self.state().items()}, 2**62)
         return out
 
@@ -296,6 +323,14 @@ class GridRows:
         q = torch.cat([b.x.to(torch.int32) for b in added]) if added else self._q[:0]
         labels = torch.cat([b.labels for b in added if b.labels is not None]) if added else self._labels[:0]
         return RowChange(labels[:0], self._copies[:0], q, labels, torch.ones_like(labels, dtype=torch.float64))
+
+
+def mapped_rows(folder: str, rows: int, J: int) -> Tensor:
+    """Zeros (rows, J), int32, in a memory-mapped file without a name; OSError where the folder has no room for it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, rows * J * 4)  # a full disk is noticed now, not when a page is written
+        whole: NDArray[np.int32] = np.memmap(file, np.int32, "r+", shape=(rows, J))
+        return torch.from_numpy(whole)
 
 
 def integer_rows(batch: SampleBatch, grid: FixedPoint) -> NDArray[Any]:

@@ -37,7 +37,7 @@ from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
-from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -455,7 +455,7 @@ class LSSVMHead(nn.Module):
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids), -1)])
+        return self.apply_changes([(self.check(x, y, weight, ids, removed=True), -1)])
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
@@ -477,13 +477,13 @@ class LSSVMHead(nn.Module):
                 raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
             weight, ids = (*samples[2:], None, None)[:2]
             like = changes[0][0] if changes else None
-            changes.append((self.check(samples[0], samples[1], weight, ids, like), sign))
+            changes.append((self.check(samples[0], samples[1], weight, ids, like, removed=sign < 0), sign))
         return self.apply_changes(changes)
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
-        old = self.check(x, y_old, weight, ids)
+        old = self.check(x, y_old, weight, ids, removed=True)
         new = self.check(x, y_new, weight, ids)
         stats = self.statistics
         plain = stats is not None and not stats.per_class and not stats.folds and old.labels is not None
@@ -961,11 +961,21 @@ class LSSVMHead(nn.Module):
         return self.statistics
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None
+        self,
+        x: Any,
+        y: Any,
+        weight: Any = None,
+        ids: Any = None,
+        like: SampleBatch | None = None,
+        removed: bool = False,
     ) -> SampleBatch:
-        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first."""
+        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
+
+        ``removed``: rows that are to be held; what shows it is read from the device together with the checks.
+        """
         if self.statistics is not None:
-            batch = self.statistics.check(x, y, weight, ids, like)
+            question = self.rows.held.question if removed else None
+            batch = self.statistics.check(x, y, weight, ids, like, question=question)
         else:
             assert isinstance(self.solver, CompactSolver)
             choices = self.solver.choices if like is None or not self.solver.empty else like.choices
@@ -990,14 +1000,14 @@ class LSSVMHead(nn.Module):
             with self.changing():
                 self.solver.changed(changes, None)
             return self
-        if rough:
-            rows = self.rows.held.dropped(INEXACT_REMOVAL)
-        else:
-            rows, changes = self.rows.held.changed(changes)
+        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held
+        if rows.unchecked is None:
+            rows, changes = rows.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
         with self.changing():
+            self.solver.release(sum(len(batch) for batch, _ in changes))
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
             self.solver.changed(changes, views)
             if undo is not None:

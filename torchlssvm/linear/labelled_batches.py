@@ -80,7 +80,7 @@ def is_labels(part: Any) -> bool:
 
 
 def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[TrainingBatch]:
-    """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and somebody can see it."""
+    """Unpacked batches of a loader on a device, behind a progress bar if tqdm is installed and the output is a terminal."""
     if isinstance(loader, Tensor):
         raise ValueError(f"{what} takes images and labels, {what}(images, y), or batches of both, {what}(loader)")
     if isinstance(loader, Dataset) or not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | nn.Module):

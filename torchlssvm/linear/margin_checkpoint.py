@@ -47,7 +47,7 @@ def save_samples(head: MarginHead) -> dict[str, Tensor]:
 
 def load_samples(head: MarginHead, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
     """Statistics and rows from what :func:`save_samples` returned; ValueError when they do not fit."""
-    rows = GridRows(head.in_features, head.device)
+    rows = head.samples.empty()
     rows.load({k.removeprefix("samples."): v for k, v in state.items() if k in SAMPLE_NAMES[:3]}, head.num_classes)
     stats = head.statistics.zero()
     if rows.n:
@@ -168,7 +168,8 @@ def freeze(head: MarginHead) -> dict[str, Any]:
         head.solve()
         state = head.__dict__.copy()
         del state["_lock"]
-        state["solver"] = head.solver.copy_without_matrices()
+        state["samples"] = rows = head.samples.copy()
+        state["solver"] = head.solver.copy_in_saved_order(rows)
         state["_published"] = None
         state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
         return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,12 @@ from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_r
 from torchlssvm.linear.diagnostics.margin_changes import Measure
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.head import check_class_weight
+from torchlssvm.linear.head import LSSVMHead, check_class_weight
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
-from torchlssvm.statistics.integrity import Integrity
+from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,6 +66,8 @@ class MarginHead(nn.Module):
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
             solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
             influence hold the scale fixed.
+        rows_folder: keep the rows in a memory-mapped file in this folder instead of in memory, 4 bytes a number. The file has
+            no name and goes with the process; copies of the head have their rows in memory.
         device: where the state lives.
 
     Attributes:
@@ -108,6 +111,7 @@ class MarginHead(nn.Module):
         per_class: bool | None = None,
         normalize: str | None = None,
         scale: str | None = None,
+        rows_folder: str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
@@ -128,7 +132,7 @@ class MarginHead(nn.Module):
         if per_class is False and weight is not None:
             raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
         self._options = SolverOptions(check_rho(rho), intercept, weight)
-        self.samples = GridRows(in_features, device)
+        self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
         self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
         self.data_choices = DataChoices()
         self.version = 0
@@ -522,6 +526,22 @@ class MarginHead(nn.Module):
         self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
         return path
 
+    @exclusive
+    def least_squares(self) -> LSSVMHead:
+        """A least-squares head on the same samples, with the same options: leverage, GCV and columns to choose from.
+
+        >>> import torch
+        >>> from torchlssvm import MarginHead
+        >>> x, y = torch.randn(50, 4), torch.arange(50) % 2
+        >>> head = MarginHead(4, 2).add(x, y)
+        >>> head.least_squares().digest() == head.digest()
+        True
+        """
+        options = {"target_grid": "auto"} | {k: v for k, v in self.config().items() if k != "type"}
+        out = LSSVMHead.from_config(options, device=self.device)
+        out.adopt(self.statistics.state())
+        return out
+
     # -- probabilities -------------------------------------------------------------------------------------------------
 
     @property
@@ -619,6 +639,7 @@ class MarginHead(nn.Module):
             return self
         self.check_whole()
         plan = self.samples.plan(changes)
+        self.samples.reserve(len(plan.q))  # what can fail for want of room fails before anything changes
         with self.changing():
             self.statistics.change(changes, held=True, proven=True)
             self.solver.change(plan)
@@ -688,7 +709,7 @@ class MarginHead(nn.Module):
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved samples (``margin_checkpoint.save_samples``) in the place of those held; None empties the head."""
-        fresh, rows = self.statistics.zero(), GridRows(self.in_features, self.device)
+        fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = margin_checkpoint.load_samples(self, state)
         self.replace_parts(fresh, rows)

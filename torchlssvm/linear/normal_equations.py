@@ -15,6 +15,7 @@ from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, f
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import GridChoices
 
 
 class Units(NamedTuple):
@@ -23,6 +24,12 @@ class Units(NamedTuple):
     feature: float
     target: float
     rho: float
+
+    @classmethod
+    def of(cls, choices: GridChoices, rho: float) -> Units:
+        """Units of features and targets on these grids; 1 without one."""
+        grid, target = choices.grid, choices.target_grid
+        return cls(grid.resolution if grid else 1.0, target.resolution if target else 1.0, rho)
 
 
 class Moments(NamedTuple):
@@ -135,7 +142,7 @@ def solve(
         rhs = rhs / standard.deviation
     if centre is not None and centred:
         mean = centre.mean if standard is None else standard.rows(centre.mean)
-        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
+        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, _total(stats, weights, labels, centre)
     else:
         n = 1.0
         mu, beta = (
@@ -185,7 +192,7 @@ def moments(
     if centre is not None and centred:
         mu = centre.mean * scale.feature if standard is None else standard.rows(centre.mean)
         beta = y.to(torch.float64) / centre.n * scale.target
-    weight = _host(centre.n) if centre is not None and centred else 0.0
+    weight = _total(stats, weights, labels, centre) if centre is not None and centred else 0.0
     T = _squares(stats, y, weights, labels, centred) * scale.target**2
     return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
 
@@ -223,8 +230,11 @@ def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tenso
     return shifted.to(torch.float64) - y.to(torch.float64)[:, None] * (centre.rest / centre.n)
 
 
-def _host(value: Tensor) -> float:
-    host = checks.to_host(value)
+def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre) -> float:
+    """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
+    if weights is None and labels is None and not checks.is_fake(centre.n):
+        return float(stats.n)
+    host = checks.to_host(centre.n)
     return 1.0 if host is None else host[0][0]
 
 

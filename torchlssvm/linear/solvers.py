@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, cost
-from torchlssvm.functional.system import workspace
 from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
@@ -23,6 +22,9 @@ from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccur
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
+
+RELEASED_NUMBERS = 2**25
+"""Numbers (256 MiB) of a square system beyond which its memory is free while many rows are summed."""
 
 
 @dataclass
@@ -55,6 +57,9 @@ class Solver(Protocol):
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization; the samples stay."""
+
+    def release(self, rows: int) -> None:
+        """Free memory before a change of so many rows, where it would not be used after."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
@@ -138,7 +143,7 @@ class SharedSolver:
     def __init__(self, stats: Statistics, options: SolverOptions):
         """Solve for statistics that may be empty."""
         self.stats, self.options = stats, options
-        self._work: Tensor | None = None
+        self._work: Tensor | None = None  # memory of the system, used again by the next solve; now it holds the factor
         self.stamp = 0  # counts the times the weights were computed another way
         self.solution = self._fresh()
         self.stale = not stats.empty
@@ -155,11 +160,11 @@ class SharedSolver:
             self._work = None
         self.stale = not self.stats.empty
 
-    @property
-    def units(self) -> normal.Units:
-        """Units of features and targets, and rho."""
-        grid, target = self.stats.grid, self.stats.target_grid if self.stats.kind == "values" else None
-        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+    def release(self, rows: int) -> None:
+        """Free the memory of a large system before a change of so many rows that it will be solved anew after."""
+        if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
+            self._work = None
+            self.reset()
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
@@ -203,22 +208,18 @@ class SharedSolver:
             dy = dy * old.mult[:, None]
         self.solution.shift_targets(self._scaled(old, rows), dy)
 
-    def _workspace(self) -> Tensor:
-        """Memory for the system, used again by every solve: the factor of the solve before is no longer needed."""
-        if self._work is None:
-            self._work = workspace(self.solution.D, self.stats.device)
-        return self._work
-
     def solve(self, doubtful: bool) -> None:
         """Solve from statistics, and forget what was pending."""
-        counts = self.stats.counts
-        weights = normal.class_weights(self.options.class_weight, counts)
-        standard = standardization(self.stats, doubtful)
+        weights = self.options.class_weight
+        if isinstance(weights, str):
+            weights = normal.class_weights(weights, self.stats.counts)
+        standard = standardization(self.stats, doubtful) if self.stats.scale else None
+        units = normal.Units.of(self.stats.choices, self.options.rho)
         base = normal.solve(
-            self.stats, self.units, self.options.intercept, weights, doubtful=doubtful, work=self._workspace(),
+            self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
             standard=standard,
         )  # fmt: skip
-        self.standard = standard
+        self.standard, self._work = standard, base.factor.L
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
         self.stamp += 1
@@ -228,7 +229,8 @@ class SharedSolver:
         if self.stale:
             self.solve(doubtful)
         try:
-            self.solution.take_in()
+            if self.solution.pending:
+                self.solution.take_in()
         except TooInaccurate:
             self.solve(doubtful)
         except NotPositiveDefinite:  # of rows that are held it is rounding
@@ -240,7 +242,7 @@ class SharedSolver:
     def inverse(self, doubtful: bool = False) -> Tensor:
         """P (D, D), up to date."""
         self.weights(doubtful)
-        if not self.stats.empty and not self.solution.updatable:
+        if not self.solution.updatable and not self.stats.empty:
             self.solve(doubtful)
         return self.solution.inverse()
 
@@ -272,7 +274,7 @@ class SharedSolver:
             host = checks.to_host(state["n"])
             n = host[0][0] if host else 1.0
             self.solution.set_base(state["w"], state["beta"], state["mu"], n, P=P)
-            self.standard = standardization(self.stats)
+            self.standard = standardization(self.stats) if self.stats.scale else None
             self.stale = False
 
     def state(self) -> dict[str, Tensor]:
@@ -298,6 +300,9 @@ class PairwiseSolver:
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
+    def release(self, rows: int) -> None:
+        """Do nothing: pairs are solved one at a time."""
+
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""
         del rows
@@ -306,9 +311,8 @@ class PairwiseSolver:
             return
         touched: set[int] = set()
         for batch, _ in changes:
-            assert batch.labels is not None
-            known = not checks.is_fake(batch.labels)
-            touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
+            known = batch.host_labels is not None
+            touched |= set(batch.host_labels.tolist()) if known else set(range(self.stats.num_classes))  # type: ignore[union-attr]
         for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
             del self._w[pair]
             self._P.pop(pair, None)
@@ -326,8 +330,7 @@ class PairwiseSolver:
     def _solve(self, pair: tuple[int, int], standard: Standardization | None, doubtful: bool) -> None:
         J, penalized = self.stats.in_features, self.options.intercept == "penalized"
         counts = self.stats.counts[list(pair)]
-        grid = self.stats.grid
-        scale = normal.Units(grid.resolution if grid else 1.0, 1.0, self.options.rho)
+        scale = normal.Units.of(self.stats.choices, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
         present = checks.to_host(counts)
         if self.stats.kind is not None and (present is None or any(present[0])):
@@ -345,7 +348,9 @@ class PairwiseSolver:
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, pairs) and b (pairs,)."""
         missing = [pair for pair in self.pairs if pair not in self._w]
-        standard = standardization(self.stats, doubtful) if missing and not self.stats.empty else None
+        standard = None
+        if self.stats.scale and missing and not self.stats.empty:
+            standard = standardization(self.stats, doubtful)
         for pair in missing:
             self._solve(pair, standard, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])

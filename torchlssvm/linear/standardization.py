@@ -51,25 +51,23 @@ class Standardization(NamedTuple):
         return [n * c + int(r) for c, r in zip(self.centre.c.tolist(), self.centre.rest.tolist(), strict=True)]
 
 
-def standardization(stats: Statistics, doubtful: bool = False) -> Standardization | None:
-    """Standardization of the samples held; None where ``scale`` does not ask for one.
+def standardization(stats: Statistics, doubtful: bool = False) -> Standardization:
+    """Standardization of the samples held, for statistics whose ``scale`` asks for it.
 
     ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
     """
-    if stats.scale is None:
-        return None
     assert stats.accumulator is not None
     V, moments = stats.class_sums()
     m, n = (V[0], moments[0, 0]) if moments.ndim == 2 else (V.sum(0), moments.sum())
     weight = n.to(torch.float64)
     c = (m.to(torch.float64) / weight).round().to(m.dtype)
     rest = m - n * c
-    about = (stats.accumulator.diag.sum(0) - c * (m + rest)).to(torch.float64)
+    about = (stats.diagonal().sum(0) - c * (m + rest)).to(torch.float64)
     spread = about - rest.to(torch.float64).square() / weight  # n var
     floor = torch.zeros_like(spread)
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
-        floor = stats.accumulator.diag.sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
+        floor = stats.diagonal().sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
     host = checks.to_host((spread < -floor).any()) if doubtful else None
     if host is not None and host[0][0]:
         raise NotPositiveDefinite

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
-from torchlssvm.store.journal import Entry, Journal, now
+from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import Snapshots
 from torchlssvm.untrusted import check_regular
@@ -37,6 +38,29 @@ def lasting_name(path: Any) -> str:
     return str(path) if URL_MARK in str(path) else str(Path(path).absolute())
 
 
+@dataclass(frozen=True)
+class StoreFacts:
+    """The facts of a store that one of its certificates is compared with, all of one view.
+
+    Attributes:
+        entries: of the journal, its chain recomputed; ``last_change``: the position of the last one that changed a sample.
+        fingerprint, compacted: the network of the features, and the position up to which bytes were erased.
+        grid, shape: as a certificate has them.
+        key: to the commitment at the certificate's position; None when it is destroyed.
+        snapshots, checkpoints: known files from before the certificate's last event that are still there.
+    """
+
+    entries: list[Entry]
+    last_change: int
+    fingerprint: str | None
+    compacted: int
+    grid: dict[str, Any] | None
+    shape: dict[str, int]
+    key: bytes | None
+    snapshots: list[str]
+    checkpoints: list[str]
+
+
 class CertificateIssuer:
     """Issues certificates for the state that a store is in, and knows the checkpoints of its head."""
 
@@ -45,8 +69,8 @@ class CertificateIssuer:
 
     def issue(
         self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
-    ) -> Certificate:
-        """An unsigned certificate of events, for the head as it is in the open view.
+    ) -> Certificate | None:
+        """An unsigned certificate of events, for the head as it is in the open view; None if the state has no key yet.
 
         ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
         """
@@ -54,10 +78,10 @@ class CertificateIssuer:
         if not entries:
             raise ValueError("event_id is empty: name at least one event")
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
-        last = max(entry.position for entry in entries)
+        last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
-            raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
+            return None
         return Certificate(
             events=[
                 {
@@ -73,7 +97,7 @@ class CertificateIssuer:
             commitment=None if key is None else hmac.digest(key, state["digest"].encode(), "sha256").hex(),
             position=state["position"],
             chain=state["chain"],
-            grid=self.grid(),
+            grid=self.grid(options),
             fingerprint=fingerprint,
             shape=self.shape(),
             samples=state["samples"],
@@ -81,17 +105,45 @@ class CertificateIssuer:
             scope={
                 "choices": head_choices(options, head) | choices,
                 "snapshots": self.snapshots.names_before(last),
-                "checkpoints": self.checkpoints_before(last),
+                "checkpoints": self.checkpoints_before(last, known),
             },
             library=f"torchlssvm {__version__}",
             time=now(),
-            files={} if key is None else self.file_commitments(key),
+            files={} if key is None else self.file_commitments(key, known),
             requests=requests,
         )
 
-    def grid(self) -> dict[str, Any] | None:
-        """The grid of the features, and what makes them ready, as a certificate has it."""
-        options = self.db.get("head")
+    def examine(self, certificate: Certificate) -> StoreFacts:
+        """The facts that a certificate is compared with, as they are in the open view."""
+        last = max(event["position"] for event in certificate.events)
+        entries = self.journal.entries()
+        options, fingerprint, compacted = self.db.get_all("head", "fingerprint", "compacted")
+        self.table.load_codec()
+        return StoreFacts(
+            entries=entries,
+            last_change=max((e.position for e in entries if e.kind in CHANGING_KINDS), default=0),
+            fingerprint=fingerprint,
+            compacted=compacted,
+            grid=self.grid(options),
+            shape=self.shape(),
+            key=self.journal.opening(certificate.position),
+            snapshots=self.snapshots.names_before(last),
+            checkpoints=self.checkpoints_before(last),
+        )
+
+    def recorded(self, certificate: Certificate) -> bool | None:
+        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
+        entry = self.journal.at(certificate.position)
+        if entry is None or entry.mac is None:
+            return None
+        if certificate.digest is not None:
+            return self.journal.confirms(entry, certificate.digest)
+        if entry.mac.hex() == certificate.commitment:
+            return True
+        return False if self.journal.commits(entry.position) else None
+
+    def grid(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        """The grid of the features, and what makes them ready, as a certificate has it. ``options``: of the head."""
         made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
         return (grid_to_fields(self.table.codec.grid) | made_ready) or None
 
@@ -99,19 +151,22 @@ class CertificateIssuer:
         """The numbers of features and classes, as a certificate has them."""
         return {"features": self.table.codec.J, "classes": self.table.codec.K}
 
-    def file_commitments(self, key: bytes) -> dict[str, str]:
-        """A commitment to each known file of the present state: HMAC(key, "file " || SHA-256 of its bytes).
+    def file_commitments(self, key: bytes, checkpoints: dict[str, int]) -> dict[str, str]:
+        """A commitment to each snapshot and checkpoint of the present state: HMAC(key, "file " || SHA-256 of its bytes).
 
         Files of earlier states get none: the key would confirm guesses about those who have left since.
         """
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
-        paths |= {name: Path(name) for name, at in self.checkpoints().items() if at >= since}
+        paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
         found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: commitment for name, commitment in found.items() if commitment is not None}
 
-    def compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
-        """Compare a file with a certificate's commitment to it."""
+    def compare_files(self, certificate: Certificate, key: bytes | None) -> dict[str, str]:
+        """Compare the files that a certificate names with its commitments; says for each what was found."""
+        return {name: self._compare_file(name, given, key) for name, given in certificate.files.items()}
+
+    def _compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
         path = self.db.path.parent / name  # an absolute path stays what it is
         if not path.exists():
             return "is gone"
@@ -140,9 +195,9 @@ class CertificateIssuer:
         """The files that hold a state of the head, and its position."""
         return self.db.get("checkpoints", {})  # type: ignore[no-any-return]
 
-    def checkpoints_before(self, position: int) -> list[str]:
+    def checkpoints_before(self, position: int, known: dict[str, int] | None = None) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
-        known = self.checkpoints()
+        known = self.checkpoints() if known is None else known
         if not known:
             return []
         row = self.db.one(
@@ -179,4 +234,4 @@ def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
         out["grid"] = "automatic, from the first samples; unchanged by the erasure"
     elif options.get("grid") is not None:
         out["grid"] = "given before any data"
-    return out | (head.choices if isinstance(head, LinearHead) else {})
+    return out | (head.choices if isinstance(head, LinearHead) and head.data_choices.made else {})

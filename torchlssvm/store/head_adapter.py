@@ -21,7 +21,7 @@ from torchlssvm.errors import StoreError
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
-from torchlssvm.linear.kinds import class_of
+from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
@@ -38,9 +38,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
     """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
-        kind = class_of(config)
-        if kind is None:
-            raise ValueError(f"it is a {str(config['type'])[:80]}")
+        kind = HEAD_TYPES[config["type"]]
         J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -206,7 +204,8 @@ class LinearAdapter(SampleAdapter):
         try:
             if stats is not None and stats.empty and rows.ids:
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
-            learner.add(rows.ids, rows.x.to(self.head.device), rows.y.to(self.head.device))
+            device = self.head.device
+            learner.add(rows.ids, rows.x.to(device), rows.y.to(device))
         except ValueError as error:  # no row that the head would refuse was ever written
             raise StoreError(f"the store is damaged: rows {rows.seq[0]} to {rows.seq[-1]}: {error}") from error
 

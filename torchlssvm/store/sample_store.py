@@ -34,7 +34,7 @@ from torchlssvm.events import (
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.kinds import class_of
+from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
@@ -46,7 +46,7 @@ from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
-from torchlssvm.store.suppression import Suppression
+from torchlssvm.store.suppression import SUPPRESSION_RECORD, Suppression
 from torchlssvm.store.suppression_key import refuse_in_store
 from torchlssvm.store.transaction import Receipt, Transaction
 
@@ -157,7 +157,7 @@ class SampleStore:
             self.requests = Requests(self._db, self._table, self._journalize)
             self._receipts = KeptReceipts(self._db)
             self._live = LiveHead(self.path, self._db, self._table, self._journal, snapshot_rows)
-            self._issuer = CertificateIssuer(self._db, self._table, self._journal, self._live.snapshots)
+            self.certificates = CertificateIssuer(self._db, self._table, self._journal, self._live.snapshots)
             if head is not None:
                 self._live.adapter = adapter_for(head)
             self._finish_creation()
@@ -238,7 +238,7 @@ class SampleStore:
             )
         if self._live.adapter is not None:
             self._check_adapter(config, self._live.adapter)
-        elif class_of(config) is not None:
+        elif config["type"] in HEAD_TYPES:
             self._live.adapter = adapter_for(head_from(config, device))
         self._table.load_codec()
         if self._live.adapter is not None and not self.readonly:
@@ -456,6 +456,7 @@ class SampleStore:
             "samples": len(self),
             "subjects": len(self.subjects()),
             "labels": {str(label): count for label, count in labels},
+            "head": self._db.get("head")["type"],
             "features": codec.J,
             "classes": codec.K,
             "resolution": None if grid is None else grid.resolution,
@@ -483,13 +484,14 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
+            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
@@ -605,7 +607,7 @@ class SampleStore:
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
         with self._db.held():
-            if any(isinstance(event, Add | Remove) for event in given):
+            if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
             with work.adapter.lock:
@@ -820,9 +822,17 @@ class SampleStore:
                 self._live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
                 self._db.put("compacted", position)
                 self.requests.note_compaction()
-            return Compaction(position, old, self._issuer.checkpoints_before(position))
+            return Compaction(position, old, self.certificates.checkpoints_before(position))
 
     # -- certificates and their verification ---------------------------------------------------------------------------
+
+    def older_files(self, position: int) -> dict[str, list[str]]:
+        """Snapshots and known checkpoints from before a position that are still there."""
+        with self.view():
+            return {
+                "snapshots": self._live.snapshots.names_before(position),
+                "checkpoints": self.certificates.checkpoints_before(position),
+            }
 
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
         """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
@@ -830,21 +840,21 @@ class SampleStore:
         ``position``: of the journal, for a head as it was then.
         """
         with self._db.transaction():
-            self._issuer.register(path, self.head_position if position is None else position)
+            self.certificates.register(path, self.head_position if position is None else position)
 
     def forget_checkpoint(self, path: Any) -> None:
         """Remove a file that is gone from the list of checkpoints."""
         with self._db.transaction():
-            self._issuer.forget(path)
+            self.certificates.forget(path)
 
     def checkpoints(self) -> dict[str, int]:
         """The files that are registered, and the journal position of the head in each."""
         with self.view():
-            return self._issuer.checkpoints()
+            return self.certificates.checkpoints()
 
     def knows_checkpoint(self, path: Any) -> bool:
         """True if a file is registered."""
-        return lasting_name(path) in self._issuer.checkpoints()
+        return lasting_name(path) in self.certificates.checkpoints()
 
     def certificate(
         self, event_id: str | Sequence[str], key: Any = None, choices: dict[str, str] | None = None
@@ -854,38 +864,39 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
-        self._require_opening()
         self.choose_rho()
+        names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
+        wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
+        certificate = self._issue(wanted, choices or {})
+        if certificate is None:  # the last event was applied by version 0.1.0
+            self._make_opening()
+            certificate = self._issue(wanted, choices or {})
+        if certificate is None:
+            raise StoreError(f"{self.path} is damaged: the key of its position is missing")
+        return certificate if key is None else sign(certificate, key)
+
+    def _issue(self, event_ids: Iterable[str], choices: dict[str, str]) -> Certificate | None:
         with self.view():
             self._db.check_place()
             adapter = self._live.follow()
             if adapter.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
-            names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
-            wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
-            requests = [request.for_certificate() for request in self.requests.answered_by(wanted)]
-            certificate = self._issuer.issue(wanted, adapter.head, choices or {}, requests)
-            return certificate if key is None else sign(certificate, key)
+            requests = [request.for_certificate() for request in self.requests.answered_by(event_ids)]
+            return self.certificates.issue(event_ids, adapter.head, choices, requests)
 
-    def _require_opening(self) -> None:
-        """Make the key of the present position if there is none: the last event was applied by version 0.1.0."""
-
-        def missing() -> bool:
-            state = self._db.get("state")
-            return state["digest"] is not None and self._journal.opening(state["position"]) is None
-
-        if not missing():
-            return
+    def _make_opening(self) -> None:
+        """Make the key of the present position, if there is none."""
         self._check_writable()
         with self._db.transaction():
-            if missing():
-                self._journal.new_opening(self._db.get("state")["position"])
+            position = self._db.get("state")["position"]
+            if self._journal.opening(position) is None:
+                self._journal.new_opening(position)
 
     def opening(self, position: int | None = None) -> Opening | None:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
         With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for somebody who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        for a verifier who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
         """
         with self.view():
             at = self.position if position is None else position
@@ -930,43 +941,6 @@ class SampleStore:
                 )
             held.difference_update(found)
             yield rows
-
-    def described(self) -> dict[str, Any]:
-        """The grid and the shape of the rows, as certificates have them."""
-        with self.view():
-            self._table.load_codec()
-            return {"grid": self._issuer.grid(), "shape": self._issuer.shape()}
-
-    def older_files(self, position: int) -> dict[str, list[str]]:
-        """Snapshots and known checkpoints from before a position that are still there."""
-        with self.view():
-            return {
-                "snapshots": self._live.snapshots.names_before(position),
-                "checkpoints": self._issuer.checkpoints_before(position),
-            }
-
-    def check_files(self, commitments: Mapping[str, str], position: int) -> dict[str, str]:
-        """Compare the files that a certificate of a position names with its commitments; says for each what was found."""
-        with self.view():
-            key = self._journal.opening(position)
-            return {name: self._issuer.compare_file(name, given, key) for name, given in commitments.items()}
-
-    def unchanged_since(self, position: int) -> bool:
-        """True if no sample was added, removed or changed after a position of the journal."""
-        with self.view():
-            return self._journal.last_change() <= position
-
-    def recorded(self, certificate: Certificate) -> bool | None:
-        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
-        with self.view():
-            entry = self._journal.at(certificate.position)
-            if entry is None or entry.mac is None:
-                return None
-            if certificate.digest is not None:
-                return self._journal.confirms(entry, certificate.digest)
-            if entry.mac.hex() == certificate.commitment:
-                return True
-            return False if self._journal.commits(entry.position) else None
 
 
 def as_events(events: Event | Iterable[Event]) -> list[Event]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 CHOICES = ("refuse", "skip")
 """What becomes of an Add with samples that were erased: refused as a whole, or learned without them."""
 
-RECORD = "suppression"
+SUPPRESSION_RECORD = "suppression"
+"""Record of a store that uses a list."""
 
 
 class Suppression:
@@ -40,6 +41,7 @@ class Suppression:
             raise ValueError(f"erased must be one of {', '.join(map(repr, CHOICES))}; got {choice!r}")
         self.db, self.table, self.choice = db, table, choice
         self._given = key
+        self._checked: tuple[int, int, int] | None = None  # the file of the list when all of it was last read
 
     @property
     def path(self) -> str | None:
@@ -53,7 +55,7 @@ class Suppression:
         return suppression_key(self._given) is not None
 
     def _record(self) -> Any:
-        return self.db.get(RECORD, None)
+        return self.db.get(SUPPRESSION_RECORD, None)
 
     def opened(self) -> SuppressionList | None:
         """The list, None if the store uses none; StoreError if its key is not given or wrong, or the list is an older copy."""
@@ -74,6 +76,10 @@ class Suppression:
                 f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
                 "Put the newer one back."
             )
+        mark = found.mark
+        if mark != self._checked:  # once for each state of the file: a damaged entry would let somebody in
+            found.check_structure()
+            self._checked = mark
         return found
 
     def bind(self, path: str | os.PathLike[str]) -> SuppressionList:
@@ -99,7 +105,7 @@ class Suppression:
 
     def _note(self, used: SuppressionList, changes: int) -> None:
         self.db.mark_version()
-        self.db.put(RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
+        self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
 
     # -- keeping samples out -------------------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class PathSolver:
         s = self.samples
         b = float(left[np.flatnonzero(left)[0]]) if left.any() else 0.0
         self.margin.clear(b=b)
+        self.rows.forget()  # rows kept from before lack the entries of new samples
         s.alpha[:] = s.rest[:] = s.g[:] = 0.0
         s.side[:] = np.where(s.ids >= 0, 1.0, 0.0)
         s.u[gone], s.side[gone] = 0.0, 0.0
@@ -269,28 +270,46 @@ class PathSolver:
         self._robust(alpha)
 
     def _robust(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """The active-set method from here, and if it does not end, from a point of the interior-point method."""
+        """The active-set method from one start after the other: here, where interior points end, where a fresh fit begins."""
         s = self.samples
         self.last = "fallback"
         attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
-        found = None
-        for start in (alpha, None):
-            if start is None:
-                start = self._interior(alpha)
-            if attempt.run(start, self.margin.b):
+        found, nothing = None, np.zeros(s.capacity)
+        for b, start in (
+            (self.margin.b, lambda: alpha),
+            (0.0, lambda: self._interior(self._feasible())),
+            (0.0, lambda: near_optimum(s, self.rows, nothing)),
+            (0.0, lambda: nothing),
+        ):
+            if attempt.run(start(), b):
                 self._fresh()
                 self._correct()
+                self._rebalance()
                 found = self.certify()
                 if found.holds:
                     self.margin.watching = 0
                     self._warn()
                     return
-            alpha = self._feasible()
         raise ConvergenceError(
             "no point was found that passes the certificate of a solution"
             + (f": (2) is violated by {found.violation:.1e} at {len(found.wrong)} sample(s)" if found else "")
             + ". The kernel may not be positive semidefinite, or C times its values too large for float64. Nothing was changed."
         )
+
+    def _rebalance(self) -> None:
+        """Put what rounding has left of sum y alpha into the largest coefficient inside its box: no g changes by more."""
+        s, margin = self.samples, self.margin
+        slots = margin.slots()
+        if not len(slots):
+            return
+        m, slot = (
+            margin.m,
+            int(slots[np.minimum(margin.m.a[slots], margin.m.upper[slots] - margin.m.a[slots]).argmax()]),
+        )
+        i = int(m.at[slot])
+        m.a[slot] = min(max(float(m.a[slot] - s.y[i] * (s.y @ s.alpha)), 0.0), float(m.upper[slot]))
+        margin.settle()
+        self.path.refresh()
 
     def _interior(self, alpha: Array) -> Array:
         """A point of the interior-point method, rounded to the bounds: of all samples, or of S and those on the wrong side."""
@@ -371,11 +390,13 @@ class PathSolver:
     def _centre_b(self) -> None:
         """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
         low, high = self.b_interval()
+        if high < low and max(low, -high) <= 2.0 * (low - high):
+            return  # one value and rounding, which differs from sample to sample: b is there
         shift = 0.5 * (low + high) if low > -ENDLESS and high < ENDLESS else low if low > -ENDLESS else high
         narrow = NARROW * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
             self.margin.m.a[0] += shift
-            self.samples.g += self.samples.y * shift
+            self.path.refresh()
 
     def b_interval(self) -> tuple[float, float]:
         """How far b can move down and up while every sample stays on its side; for an empty margin set."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.moving_active_set import Change, NearSamples, settle, settle_removals
-from torchlssvm.functional.triangular import inverse_lower
-from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, from_inverse
+from torchlssvm.functional.moving_active_set import Change, NearSamples, Step, settle, settle_removals
+from torchlssvm.functional.squared_hinge import scores
+from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.normal_equations import class_weights
@@ -28,8 +28,8 @@ from torchlssvm.linear.normal_equations import class_weights
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
-NEAR_SAMPLES = 4096
-"""Samples of a class that are looked at, at most: those of the least reach. Their products take 134 MB."""
+NEAR_SAMPLES = 2048
+"""Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
 
 SCORES_AT_A_TIME = 2**25
 """Changed scores that are held at a time: 256 MB."""
@@ -43,13 +43,8 @@ class ClassSystem:
 
     def __init__(self, solver: ActiveSetSolver, k: int):
         rows, self.scale = solver.rows, solver.scale
-        solution = solver.solution(k)
-        factored = solution.factored
-        if factored is None:
-            F = from_inverse(solution.inverse())
-        else:
-            F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
-        self.white = Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
+        self.q = rows.q
+        self.white = solver.whitened(k)
         margins, self.active = solver.margins(k), solver.active(k)
         g = torch.cat(
             [
@@ -69,6 +64,23 @@ class ClassSystem:
         )
         self.place = torch.full((rows.n,), -1, dtype=torch.int64, device=rows.device)
         self.place[slots] = torch.arange(len(slots), device=rows.device)
+
+    def holds(self, steps: Tensor) -> Tensor:
+        """True for steps (b, D) after which all samples that are not at hand are on the sides they have now."""
+        white, scale = self.white, self.scale
+        D, J = white.F.shape[0], self.q.shape[1]
+        a = white.F.mT @ steps[:, :D].mT  # (D, b), the change of w'
+        shift = -(white.mu @ a) if white.n else torch.zeros_like(a[0])
+        if scale.offset is not None:
+            shift = shift - scale.offset @ a[:J]
+        if scale.intercept == "penalized":
+            shift = shift + a[J] / scale.root
+        if white.n:
+            shift = shift + steps[:, D] * white.extra**0.5
+        w = a[:J] * (scale.factor[:, None] if isinstance(scale.factor, Tensor) else scale.factor)
+        margins = (scores(self.q, w, shift) + self.f[:, None]) * self.y[:, None]
+        away = (margins < 1.0) != self.active[:, None]
+        return ~(away & (self.place < 0)[:, None]).any(0)
 
     def whitened(self, q: Tensor) -> Tensor:
         """Whitened rows (B, D). q: (B, J), in steps."""
@@ -198,20 +210,28 @@ class ChangedScores:
                 place = system.place[slots]
                 left = torch.where(place >= 0, system.near.weight[place.clamp(min=0)], torch.inf) - d
                 left = torch.where(c.times[part] >= self.head.samples.copies[slots], 0.0, left)
-                steps, decided = settle_removals(system.near, change, place, left)
-                self.missing += part[~decided].tolist()
-                if bool(decided.any()):
-                    yield part[decided].tolist(), system, steps[decided]
+                yield from self._decided(system, part.tolist(), settle_removals(system.near, change, place, left))
             return
         for i in pending:
             change_, left = self._joint(system, k, c.members[i], weight)
             if not len(change_.f):
                 continue
-            step = settle(system.near, change_, left)
-            if step is None:
-                self.missing.append(i)
-            else:
-                yield [i], system, step[None]
+            yield from self._decided(system, [i], [settle(system.near, change_, left)])
+
+    def _decided(
+        self, system: ClassSystem, numbers: list[int], steps: list[Step | None]
+    ) -> Iterator[tuple[list[int], ClassSystem, Tensor]]:
+        """Steps that leave all samples on their sides, one at least; the others are noted as missing."""
+        found = [(i, step) for i, step in zip(numbers, steps, strict=True) if step is not None]
+        far = [j for j, (_, step) in enumerate(found) if step.size >= system.near.reach]
+        wrong = set()
+        if far:
+            right = system.holds(torch.stack([found[j][1].p for j in far])).tolist()
+            wrong = {j for j, ok in zip(far, right, strict=True) if not ok}
+        done = [(i, step.p) for j, (i, step) in enumerate(found) if j not in wrong]
+        self.missing += sorted(set(numbers) - {i for i, _ in done})
+        if done:
+            yield [i for i, _ in done], system, torch.stack([p for _, p in done])
 
     def _joint(self, system: ClassSystem, k: int, rows: Tensor, weight: Tensor) -> tuple[Change, Tensor]:
         """A change of several samples in a class, and the weights that stay at hand."""
@@ -303,21 +323,21 @@ def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, re
     out = changes.q @ (w * step) + b
     if checks.is_fake(out):
         return out
-    scores = ChangedScores(head, changes)
-    for solver, some in scores.cases():
+    changed = ChangedScores(head, changes)
+    for solver, some in changed.cases():
         for k in range(head.num_classes):
             if isinstance(head.class_weight, str):
                 rows = torch.cat([changes.members[i] for i in some])
                 w, b = solver.weights()
                 out[rows, k] = changes.q[rows] @ (w[:, k] * step) + b[k]
-            for done, system, steps in scores.steps(solver, k, some):
+            for done, system, steps in changed.steps(solver, k, some):
                 if changes.single:
                     rows = torch.tensor(done, device=out.device)
                     out[rows, k] += (system.whitened(changes.q[rows]) * steps).sum(1)
                 else:
                     rows = changes.members[done[0]]
                     out[rows, k] += system.whitened(changes.q[rows]) @ steps[0]
-            for i, w_k, b_k in scores.others(k, some):
+            for i, w_k, b_k in changed.others(k, some):
                 rows = changes.members[i]
                 out[rows, k] = changes.q[rows] @ (w_k * step) + b_k
     return out
@@ -338,20 +358,20 @@ def influence(
     if not count or checks.is_fake(before):
         return torch.zeros(count, *start.shape, dtype=torch.float64, device=head.device)
     points = head.points(x_val)  # (V, J), in steps
-    scores, out = ChangedScores(head, changes), []
+    changed, out = ChangedScores(head, changes), []
     for a in range(0, count, size):
         wanted = set(range(a, min(a + size, count)))
         after = before.repeat(len(wanted), 1, 1)
-        for solver, some in scores.cases():
+        for solver, some in changed.cases():
             mine = [i for i in some if i in wanted]
             if mine:
-                _write(scores, solver, mine, points, after, a)
+                _write(changed, solver, mine, points, after, a)
         out.append(measure(after))
     return torch.cat(out) - start
 
 
 def _write(
-    scores: ChangedScores, solver: ActiveSetSolver, some: list[int], points: Tensor, after: Tensor, first: int
+    changed: ChangedScores, solver: ActiveSetSolver, some: list[int], points: Tensor, after: Tensor, first: int
 ) -> None:
     """Write scores (b, V, K) after some changes, the first of which is number ``first``. points: (V, J), in steps."""
     step = solver.scale.step
@@ -359,10 +379,10 @@ def _write(
     at = torch.tensor(some, device=after.device) - first
     after[at] = points @ (w * step) + b
     for k in range(after.shape[2]):
-        for done, system, steps in scores.steps(solver, k, some):
+        for done, system, steps in changed.steps(solver, k, some):
             where = torch.tensor(done, device=after.device) - first
             after[where, :, k] += steps @ system.whitened(points).mT
-        for i, w_k, b_k in scores.others(k, some):
+        for i, w_k, b_k in changed.others(k, some):
             after[i - first, :, k] = points @ (w_k * step) + b_k
 
 

@@ -253,7 +253,8 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: CheckedSamples | No
 
 def _real_weights(view: HeadView, own: Spectrum, kept: Statistics, rho: Tensor) -> tuple[Tensor, Tensor]:
     """w (J, K) and b (K,) for features as they are, of the model that has learned ``kept``, and its scale from it."""
-    (w, b), J, standard = own.weights(rho), view.in_features, standardization(kept)
+    (w, b), J = own.weights(rho), view.in_features
+    standard = standardization(kept) if kept.scale else None
     if view.intercept == "penalized":
         w, b = w[:J], b + w[J]
     return (w, b) if standard is None else standard.weights(w, b)

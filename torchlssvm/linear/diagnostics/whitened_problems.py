@@ -66,13 +66,13 @@ class HeadView:
     @property
     def units(self) -> normal.Units:
         """Units of features and targets, and rho."""
-        grid, target = self.choices.grid, self.choices.target_grid
-        return normal.Units(grid.resolution if grid else 1.0, target.resolution if target else 1.0, self.options.rho)
+        return normal.Units.of(self.choices, self.options.rho)
 
     @cached_property
     def standard(self) -> Standardization | None:
         """Standardization of the samples held; None for features as they are."""
-        return None if self.statistics is None else standardization(self.statistics)
+        stats = self.statistics
+        return standardization(stats) if stats is not None and stats.scale else None
 
     @cached_property
     def system(self) -> Whitened:
@@ -93,12 +93,16 @@ class HeadView:
 
 @dataclass(frozen=True)
 class CheckedSamples:
-    """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added."""
+    """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added.
+
+    ``weighted``: False if every sample was added once.
+    """
 
     x: Tensor
     labels: Tensor | None
     values: Tensor | None
     weight: Tensor
+    weighted: bool
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -122,7 +126,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
             kind = "an integer >= 1 (a multiplicity)" if view.exact else "a finite number > 0"
             raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
     values = real_targets(batch, view.num_classes) if batch.labels is None else None
-    return CheckedSamples(batch.x, batch.labels, values, times)
+    return CheckedSamples(batch.x, batch.labels, values, times, weight is not None)
 
 
 def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:
@@ -275,7 +279,7 @@ class Problem:
         stats = stats or view.statistics
         if stats is None:
             return self._compact_spectrum()
-        standard = view.standard if mine else standardization(stats)
+        standard = view.standard if mine or not stats.scale else standardization(stats)
         m = normal.moments(stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 

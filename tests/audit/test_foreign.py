@@ -1,0 +1,320 @@
+"""Certificates judged by programs that others wrote: DSSE, in-toto, JSON schema, sigstore for Node, openssl ts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit
+from torchlssvm.audit.time_stamp import elements, time_stamp_request
+from torchlssvm.cli import main
+from torchlssvm.events import Add, Remove
+from torchlssvm.store import SampleStore
+
+pytest.importorskip("cryptography", reason="signatures need torchlssvm[audit]")
+DOCS = Path(__file__).parents[2] / "docs"
+NODE_FOLDER = "TORCHLSSVM_NODE_MODULES"
+"""Names a folder node_modules with @sigstore/verify and @sigstore/bundle."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of a request, signed by two keys, and its store."""
+    folder = tmp_path_factory.mktemp("foreign")
+    for name in ("issuer.pem", "next.pem", "stranger.pem"):
+        audit.new_key(folder / name)
+    x, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+    with SampleStore(
+        folder / "store", head=LSSVMHead(4, 3, grid=FixedPoint(8.0), scale="std", normalize="l2")
+    ) as store:
+        store.apply(Add(list("abcdefghi"), x, y, [f"customer {i // 3}" for i in range(9)]))
+        (folder / "old.pt").write_bytes(b"older than the erasure")
+        store.register_checkpoint(folder / "old.pt")
+        store.requests.open("customer 1", request_id="R-1", reason="Art. 17 – “erasure”")
+        done = store.apply(Remove(subject="customer 1"), request="R-1")
+        store.write_receipt([done.event_id], folder / "R.receipt.json")
+        store.compact()
+        certificate = audit.sign(store.certificate(["R-1", done.event_id], folder / "issuer.pem"), folder / "next.pem")
+        certificate.save(folder / "R.json")
+    return folder
+
+
+@pytest.fixture
+def altered(place: Path, tmp_path: Path) -> Path:
+    """The same envelope, with one letter of its payload changed and the signatures kept."""
+    envelope = json.loads((place / "R.json").read_text())
+    payload = base64.b64decode(envelope["payload"]).replace(b'"samples":6', b'"samples":7')
+    envelope["payload"] = base64.b64encode(payload).decode()
+    (tmp_path / "altered.json").write_text(json.dumps(envelope))
+    return tmp_path / "altered.json"
+
+
+def statement(file: Path) -> dict[str, Any]:
+    return json.loads(base64.b64decode(json.loads(file.read_text())["payload"]))
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_documentation_with_securesystemslib(
+    place: Path, altered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("securesystemslib", reason="needs securesystemslib: pip install -e '.[dev]'")
+    from securesystemslib.exceptions import VerificationError as Unverified
+
+    example = re.search(r"```python\n(.*?)```", (DOCS / "certificate.md").read_text(), re.S).group(1)
+    monkeypatch.chdir(place)
+    exec(example, {})
+    for name in ("issuer", "next"):  # whichever signature the example takes, both hold
+        exec(
+            example.replace("issuer.pem.pub", f"{name}.pem.pub").replace(
+                "next(iter(envelope.signatures))", repr(key_of(place, name))
+            ),
+            {},
+        )
+    with pytest.raises(Unverified):
+        exec(example.replace("issuer.pem.pub", "stranger.pem.pub"), {})
+    with pytest.raises(Unverified):
+        exec(example.replace("R.json", str(altered)), {})
+
+
+def key_of(place: Path, name: str) -> str:
+    return audit.key_id(audit.public_key(place / f"{name}.pem.pub"))
+
+
+def test_the_statement_parses_with_in_toto(place: Path) -> None:
+    pytest.importorskip("in_toto_attestation", reason="needs in-toto-attestation: pip install -e '.[dev]'")
+    from google.protobuf import json_format
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as Message
+
+    found = Statement.copy_from_pb(json_format.ParseDict(statement(place / "R.json"), Message()))
+    found.validate()
+    certificate = audit.Certificate.load(place / "R.json")
+    assert dict(found.pb.subject[0].digest) == {"sha256": certificate.chain}
+    assert found.pb.predicate_type == certificate.format
+    assert found.pb.predicate["samples"] == certificate.samples == 6
+
+
+def test_the_statement_fits_its_schema(place: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: pip install -e '.[dev]'")
+    schema = json.loads((DOCS / "certificate.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    judge = jsonschema.Draft202012Validator(schema)
+    good = statement(place / "R.json")
+    judge.validate(good)
+    for change in (
+        {"predicateType": "urn:other"},
+        {"more": 1},
+        {"subject": []},
+        {"predicate": good["predicate"] | {"digest": "0" * 64}},
+        {"predicate": {k: v for k, v in good["predicate"].items() if k != "events"}},
+        {"predicate": good["predicate"] | {"samples": -1}},
+        {"predicate": good["predicate"] | {"commitment": "x"}},
+        {"predicate": good["predicate"] | {"requests": [{"id": "R-1"}]}},
+    ):
+        assert not judge.is_valid(good | change), change
+        payload = json.dumps(good | change, sort_keys=True, separators=(",", ":")).encode()
+        envelope = {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": "application/vnd.in-toto+json",
+            "signatures": [],
+        }
+        with pytest.raises(VerificationError, match="not a certificate"):
+            audit.Certificate.from_dict(envelope)
+
+
+# -- Node --------------------------------------------------------------------------------------------------------------
+
+SIGSTORE = """
+const fs = require("fs"), { bundleFromJSON } = require("@sigstore/bundle"), { crypto } = require("@sigstore/core");
+const { Verifier, toSignedEntity, toTrustMaterial } = require("@sigstore/verify");
+const [file, pem] = process.argv.slice(2), dsseEnvelope = JSON.parse(fs.readFileSync(file, "utf8"));
+const bundle = bundleFromJSON({ mediaType: "application/vnd.dev.sigstore.bundle.v0.3+json", dsseEnvelope,
+  verificationMaterial: { publicKey: { hint: "" }, tlogEntries: [], timestampVerificationData: { rfc3161Timestamps: [] } } });
+const publicKey = crypto.createPublicKey(fs.readFileSync(pem, "utf8"));
+const nothing = { certificateAuthorities: [], timestampAuthorities: [], tlogs: [], ctlogs: [] };
+const trust = toTrustMaterial(nothing, () => ({ publicKey, validFor: () => true }));
+new Verifier(trust, { ctlogThreshold: 0, tlogThreshold: 0, timestampThreshold: 0 }).verify(toSignedEntity(bundle));
+console.log("holds");
+"""
+
+
+def test_the_envelope_verifies_with_sigstore_for_node(place: Path, altered: Path, tmp_path: Path) -> None:
+    """@sigstore/verify takes one signature an envelope: each is judged in an envelope of its own."""
+    node, folder = shutil.which("node"), os.environ.get(NODE_FOLDER)
+    if node is None or folder is None or not (Path(folder) / "@sigstore" / "verify").is_dir():
+        pytest.skip(f"needs node and, in the folder {NODE_FOLDER} names, npm install @sigstore/verify @sigstore/bundle")
+    (tmp_path / "judge.cjs").write_text(SIGSTORE)
+
+    def judged(file: Path, signature: int, key: str) -> tuple[int, str]:
+        envelope = json.loads(file.read_text())
+        one = envelope | {"signatures": [envelope["signatures"][signature]]}
+        (tmp_path / "one.json").write_text(json.dumps(one))
+        command = [node, tmp_path / "judge.cjs", tmp_path / "one.json", place / f"{key}.pem.pub"]
+        done = subprocess.run(
+            command, env=os.environ | {"NODE_PATH": folder}, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout.strip() + done.stderr
+
+    assert judged(place / "R.json", 0, "issuer") == (0, "holds")
+    assert judged(place / "R.json", 1, "next") == (0, "holds")
+    for wrong in (
+        judged(place / "R.json", 0, "next"),
+        judged(place / "R.json", 0, "stranger"),
+        judged(altered, 0, "issuer"),
+    ):
+        assert wrong[0] == 1
+        assert "signature verification failed" in wrong[1]
+
+
+# -- time stamps -------------------------------------------------------------------------------------------------------
+
+AUTHORITY = """
+[tsa]
+default_tsa = here
+[here]
+serial = {folder}/serial
+signer_digest = {hash}
+default_policy = 1.2.3.4
+digests = sha256
+accuracy = secs:1
+ess_cert_id_chain = yes
+ess_cert_id_alg = sha256
+"""
+
+
+def openssl(*arguments: Any, code: int = 0) -> str:
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def make_authority(folder: Path, kind: str, use: str = "critical,timeStamping") -> None:
+    """A root, and an authority for time stamps that it has issued, by openssl."""
+    new_key = ["-newkey", "rsa:2048"] if kind == "rsa" else ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    openssl("req", "-x509", *new_key, "-nodes", "-keyout", folder / "root.key", "-out", folder / "root.pem", "-subj", "/CN=Root",
+            "-days", 30, "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
+    openssl("req", *new_key, "-nodes", "-keyout", folder / "tsa.key", "-out", folder / "tsa.csr", "-subj", "/CN=Stamps")
+    (folder / "tsa.ext").write_text(
+        f"basicConstraints=CA:FALSE\nkeyUsage=critical,digitalSignature\nextendedKeyUsage={use}\n"
+    )
+    openssl("x509", "-req", "-in", folder / "tsa.csr", "-CA", folder / "root.pem", "-CAkey", folder / "root.key", "-set_serial", 2,
+            "-days", 30, "-extfile", folder / "tsa.ext", "-out", folder / "tsa.pem")  # fmt: skip
+    (folder / "serial").write_text("01")
+    (folder / "tsa.cnf").write_text(AUTHORITY.format(folder=folder, hash="sha256" if kind == "rsa" else "sha512"))
+
+
+def stamp(folder: Path, query: Path, out: Path) -> None:
+    openssl("ts", "-reply", "-config", folder / "tsa.cnf", "-queryfile", query, "-inkey", folder / "tsa.key", "-signer",
+            folder / "tsa.pem", "-out", out)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["rsa", "ec"])
+def authority(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the command openssl")
+    folder = tmp_path_factory.mktemp("authority")
+    make_authority(folder, request.param)
+    return folder
+
+
+def test_a_time_stamp_beside_the_certificate(
+    place: Path, authority: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The request out, the response in, judged by openssl and by verify."""
+    cert = tmp_path / "R.json"
+    cert.write_bytes((place / "R.json").read_bytes())
+    assert main(["certificate", "stamp", str(cert), "--request", str(tmp_path / "R.tsq")]) == 0
+    assert "sha256" in openssl("ts", "-query", "-in", tmp_path / "R.tsq", "-text").lower()
+    stamp(authority, tmp_path / "R.tsq", tmp_path / "response")
+    root = str(authority / "root.pem")
+    assert main(["certificate", "stamp", str(cert), "--response", str(tmp_path / "response"), "--authority", root]) == 0
+    beside = tmp_path / "R.json.tsr"
+    assert "Verification: OK" in openssl("ts", "-verify", "-data", cert, "-in", beside, "-CAfile", root)
+    capsys.readouterr()
+    verify = ["verify", str(cert), "--public-key", str(place / "issuer.pem.pub"), "--time-stamp", str(beside)]
+    assert main([*verify, "--authority", root]) == 0
+    assert "says CN=Stamps" in capsys.readouterr().out
+    assert main([*verify, "--authority", str(authority / "tsa.pem")]) == 0
+    capsys.readouterr()
+    assert main(verify) == 0
+    assert "signature is NOT checked" in capsys.readouterr().out
+    shown = ["certificate", "show", *verify[1:], "--authority", root]
+    assert main(shown) == 0
+    assert "openssl ts -verify" in capsys.readouterr().out
+    # another certificate's stamp, and authorities that are not this one
+    other = tmp_path / "other.json"
+    replace(audit.Certificate.load(cert), signatures=()).save(other)
+    assert main(["verify", str(other), "--allow-unsigned", "--time-stamp", str(beside)]) == 3
+    assert "over other bytes" in capsys.readouterr().err
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    make_authority(stranger, "ec")
+    assert main([*verify, "--authority", str(stranger / "root.pem")]) == 3
+    assert "not by an authority that you trust" in capsys.readouterr().err
+
+
+def test_time_stamps_that_are_none(place: Path, authority: Path, tmp_path: Path) -> None:
+    data = (place / "R.json").read_bytes()
+    (tmp_path / "q").write_bytes(time_stamp_request(data))
+    stamp(authority, tmp_path / "q", tmp_path / "r")
+    good, root = (tmp_path / "r").read_bytes(), (authority / "root.pem").read_bytes()
+    assert audit.TimeStamp.from_der(good).check(data, root)
+    # every byte altered: either no time stamp any more, or one that does not hold; a few bytes are outside of what is signed
+    # (version numbers, the unused status text) and change nothing that is believed
+    believed, accepted = audit.TimeStamp.from_der(good), 0
+    places = range(0, len(good), 1 if len(good) < 1000 else 7)
+    for i in places:
+        wrong = good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :]
+        try:
+            found = audit.TimeStamp.from_der(wrong)
+            found.check(data, root)
+        except VerificationError:
+            continue
+        accepted += 1
+        assert (found.time, found.digest) == (believed.time, believed.digest)
+    assert accepted < len(places) / 8
+    for junk in (
+        b"",
+        b"\x30",
+        good[:-1],
+        good + b"\0",
+        good[: len(good) // 2],
+        b"\x30\x84\xff\xff\xff\xff",
+        bytes(5000),
+    ):
+        with pytest.raises(VerificationError, match=r"not a time stamp|not granted"):
+            audit.TimeStamp.from_der(junk)
+    refused = tmp_path / "refused"
+    (tmp_path / "q2").write_bytes(time_stamp_request(data)[:-10])
+    subprocess.run(["openssl", "ts", "-reply", "-config", authority / "tsa.cnf", "-queryfile", tmp_path / "q2", "-inkey",
+                    authority / "tsa.key", "-signer", authority / "tsa.pem", "-out", refused], capture_output=True)  # fmt: skip
+    if refused.exists():
+        with pytest.raises(VerificationError, match="has not granted"):
+            audit.TimeStamp.load(refused)
+    assert len(elements(good)) == 1
+
+
+def test_a_certificate_for_something_else_stamps_nothing(place: Path, authority: Path, tmp_path: Path) -> None:
+    """A web server of the same root is no authority: openssl makes no such stamp, so its key signs under the name of one."""
+    from cryptography import x509
+
+    from torchlssvm.audit.time_stamp import stamps
+
+    make_authority(tmp_path, "ec", use="serverAuth")
+    server = x509.load_pem_x509_certificate((tmp_path / "tsa.pem").read_bytes())
+    real = x509.load_pem_x509_certificate((authority / "tsa.pem").read_bytes())
+    assert (stamps(server), stamps(real)) == (False, True)
+    make_authority(tmp_path, "ec", use="timeStamping")  # not critical, as the standard asks for
+    assert not stamps(x509.load_pem_x509_certificate((tmp_path / "tsa.pem").read_bytes()))
