@@ -85,7 +85,7 @@ def test_labels_add_up(filled: Shell) -> None:
 
 
 SINGLE = {
-    "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
+    "init": ["--features", "--classes", "--head", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
     "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
             "--suppression-key", "--timeout"],
     "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
@@ -107,6 +107,7 @@ VALUES = {
     "--normalize": ("l2", "sqrt"),
     "--scale": ("std", "std"),
     "--format": ("pt", "jsonl"),
+    "--head": ("lssvm", "margin"),
 }
 
 
