@@ -208,7 +208,7 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{len(erased)} samples, not in the store under their old commitments",
+        "erased": f"{len(erased)} samples, not in the store under their old commitments; one added again would have a new one",
         "rows": f"{count} samples are left, {how}",
     }
     if facts.last_change <= cert.position:

@@ -17,7 +17,7 @@ from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.checkpoint import make_live
+from torchlssvm.linear.checkpoint import arguments, make_live, thaw
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
@@ -274,7 +274,7 @@ class MarginHead(nn.Module):
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
         """An empty head with the options of another one."""
-        return cls(**margin_checkpoint.arguments(config), device=device)
+        return cls(**arguments(config), device=device)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
@@ -757,7 +757,7 @@ class MarginHead(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`__getstate__` returned."""
-        margin_checkpoint.thaw(self, state)
+        thaw(self, state)
 
     def extra_repr(self) -> str:
         """Shape, options and count."""
