@@ -75,7 +75,7 @@ PLAIN_WORDS = {
     ("rho", "to be chosen"): "A setting of the classifier (rho) is still to be chosen, from the samples that are left.",
     ("network", ""): "The network in front of the classifier is the one that the certificate names.",
 }
-"""Results of checks in words for readers of the page, by the name of the check and a pattern for the beginning of its result."""
+"""Results of checks in words for readers of the page, by name of the check and pattern of the beginning of its result."""
 
 
 def in_plain_words(name: str, result: str) -> str:
