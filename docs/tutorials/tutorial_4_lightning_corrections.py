@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 from lightning.pytorch import Trainer
 
 from torchlssvm.lightning import DataCorrection, DigitsData, LSSVMModule
@@ -64,6 +65,15 @@ correction = DataCorrection(events, certificates=folder / "certificates")
 trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
 trainer.fit(module, datamodule=DigitsData(batch_size=64))
 print(f"{module.head.n} samples held, {sum(report.applied for report in correction.reports)} new event applied")
+
+# %%
+# The reports of the first look and of those that follow, as the callback keeps them:
+
+figure, axes = plt.subplots(figsize=(6, 2.4))
+looks = range(1, len(correction.reports) + 1)
+axes.step(looks, [report.milliseconds for report in correction.reports], where="mid", color="#0072B2")
+axes.set(xlabel="look at the events", ylabel="milliseconds", ylim=(0, None))
+figure.tight_layout()
 
 # %%
 # The same from the shell: ``torchlssvm fit --config configs/events/file.yaml``, on several processes with
