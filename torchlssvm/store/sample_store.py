@@ -770,9 +770,15 @@ class SampleStore:
         with self.view():
             belongs = {record["request"] for e, record in self._receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
-                raise ValueError("these erasures belong to several requests: each has a receipt of its own")
+                raise ValueError(
+                    "these erasures belong to several requests, or some to none: each has a receipt of its own (receipt "
+                    "--request R, receipt --event E)"
+                )
             name = next(iter(belongs), None)
-            return self._receipts.make(event_ids, None if name is None else self.requests.get(name))
+            if name is None:
+                return self._receipts.make(event_ids, None)
+            request = self.requests.get(name)
+            return self._receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
 
     def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and note that it is written."""
