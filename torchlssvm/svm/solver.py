@@ -287,7 +287,7 @@ class PathSolver:
                 self._rebalance()
                 found = self.certify()
                 if found.holds:
-                    self.margin.watching = 0
+                    self.margin.watched = None
                     self._warn()
                     return
         raise ConvergenceError(
@@ -297,19 +297,18 @@ class PathSolver:
         )
 
     def _rebalance(self) -> None:
-        """Put what rounding has left of sum y alpha into the largest coefficient inside its box: no g changes by more."""
+        """Put sum y alpha, where it is more than rounding, into the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
-        slots = margin.slots()
-        if not len(slots):
+        m, slots, excess = margin.m, margin.slots(), float(s.y @ s.alpha)
+        if abs(excess) <= UNITS * EPS * s.alpha.sum():
             return
-        m, slot = (
-            margin.m,
-            int(slots[np.minimum(margin.m.a[slots], margin.m.upper[slots] - margin.m.a[slots]).argmax()]),
-        )
-        i = int(m.at[slot])
-        m.a[slot] = min(max(float(m.a[slot] - s.y[i] * (s.y @ s.alpha)), 0.0), float(m.upper[slot]))
-        margin.settle()
-        self.path.refresh()
+        a = m.a[slots] - s.y[m.at[slots]] * excess
+        fits = np.flatnonzero((a >= 0.0) & (a <= m.upper[slots]))
+        if len(fits):
+            k = int(fits[s.root[m.at[slots[fits]]].argmin()])
+            m.a[slots[k]] = a[k]
+            margin.settle()
+            self.path.refresh()
 
     def _interior(self, alpha: Array) -> Array:
         """A point of the interior-point method, rounded to the bounds: of all samples, or of S and those on the wrong side."""
