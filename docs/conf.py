@@ -42,6 +42,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "plain_docstrings",
     "existing_names",
+    "module_code",
     "mathml",
 ]
 exclude_patterns = ["_build", "tutorials", "**/README.md"]

@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from torchlssvm import FixedPoint, LSSVMHead, attach
+from torchlssvm import LSSVMHead, attach
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -41,7 +41,7 @@ for _ in range(40):
 # are new to the network.
 
 test = torch.arange(len(labels)) % 5 == 0
-clf = attach(network, num_classes=10, grid=FixedPoint(limit=64.0))
+clf = attach(network, num_classes=10, grid=64.0)
 features = clf.features(images[~test])  # (1437, 288): keep these, they are what the head learns and unlearns
 clf.head.add(features, labels[~test])
 path = clf.head.select_rho()  # the regularization, by generalized cross-validation from the sums alone
@@ -55,7 +55,7 @@ print(f"{len(features)} images learned, rho = {path.rho:.3g}, accuracy on {int(t
 # Removing samples gives the state that never saw them. A SHA-256 of the sums shows it, and so do the weights.
 
 clf.head.remove(features[:100], labels[~test][:100])
-never = LSSVMHead(288, 10, grid=FixedPoint(limit=64.0), rho=clf.head.rho).add(features[100:], labels[~test][100:])
+never = LSSVMHead(288, 10, grid=64.0, rho=clf.head.rho).add(features[100:], labels[~test][100:])
 print("same digest: ", clf.head.digest() == never.digest())
 print("same weights:", torch.equal(clf.head.refresh().w, never.w))
 
@@ -65,7 +65,7 @@ print("same weights:", torch.equal(clf.head.refresh().w, never.w))
 #
 # Learning curve: samples arrive in batches of 240, and the head is right for all that came so far after each.
 
-head = LSSVMHead(288, 10, grid=FixedPoint(limit=64.0))
+head = LSSVMHead(288, 10, grid=64.0)
 test_features = clf.features(images[test])
 seen, scores = [], []
 for start in range(0, len(features), 240):

@@ -17,7 +17,6 @@ from sklearn.datasets import load_digits
 from torchlssvm import LSSVMHead, VerificationError, verify
 from torchlssvm.audit import new_key
 from torchlssvm.events import Add, Remove
-from torchlssvm.statistics import FixedPoint
 from torchlssvm.store import SampleStore
 
 folder = Path(tempfile.mkdtemp())
@@ -33,7 +32,7 @@ owners = [f"user-{i % 60}" for i in range(len(x))]
 # A store is a folder. Every event is durable when ``apply`` returns; a crash at any moment leaves what was
 # acknowledged.
 
-store = SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=FixedPoint(limit=2.0)))
+store = SampleStore(folder / "store", head=LSSVMHead(64, 10, grid=2.0))
 store.apply(Add(ids=ids, x=x, y=y, subject=owners))
 print(len(store), "samples of", len(set(owners)), "people")
 
@@ -93,7 +92,7 @@ except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
 # %%
-stale = LSSVMHead(64, 10, grid=FixedPoint(limit=2.0)).add(x, y)  # still with the erased samples
+stale = LSSVMHead(64, 10, grid=2.0).add(x, y)  # still with the erased samples
 try:
     verify(certificate, head=stale, store=store, public_key=public)
 except VerificationError as error:
@@ -103,7 +102,7 @@ except VerificationError as error:
 # Independent proof: the head equals one that never saw the user, bit for bit.
 
 rest = torch.tensor([owner != "user-42" for owner in owners])
-never = LSSVMHead(64, 10, grid=FixedPoint(limit=2.0)).add(x[rest], y[rest])
+never = LSSVMHead(64, 10, grid=2.0).add(x[rest], y[rest])
 print("same digest:", store.head.digest() == never.digest())
 print("same scores:", torch.equal(store.head.refresh()(x), never.refresh()(x)))
 store.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import LSSVMHead
 from torchlssvm.distributed import Delta, merge
 
 folder = Path(tempfile.mkdtemp())
@@ -23,7 +23,7 @@ x, y = torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.targe
 
 
 def empty() -> LSSVMHead:
-    return LSSVMHead(64, 10, grid=FixedPoint(limit=2.0))  # one grid for all
+    return LSSVMHead(64, 10, grid=2.0)  # one grid for all
 
 
 alone = empty().add(x, y)
@@ -70,7 +70,7 @@ script.write_text(
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import LSSVMHead
 from torchlssvm.distributed import sync
 
 dist.init_process_group("gloo")
@@ -78,7 +78,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 digits = load_digits()
 x, y = torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target)
 
-head = LSSVMHead(64, 10, grid=FixedPoint(limit=2.0))
+head = LSSVMHead(64, 10, grid=2.0)
 head.add(x[rank::world], y[rank::world])
 sync(head)
 if rank == 1:

@@ -19,6 +19,8 @@ from torchlssvm.store import SampleStore
 pytest.importorskip("cryptography", reason="signatures need the package cryptography")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tests.support import store_file
+
 J, K, N = 6, 3, 30
 KEY = Ed25519PrivateKey.generate()
 PUBLIC = KEY.public_key()
@@ -310,9 +312,9 @@ def test_an_erased_row_put_back_is_noticed(store: SampleStore) -> None:
     from torchlssvm.store.database import checksum
 
     rows = store.get(["s0"])
+    ((blob,),) = store_file.read(store.path, "SELECT features FROM samples WHERE id = 's0'")
     store.apply(Remove(ids=["s0"], event_id="two"))
     certificate = store.certificate("two", key=KEY)
-    blob = bytes(store._table.codec.encode(rows.x)[0])
     record = (99, "s0", "user-0", 0, None, 1, 0.0, rows.nonces[0])
     db = sqlite3.connect(store.path / "samples.sqlite")
     columns = "seq, id, subject, label, target, position, added, nonce, checksum, features"
@@ -343,7 +345,7 @@ def test_an_altered_name_of_a_surviving_row_is_noticed(store: SampleStore, name:
 
 def test_a_restored_backup_is_noticed(store: SampleStore) -> None:
     file = store.path / "samples.sqlite"
-    store._db.truncate_log()
+    store_file.read(store.path, "PRAGMA wal_checkpoint(TRUNCATE)")
     backup = file.read_bytes()
     certificate = None
     store.apply(Remove(subject="user-2", event_id="more"))

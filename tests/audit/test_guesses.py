@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import store_file
 from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit, verify
 from torchlssvm.audit import version_0_1
 from torchlssvm.events import Add, Remove
@@ -119,7 +120,7 @@ def test_a_store_of_version_0_1_0_issues_certificates(tmp_path: Path) -> None:
         store.compact()
         assert verify(store.certificate("second"), head=store.head, store=store, allow_unsigned=True)
         assert verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
-        assert store._db.get("key", None) is None
+        assert not store_file.read(store.path, "SELECT 1 FROM meta WHERE name = 'key'")
     with pytest.raises(ValueError, match=r"version 0\.1\.0.*issue a new one"):
         audit.sign(audit.Certificate.load(OLD / "certificate.json"), bytes(32))
     altered = json.loads((OLD / "certificate.json").read_text()) | {"samples": 43}

@@ -449,9 +449,10 @@ def test_a_little_drift_is_repaired_without_a_word():
 def test_relabel_leaves_the_inverse_alone():
     machine, ids = filled(100)
     machine.remove(ids[:1]).settle()
-    U, version = machine._solver.inverse.U, machine._solver.inverse.U._version
+    inverse = machine._solver.inverse
+    U, version = inverse.U, inverse.U._version
     machine.relabel(ids[1:60], torch.zeros(59, dtype=torch.int64))
-    assert machine._solver.inverse.U is U
+    assert inverse.U is U
     assert U._version == version
     y = torch.cat([torch.zeros(59, dtype=torch.int64), LABELS[60:100]])
     assert error(machine, POOL[1:100], code(y, 3)) < 1e-11

@@ -159,8 +159,9 @@ def test_both_sides_of_a_newton_step_agree():
     machine.remove(ids[:3])
     y = SIGNS[3:]
     inside = torch.rand(197, generator=GENERATOR) < 0.6
-    a = newton_step.step_by_kernel(machine._solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
-    b = newton_step.step_by_inverse(machine._solver, y, (~inside).nonzero()[:, 0])
+    solver = machine._solver
+    a = newton_step.step_by_kernel(solver, y, inside.nonzero()[:, 0], (~inside).nonzero()[:, 0])
+    b = newton_step.step_by_inverse(solver, y, (~inside).nonzero()[:, 0])
     for left, right in zip(a, b, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 

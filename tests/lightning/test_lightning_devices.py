@@ -34,6 +34,7 @@ FORMS: dict[str, Any] = {
     "balanced": lambda: LSSVMModule(network(), K, grid=16.0, class_weight="balanced"),
     "float sums": lambda: LSSVMModule(network(), K, grid=None),  # for real only: its counts are read at once
     "feature map": lambda: LSSVMModule("identity", K, in_features=J, feature_map=RandomReLU(J, 9), grid=16.0),
+    "margin": lambda: LSSVMModule(network(), K, head="margin", grid=16.0),
     "kernel": lambda: LSSVMModule("identity", K, in_features=J, head=KernelLSSVM(RBF(gamma=0.1), num_classes=K)),
     "lagrangian": lambda: LSSVMModule("identity", 2, in_features=J, head=LagrangianSVM(RBF(gamma=0.1))),
 }

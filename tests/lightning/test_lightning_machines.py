@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, Network, Recorder, loader, quiet, samples
-from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, OneVsOne, OneVsRest
+from torchlssvm import (
+    FixedPoint,
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    MarginHead,
+    OneVsOne,
+    OneVsRest,
+)
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import (
@@ -24,6 +33,7 @@ from torchlssvm.lightning import (
     Indexed,
     LabelAudit,
     LSSVMModule,
+    OnlineProbe,
     ResumableLoader,
 )
 from torchlssvm.lightning.label_suspects import scores_without
@@ -40,6 +50,7 @@ HEADS: dict[str, Callable[[int], Any]] = {
     "LSSVMHead": lambda J: LSSVMHead(J, K, grid=FixedPoint(64.0)),
     "LSSVMHead, float sums": lambda J: LSSVMHead(J, K, grid=None),
     "LSSVMHead, compact": lambda J: LSSVMHead(J, K, statistics=False),
+    "MarginHead": lambda J: MarginHead(J, K, rho=30.0, grid=FixedPoint(64.0)),
     "KernelLSSVM": lambda J: KernelLSSVM(rbf(), num_classes=K),
     "LagrangianSVM": lambda J: LagrangianSVM(rbf()),
     "IncrementalSVM": lambda J: IncrementalSVM(rbf()),
@@ -64,7 +75,7 @@ def alone(name: str, x: Tensor, y: Tensor) -> Any:
 
 
 def assert_same(head: Any, other: Any, x: Tensor) -> None:
-    if isinstance(head, LSSVMHead) and head.statistics is not None and head.statistics.exact:
+    if getattr(head, "statistics", None) is not None and head.statistics.exact:
         assert head.digest() == other.digest()
     torch.testing.assert_close(head(x).double(), other(x).double(), atol=1e-4, rtol=1e-4)
 
@@ -265,3 +276,25 @@ def test_checkpoints_are_registered_by_one_who_follows_a_store(tmp_path: Path) -
             run.save_checkpoint(tmp_path / "after.ckpt")
         named = store.certificate(receipt.event_id).scope["checkpoints"]
         assert named == [str(tmp_path / "before.ckpt"), str(tmp_path / "still.ckpt")]
+
+
+def test_a_margin_head_by_its_name(tmp_path: Path) -> None:
+    """Made by the module, chosen by name in the probe; the checkpoint makes it again without being told."""
+    x, y = samples(N)
+    m = LSSVMModule("identity", K, in_features=J, head="margin", rho=0.5, scale="std", select_rho="kfold", grid=64.0)
+    probe = OnlineProbe("classifier.backbone", K, window=N, head="margin")
+    run = quiet(tmp_path, callbacks=[probe])
+    run.fit(m, loader(N), DataLoader(TensorDataset(x, y), batch_size=15))
+    assert type(m.head) is type(probe.window.machine) is MarginHead
+    fresh = MarginHead(J, K, rho=m.head.rho, scale="std", grid=FixedPoint(64.0)).add(x, y)
+    assert m.head.digest() == fresh.digest()
+    torch.testing.assert_close(m.head.w, fresh.w, rtol=1e-9, atol=1e-9)
+    assert probe.accuracy == int((probe.window.machine.predict(x) == y).sum()) / N
+    run.save_checkpoint(tmp_path / "m.ckpt")
+    again = LSSVMModule.load_from_checkpoint(tmp_path / "m.ckpt", weights_only=True)
+    assert again.head.digest() == fresh.digest()
+    assert torch.equal(again.head(x), m.head(x))
+    with pytest.raises(ValueError, match="no multiclass and no folds"):
+        LSSVMModule("identity", K, in_features=J, head="margin", multiclass="ovo", folds=3)
+    with pytest.raises(ValueError, match="'lssvm', 'margin', got 'svm'"):
+        LSSVMModule("identity", K, in_features=J, head="svm")

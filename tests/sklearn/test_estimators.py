@@ -14,12 +14,12 @@ from sklearn.linear_model import Ridge, RidgeClassifier, RidgeClassifierCV, Ridg
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
+from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, NotFittedError, OneVsOne, RemovalError
 from torchlssvm.kernels import RBF
-from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClassifier, LSSVMRegressor
+from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClassifier, LSSVMRegressor, MarginClassifier
 
 WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
@@ -33,6 +33,9 @@ ESTIMATORS = [
     (LSSVMClassifier(calibration="platt"), MOVED),
     (LSSVMClassifier(calibration="isotonic"), MOVED),
     (LSSVMClassifier(grid="auto"), {}),
+    (MarginClassifier(), {}),
+    (MarginClassifier(class_weight="balanced", scale="std", normalize="l2"), {}),
+    (MarginClassifier(calibration="temperature"), EXPECTED),
     (LSSVMRegressor(), {}),
     (LSSVMRegressor(alphas="path"), EXPECTED),
     (KernelLSSVMClassifier(), {}),
@@ -53,14 +56,15 @@ def test_check_estimator(estimator, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    "estimator", [LSSVMClassifier(alphas="path"), KernelLSSVMClassifier(C=10.0), IncrementalSVC(C=10.0)]
+    "estimator",
+    [LSSVMClassifier(alphas="path"), MarginClassifier(), KernelLSSVMClassifier(C=10.0), IncrementalSVC(C=10.0)],
 )
 def test_the_tools_around_them(estimator) -> None:
     X, y = load_iris(return_X_y=True)
     y = np.array(["setosa", "versicolor", "virginica"])[y]
     pipe = make_pipeline(StandardScaler(), estimator)
     assert cross_val_score(pipe, X, y, cv=3).mean() > 0.8
-    name = "rho" if isinstance(estimator, LSSVMClassifier) else "C"
+    name = "rho" if isinstance(estimator, LSSVMClassifier | MarginClassifier) else "C"
     search = GridSearchCV(clone(estimator), {name: [0.1, 1.0]}, cv=3, n_jobs=2 if name == "rho" else None).fit(X, y)
     assert search.best_score_ > 0.7
     fitted = pipe.fit(X, y)
@@ -250,3 +254,28 @@ def test_probabilities_and_bad_input() -> None:
     assert custom.predict(X).shape == y.shape
     assert KernelLSSVMClassifier(RBF(sigma=1.0)).fit(X, y).score(X, y) > 0.9
     assert torch.is_tensor(model.head_.w)
+
+
+def test_margin_classifier_is_linear_svc_and_unlearns_exactly() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    ours = MarginClassifier(0.25, intercept="penalized", grid=FixedPoint(16.0, 26)).fit(X, names)
+    theirs = LinearSVC(C=2.0, dual=False, tol=1e-12, max_iter=100_000).fit(X, names)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+    parts = MarginClassifier(0.25, grid=FixedPoint(16.0)).partial_fit(X[:80], names[:80], classes=np.unique(names))
+    parts.partial_fit(X[80:], names[80:], sample_weight=np.full(70, 2)).partial_unfit(X[100:], names[100:])
+    weight = np.where(np.arange(100) < 80, 1, 2)
+    weight = np.r_[weight, np.ones(50)]
+    fresh = MarginClassifier(0.25, grid=FixedPoint(16.0)).fit(X, names, sample_weight=weight)
+    assert parts.head_.digest() == fresh.head_.digest()
+    np.testing.assert_allclose(parts.coef_, fresh.coef_, rtol=1e-9, atol=1e-12)
+    with pytest.raises(RemovalError, match="not held"):
+        parts.partial_unfit(X[:1] + 0.5, names[:1])
+    with pytest.raises(ValueError, match="integer"):
+        parts.partial_fit(X[:1], names[:1], sample_weight=[0.5])
+    chosen = MarginClassifier(alphas=[0.01, 1.0, 100.0], selection="loo").fit(X, names)
+    assert chosen.alpha_ == chosen.head_.rho == chosen.path_.rho
+    with pytest.raises(ValueError, match="gcv"):
+        MarginClassifier(alphas="path", selection="gcv").fit(X, names)

@@ -92,7 +92,6 @@ class Marks(RuleBasedStateMachine):
         if self.marked:
             stats = self.head.statistics
             stats.adopt(stats.agreed())
-            self.head._unverified = False
             self.head.invalidate()
             self.held = set(self.agreed)
 

@@ -65,7 +65,7 @@ class Model:
         """Open the store, compare, and return what the recovery did."""
         with SampleStore(path) as store:
             if self.pending:  # in flight when it was killed: either all of it or nothing
-                known = [store._journal.of(e["event_id"]) is not None for e in self.pending]
+                known = [store.has_applied(e["event_id"]) for e in self.pending]
                 assert all(known) or not any(known)
                 if all(known):
                     assert not any(r.applied for r in store.apply([from_primitives(e) for e in self.pending]))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import store_file
 from torchlssvm import FixedPoint, LSSVMHead, StoreBusyError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
@@ -56,8 +57,9 @@ def needles_of(store: SampleStore, ids: list[str]) -> dict[str, bytes]:
     rows = store.get(ids)
     out = {f"id {i}": i.encode() for i in ids} | {"subject": SUBJECT.encode()}
     out |= {f"nonce of {i}": n for i, n in zip(ids, rows.nonces, strict=True)}
-    for i, blob in zip(ids, store._table.codec.encode(rows.x), strict=True):
-        data = bytes(blob)
+    written = dict(store_file.read(store.path, "SELECT id, features FROM samples"))
+    for i in ids:
+        data = written[i]
         out |= {f"features of {i} from {at}": data[at : at + 12] for at in range(0, len(data) - 12, 12)}
     return out
 
@@ -109,8 +111,8 @@ def test_before_compaction_the_certificate_says_so(tmp_path: Path) -> None:
 
 
 def test_an_open_reader_keeps_the_log_and_compaction_says_so(tmp_path: Path) -> None:
-    store, *_ = filled(tmp_path / "store")
-    store._db.connection.execute("PRAGMA busy_timeout = 50")
+    filled(tmp_path / "store")[0].close()
+    store = SampleStore(tmp_path / "store", timeout=0.05)
     needles = needles_of(store, store.find(subject=SUBJECT))
     reader = SampleStore(tmp_path / "store", readonly=True)
     with reader.view():
@@ -137,7 +139,7 @@ def test_no_row_is_wider_because_of_an_erased_one(tmp_path: Path) -> None:
             store.apply(Add(ids=["a", "b", "c"], x=x, y=[0, 1, 2]))
             store.apply(Remove(ids=["b"]))
             assert torch.equal(store.get(["a"]).x, x[:1].double())
-            rows = store._db.all("SELECT id, length(features) FROM samples ORDER BY seq")
+            rows = store_file.read(store.path, "SELECT id, length(features) FROM samples ORDER BY seq")
             sizes.append(rows)
     assert sizes[0] == sizes[1] == [("a", 2 * J), ("c", 2 * J)]
 
@@ -153,7 +155,7 @@ def test_every_width_is_read_back(tmp_path: Path, steps: int) -> None:
         store.apply(Add(ids=list("abcd"), x=x, y=[0, 1, 2, 0]))
         assert torch.equal(store.get(list("abcd")).x, x)
         least = next(w for w in (1, 2, 3, 4) if -(1 << 8 * w - 1) <= steps < 1 << 8 * w - 1)
-        assert [r[0] for r in store._db.all("SELECT length(features) FROM samples ORDER BY seq")] == [
+        assert [r[0] for r in store_file.read(store.path, "SELECT length(features) FROM samples ORDER BY seq")] == [
             J,
             least * J,
             least * J,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -118,6 +119,10 @@ def test_short_names_count_as_words(store: SampleStore) -> None:
         store.requests.open("u42", reason="mail of U42.")
     with pytest.raises(ValueError, match="holds an id or a subject"):
         store.requests.open("u42", reason="about x1")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", request_id="R-u42")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("Zo\u00eb", reason="letter of zoe\u0308")
     assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing
 
 
@@ -222,3 +227,20 @@ def test_two_handles_and_snapshots_see_the_entries_of_requests(store: SampleStor
         again.requests.open("customer-0", request_id="R-2")
     with SampleStore(tmp_path / "store") as again:
         assert "snapshot" in again.recovery
+
+
+def test_receipts_of_many_samples_are_checked_in_one_pass(store: SampleStore) -> None:
+    """Twice the same sample, or a sample of another erasure, does not fill a place."""
+    n = 3_000
+    ids = [f"many-{i}" for i in range(n)]
+    store.apply(Add(ids, torch.zeros(n, J), torch.zeros(n, dtype=torch.int64)))
+    store.apply(Remove(ids=ids, event_id="bulk"), keep_receipt=True)
+    certificate, receipt = store.certificate("bulk"), store.receipt(["bulk"])
+    assert "3000 samples" in receipt.check(certificate).replace(",", "")
+    event = receipt.events[0]
+    for wrong in (
+        event | {"ids": [*event["ids"][:-1], event["ids"][0]], "nonces": [*event["nonces"][:-1], event["nonces"][0]]},
+        event | {"ids": event["ids"][:-1], "nonces": event["nonces"][:-1]},
+    ):
+        with pytest.raises(VerificationError, match="of another number"):
+            replace(receipt, events=[wrong]).check(certificate)

@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support.store_file import write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError, StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import Database
 
 J, K, N = 7, 3, 40
 
@@ -638,7 +640,7 @@ def test_two_writers_take_turns(store: SampleStore, tmp_path: Path) -> None:
 
 def test_a_writer_waits_no_longer_than_it_is_told(store: SampleStore, tmp_path: Path) -> None:
     impatient = SampleStore(tmp_path / "store", timeout=0.05)
-    with store._db.transaction(), pytest.raises(StoreBusyError, match="in use"):
+    with write_locked(store.path), pytest.raises(StoreBusyError, match="in use"):
         impatient.apply(Remove(ids=["sample-0"]))
     impatient.apply(Remove(ids=["sample-0"]))
     impatient.close()
@@ -770,7 +772,7 @@ def test_a_failing_disk_takes_the_head_back(store: SampleStore, monkeypatch: pyt
     x, y = data(seed=8)
     events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
     before = (store.head.digest(), len(store), store.position)
-    plain = type(store._db).errors
+    plain = Database.errors
     for fail_at in range(1, 60):
         count = 0
 
@@ -781,16 +783,14 @@ def test_a_failing_disk_takes_the_head_back(store: SampleStore, monkeypatch: pyt
                 raise StoreError("disk I/O error")
             return plain(self)
 
-        monkeypatch.setattr(type(store._db), "errors", errors)
         try:
-            store.apply(events)
+            with monkeypatch.context() as patch:
+                patch.setattr(Database, "errors", errors)
+                store.apply(events)
         except StoreError:
-            monkeypatch.setattr(type(store._db), "errors", plain)
             assert (store.head.digest(), len(store), store.position) == before
             assert agree(store)
             continue
-        finally:
-            monkeypatch.setattr(type(store._db), "errors", plain)
         assert store.position == before[2] + 3
         assert agree(store)
         return

@@ -16,6 +16,7 @@ from torchlssvm import FixedPoint, LSSVMHead, StoreDiskError, StoreError
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import Database
 
 J, K = 64, 3
 GRID = FixedPoint(8.0)
@@ -184,14 +185,14 @@ def test_a_folder_that_is_gone_acknowledges_nothing(tmp_path: Path, how: str, ca
 def test_a_folder_that_goes_while_an_event_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID))
     store.apply(add(0))
-    plain = type(store._db).run
+    plain = Database.run
 
-    def run(self: object, sql: str, *values: object) -> None:
-        plain(store._db, sql, *values)  # type: ignore[arg-type]
+    def run(self: Database, sql: str, *values: object) -> None:
+        plain(self, sql, *values)  # type: ignore[arg-type]
         if sql == "COMMIT":
             shutil.rmtree(tmp_path / "s")
 
-    monkeypatch.setattr(type(store._db), "run", run)
+    monkeypatch.setattr(Database, "run", run)
     with pytest.raises(StoreError, match="was deleted, moved or replaced"):
         store.apply(add(1))
     store.close()

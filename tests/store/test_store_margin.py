@@ -51,7 +51,7 @@ def test_erasure_of_a_subject_ends_at_a_fresh_head(tmp_path, read):
     same(store.head, fresh)
     certificate = store.certificate("erase")
     report = verify(certificate, head=store.head, store=store, allow_unsigned=True)
-    assert "w, b and active as solved from the rows" in report.checks["head"]
+    assert "w, b and active follow from them" in report.checks["head"]
     verify(certificate, head=fresh, store=store, allow_unsigned=True)
     verify(certificate, head=fresh, opening=store.opening(), allow_unsigned=True)
     with pytest.raises(VerificationError, match="other samples"):
@@ -132,3 +132,24 @@ def test_a_head_changed_behind_the_store_is_noticed(tmp_path):
     store.restore()
     same(store.head, MarginHead(J, K, grid=GRID).add(x, y))
     store.close()
+
+
+@pytest.mark.cuda
+def test_a_store_with_a_head_on_a_gpu(tmp_path):
+    with SampleStore(tmp_path / "s", head=MarginHead(J, K, grid=GRID, device="cuda")) as store:
+        ids, x, y = samples()
+        store.apply(Add(ids=ids, x=x, y=y, subject=[f"u{i % 8}" for i in range(N)]))
+        store.head.solve()
+        store.apply(Relabel(ids=["s9"], y=[1]))
+        store.apply(Remove(subject="u3", event_id="e"))
+        y[9] = 1
+        keep = [i for i in range(N) if i % 8 != 3]
+        fresh = MarginHead(J, K, grid=GRID).add(x[keep], y[keep])
+        assert store.head.digest() == fresh.digest()
+        torch.testing.assert_close(store.head.w.cpu(), fresh.w, rtol=1e-9, atol=1e-9)
+        certificate = store.certificate("e")
+        for head in (store.head, fresh):
+            assert verify(certificate, head=head, store=store, allow_unsigned=True)
+    with SampleStore(tmp_path / "s", device="cuda") as again:
+        assert again.head.device.type == "cuda"
+        assert again.head.digest() == fresh.digest()

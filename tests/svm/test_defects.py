@@ -131,9 +131,9 @@ def test_nothing_of_a_removed_sample_stays_in_memory():
     x, y = tensors(*problem(120))
     svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
     i = int(svm.margin[0])
-    at = svm._solver.samples.where[i]
-    svm.remove([i])
     solver = svm._solver
+    at = solver.samples.where[i]
+    svm.remove([i])
     assert not solver.rows.x[at].any()
     assert not solver.rows._shifted[at].any()
     assert not solver.samples.vectors[:, at].any()
@@ -149,13 +149,12 @@ def test_a_few_wide_rows_leave_the_others_as_they_were():
     far = IncrementalSVM(RBF(sigma=1.0), C=1.0).fit(*tensors(x, y))
     far.add(*tensors(x[:3] + 1e3, y[:3]))
     at = np.arange(200)
-    np.testing.assert_array_equal(far._solver.rows.block(at, at), plain._solver.rows.block(at, at))
+    rows = far._solver.rows
+    np.testing.assert_array_equal(rows.block(at, at), plain._solver.rows.block(at, at))
     z = np.concatenate([x, x[:3] + 1e3])
     K = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1))
     sign = 2.0 * np.concatenate([y, y[:3]]) - 1
-    np.testing.assert_allclose(
-        far._solver.rows.block(np.arange(203), np.arange(203)) * sign * sign[:, None], K, rtol=1e-13
-    )
+    np.testing.assert_allclose(rows.block(np.arange(203), np.arange(203)) * sign * sign[:, None], K, rtol=1e-13)
 
 
 def test_rows_kept_from_before_know_samples_that_came_while_there_was_one_class():

@@ -18,8 +18,9 @@ def check(svm, limit=1e-10):
     """The KKT conditions, from the Gram matrix and the public values alone."""
     if not svm.n:
         return
-    order = svm._solver.samples.order()
-    x, u = svm._solver.rows.x[order], svm._solver.samples.u[order]
+    held = svm._solver
+    order = held.samples.order()
+    x, u = held.rows.x[order], held.samples.u[order]
     K = rbf(x.numpy(), x.numpy(), svm.kernel.gamma) if isinstance(svm.kernel, RBF) else svm.kernel(x, x).numpy()
     y = 2.0 * svm.y.numpy() - 1
     assert kkt(K, y, u, svm.alpha.numpy(), svm.b) <= limit

@@ -103,7 +103,7 @@ def test_inference_mode_and_another_default_device():
 def test_a_removal_with_bad_samples_beside_it_can_be_tried_again():
     x, y = points(100)
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0, reserve_limit=0.1).fit(x, y)
-    gone = sorted(svm._dropped)[:1]
+    gone = sorted(set(range(100)) - set(svm.ids.tolist()))[:1]
     assert gone
     with pytest.raises(ValueError, match="labels"):
         svm.update(add=(x[:1], torch.tensor([7])), remove=gone)

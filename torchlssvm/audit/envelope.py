@@ -2,7 +2,7 @@
 
     signed bytes = "DSSEv1" SP len(type) SP type SP len(payload) SP payload        (lengths in decimal, SP one space)
 
-A signature's ``keyid`` is a hint and is believed by nobody: a verifier tries the keys that it trusts.
+A signature's ``keyid`` is only a hint: a verifier tries the keys that it trusts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The opening of a certificate's commitment, for verifiers who have a head but not the store.
 
-With it, whoever has the rows that are left can test guesses about samples that were in this state and leave later. Give it to
+With it, a holder of the rows that are left can test guesses about samples that were in this state and leave later. Give it to
 those only who must check a head without its store, and let them delete it afterwards.
 """
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import UsageError, add_command, count
+from torchlssvm.cli.arguments import UsageError, add_command, count, regularization
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.cli.store_folder import holds_store
 
@@ -22,7 +22,14 @@ def register(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--features", type=count, metavar="J", help="number of features (a backbone knows its own)")
     parser.add_argument("--classes", required=True, metavar="K", help="number of classes, or their names: ants,bees")
-    parser.add_argument("--rho", type=float, default=1.0, metavar="R", help="regularization (default: 1)")
+    parser.add_argument(
+        "--head", choices=("lssvm", "margin"), default="lssvm",
+        help="least squares (default), or the squared hinge of a max-margin classifier",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rho", type=regularization, metavar="gcv|R",
+        help="regularization; gcv: chosen from the samples after each command (default; 1 for a margin head)",
+    )  # fmt: skip
     parser.add_argument(
         "--intercept",
         choices=("free", "penalized", "none"),
@@ -50,9 +57,9 @@ def register(commands: Commands) -> None:
 
 def run_init(options: argparse.Namespace) -> int:
     """Make the head, then the store."""
-    from torchlssvm import LSSVMHead
     from torchlssvm.cli import settings
     from torchlssvm.errors import StoreError
+    from torchlssvm.linear import head_class
     from torchlssvm.store import SampleStore
 
     names = parse_class_names(options.classes)
@@ -60,7 +67,11 @@ def run_init(options: argparse.Namespace) -> int:
         raise UsageError("--weights needs --backbone")
     if options.features is None and options.backbone is None:
         raise UsageError("give --features J or --backbone NAME")
-    build: dict[str, Any] = {"rho": options.rho, "intercept": options.intercept, "grid": parse_grid(options.grid)}
+    build: dict[str, Any] = {
+        "rho": options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0,
+        "intercept": options.intercept,
+        "grid": parse_grid(options.grid),
+    }
     build["class_weight"] = parse_class_weight(options.class_weight)
     build |= {"normalize": options.normalize, "scale": options.scale}
     chosen = settings.Settings(names or [])
@@ -68,7 +79,8 @@ def run_init(options: argparse.Namespace) -> int:
     existed = holds_store(options.store)
     try:
         if options.backbone is None:
-            head, source = LSSVMHead(options.features, classes, **build), options.fingerprint
+            head: Any = head_class(options.head)(options.features, classes, **build)
+            source = options.fingerprint
         else:
             from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
 
@@ -77,7 +89,7 @@ def run_init(options: argparse.Namespace) -> int:
                 options.backbone,
                 given if given == DEFAULT_WEIGHTS else str(Path(given).absolute()),
             )
-            backbone = Backbone(options.backbone, given, classes, **build)
+            backbone = Backbone(options.backbone, given, classes, options.head, **build)
             head, source = backbone.classifier.head, backbone.fingerprint
     except (MemoryError, RuntimeError) as error:
         raise ValueError(f"such a head cannot be made: {error}") from error
@@ -109,7 +121,9 @@ def parse_grid(text: str) -> Any:
 
     try:
         return as_grid(text)
-    except ValueError:
+    except ValueError as error:
+        if not str(error).startswith("grid must"):
+            raise
         raise UsageError(f"--grid takes auto, none, LIMIT or LIMIT:BITS, e.g. 8:20; got {text!r}") from None
 
 

@@ -1,4 +1,4 @@
-"""``torchlssvm readmit``: allow the lawful return of somebody who was erased."""
+"""``torchlssvm readmit``: allow the lawful return of a person who was erased."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def receipt_path(given: Path | None, certificate: Path | None, store: Path, name: str) -> Path:
-    """Where a receipt goes: as asked for, beside the certificate, or into the folder STORE.receipts."""
+    """Path of a receipt: as asked for, beside the certificate, or into the folder STORE.receipts."""
     if given is not None:
         return given
     if certificate is not None:

@@ -19,7 +19,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_fingerprints import KEY_BYTES
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import FingerprintTable, RowChange
+from torchlssvm.linear.membership import FingerprintChange, FingerprintTable
 from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.baseline import Baseline
@@ -65,8 +65,8 @@ class Delta:
         self.origins: set[str] = set()
         self.ledger = MergeHistory()  # of the samples whose ids were given; never written to a file
         self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
-        self._rows: FingerprintTable | RowChange = (
-            FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else RowChange(None)
+        self._rows: FingerprintTable | FingerprintChange = (
+            FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else FingerprintChange(None)
         )
 
     @property
@@ -152,15 +152,15 @@ class Delta:
         return self
 
     @property
-    def rows(self) -> RowChange:
+    def rows(self) -> FingerprintChange:
         """The rows in this delta, where they are known: they are never written to a file."""
         if isinstance(self._rows, FingerprintTable):
             self._rows = self._rows.hashed()
-            return RowChange({self._rows.key: self._rows.whole()})
+            return FingerprintChange({self._rows.key: self._rows.whole()})
         return self._rows
 
     @rows.setter
-    def rows(self, rows: RowChange) -> None:
+    def rows(self, rows: FingerprintChange) -> None:
         self._rows = rows
 
     @property
@@ -241,7 +241,7 @@ class Delta:
                 f"the delta {self.id} holds changes that are still pending in their head: save it to a file, or call commit() "
                 "first, which counts them as handed over"
             )
-        return vars(self) | {"_rows": RowChange(None)}  # no fingerprint leaves the process
+        return vars(self) | {"_rows": FingerprintChange(None)}  # no fingerprint leaves the process
 
     def __repr__(self) -> str:
         """Show the id and the statistics."""

@@ -10,7 +10,7 @@ from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.distributed.sum_checks import check_held
 from torchlssvm.errors import RemovalError
 from torchlssvm.linear import AttachedClassifier, LSSVMHead
-from torchlssvm.linear.membership import Membership, RowChange
+from torchlssvm.linear.membership import FingerprintChange, Membership
 from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.statistics import Statistics
 
@@ -56,7 +56,7 @@ class Participant:
 
     # -- rows, by their fingerprints -----------------------------------------------------------------------------------
 
-    def pending_rows(self) -> RowChange:
+    def pending_rows(self) -> FingerprintChange:
         """Return the rows that changed since the last agreement."""
         return self.head.rows.pending()
 
@@ -73,7 +73,7 @@ class Participant:
         """True when the rows held and those agreed on are known."""
         return self.head.rows.agreed is not None and self.head.checked
 
-    def advance_rows(self, part: RowChange) -> None:
+    def advance_rows(self, part: FingerprintChange) -> None:
         """Count the rows of a delta that was handed over as agreed on."""
         agreed = self.head.rows.agreed
         if not self.statistics.has_pending:
@@ -93,6 +93,7 @@ class Participant:
         with self.head.locked(), self.head.changing():
             self.statistics.adopt(agreed)
             self.head.rows.agree(rows)
+            self.head.data_choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
             self.head.solver.reset()
 
     def add_sums(self, total: Statistics) -> None:

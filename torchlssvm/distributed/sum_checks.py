@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.definite import is_semidefinite, least_rank
-from torchlssvm.linear.membership import RowChange
+from torchlssvm.linear.membership import FingerprintChange
 from torchlssvm.statistics import Statistics
 
 
@@ -19,7 +19,7 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
     if stats.accumulator is None:
         return
     K, moments = stats.num_classes, stats.moments
-    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.accumulator.diag.amin())
+    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.diagonal().amin())
     if counts is None:
         return
     if min(counts[0]) < 0:
@@ -37,7 +37,7 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
             raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
 
-def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int | None = None) -> int | None:
+def least_samples(stats: Statistics, rows: FingerprintChange | None = None, enough: int | None = None) -> int | None:
     """Bound from below the number of distinct samples in the sums of any class; None when nothing changed.
 
     Weights do not count, and what was added and removed again does not. ``rows`` tells samples apart, where they are known;
@@ -54,7 +54,7 @@ def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int 
     stats.canonicalize()
     if stats.empty:
         return None
-    rows = RowChange(None) if rows is None else rows
+    rows = FingerprintChange(None) if rows is None else rows
     sums, moments, K = stats.group_sums(), stats.moments, stats.num_classes
     bounds = []
     for fold in range(max(1, stats.folds)):
@@ -76,7 +76,7 @@ def least_samples(stats: Statistics, rows: RowChange | None = None, enough: int 
     return min(bounds, default=None)
 
 
-def check_enough(stats: Statistics, rows: RowChange, min_samples: int, allow_small: bool) -> None:
+def check_enough(stats: Statistics, rows: FingerprintChange, min_samples: int, allow_small: bool) -> None:
     """ValueError when the sums to be sent may be of fewer distinct samples than chosen."""
     if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
         raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")

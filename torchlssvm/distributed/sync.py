@@ -30,7 +30,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.membership import Membership, RowChange
+from torchlssvm.linear.membership import FingerprintChange, Membership
 from torchlssvm.linear.merge_history import add_to
 from torchlssvm.statistics import Statistics
 
@@ -124,7 +124,8 @@ class Exchange:
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
                 "folds": stats.folds, "normalize": stats.normalize, "scale": stats.scale,
                 "intercept": head.intercept, "multiclass": head.multiclass,
-                "rho": head.rho, "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
+                "rho": head.data_choices.rho_rule or head.rho,
+                "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": fingerprint, "destination": self.to,
             },
             "to": self.to, "kind": held.kind, "grid": grid_to_json(held.grid),
@@ -175,14 +176,14 @@ class Exchange:
         known = self.rows.known and self.here.knows_rows and self.delta is None
         return len(self.rows.to_rows()) if known else None
 
-    def exchange_rows(self, plan: Plan) -> RowChange:
+    def exchange_rows(self, plan: Plan) -> FingerprintChange:
         """Gather the rows that all ranks changed; not known if they are not known on one of them."""
         sizes = [n for n in plan.rows if n is not None]
         if len(sizes) < len(plan.rows):
-            return RowChange(None)
-        total = RowChange({})
+            return FingerprintChange(None)
+        total = FingerprintChange({})
         for part in self.peers.gather(torch.from_numpy(self.rows.to_rows()), sizes) if any(sizes) else []:
-            total = total.plus(RowChange.from_rows(part.numpy()))
+            total = total.plus(FingerprintChange.from_rows(part.numpy()))
         return total
 
     def refuse_twice(self, plan: Plan) -> None:

@@ -36,7 +36,7 @@ from torch import Tensor
 from torchlssvm.functional.triangular import inverse_lower
 
 
-class Change(NamedTuple):
+class FactoredChange(NamedTuple):
     """T factored by blocks: Wa = La^-1 (a, a), H (a, r), Wr = Lr^-1 (r, r); inverses, since products are faster than solves.
 
     ``info`` is zero when the new matrix is positive definite. ``pivot`` is the smallest squared pivot of the removals relative
@@ -50,22 +50,23 @@ class Change(NamedTuple):
     pivot: Tensor
 
 
-def factor_change(G: Tensor, d: Tensor, adds: int) -> Change:
+def factor_change(G: Tensor, d: Tensor, adds: int) -> FactoredChange:
     """Factor T = diag(1/d) + G.
 
     G: (L, L) = Phi^T A^-1 Phi, plus 1/n for a free intercept; d: (L,), the first ``adds`` entries positive, the others
     negative.
     """
     if d.shape[0] == 1:  # Corollaries 1 and 2: T is a number, and must have the sign of d
-        s = (G + d.reciprocal()) * d.sign()
-        W, info, none = s.rsqrt(), (s <= 0).to(torch.int32)[0, 0], G[:0, :0]
-        return Change(W, G[:, :0], none, info, d[0]) if adds else Change(none, G[:0], W, info, s[0, 0] * -d[0])
+        T, none = G + d.reciprocal(), G[:0, :0]
+        if adds:
+            return FactoredChange(T.rsqrt(), G[:, :0], none, (T <= 0)[0, 0], d[0])
+        return FactoredChange(none, G[:0], T.neg().rsqrt(), (T >= 0)[0, 0], T[0, 0] * d[0])
     T = G + torch.diag(d.reciprocal())
     Wa, info_a, _ = _inverse_factor(T[:adds, :adds])
     H = Wa @ T[:adds, adds:]
     Wr, info_r, diagonal = _inverse_factor(H.mT @ H - T[adds:, adds:])
     pivot = torch.cat([diagonal.square() * -d[adds:], torch.ones_like(d[:1])]).amin()
-    return Change(Wa, H, Wr, info_a.abs() + info_r.abs(), pivot)
+    return FactoredChange(Wa, H, Wr, info_a.abs() + info_r.abs(), pivot)
 
 
 def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +75,7 @@ def _inverse_factor(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return inverse_lower(L), info, L.diagonal()
 
 
-def halves(change: Change, X: Tensor) -> tuple[Tensor, Tensor]:
+def halves(change: FactoredChange, X: Tensor) -> tuple[Tensor, Tensor]:
     """B_a (a, m) and B_r (r, m) with X^T T^-1 Y = B_a(X)^T B_a(Y) - B_r(X)^T B_r(Y). X: (L, m), adds first."""
     adds = change.Wa.shape[0]
     if adds == 0:  # the sign of B_r cancels in every product

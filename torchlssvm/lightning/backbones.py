@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from torchlssvm.backbones import build
-from torchlssvm.linear import AttachedClassifier, LSSVMHead, attach
+from torchlssvm.linear import AttachedClassifier, attach, head_class
 
 IDENTITY = "identity"
 
@@ -18,7 +18,7 @@ def classifier(
     weights: str | None,
     in_features: int | None,
     feature_map: nn.Module | None,
-    head: nn.Module | None,
+    head: nn.Module | str | None,
     options: dict[str, Any],
 ) -> AttachedClassifier:
     """A head on a network, with a feature map in between if there is one."""
@@ -33,4 +33,5 @@ def classifier(
     plain = attach(model, num_classes, in_features=in_features)
     width = int(feature_map.out_features)  # type: ignore[arg-type]
     through = nn.Sequential(plain.backbone, nn.Flatten(1), feature_map)
-    return AttachedClassifier(through, LSSVMHead(width, num_classes, **options) if head is None else head, width)
+    made = head if isinstance(head, nn.Module) else head_class(head or "lssvm")(width, num_classes, **options)
+    return AttachedClassifier(through, made, width)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 
 CHUNK_SAMPLES = 4096
@@ -46,7 +46,7 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
     A head answers from its statistics, a kernel machine with ``leave_one_out()`` from its solution; any other one unlearns
     each sample in turn, on a copy, and learns it again.
     """
-    if isinstance(head, LSSVMHead):
+    if isinstance(head, LinearHead):
         parts = zip(x.split(CHUNK_SAMPLES), y.split(CHUNK_SAMPLES), strict=True)
         return torch.cat([head.leave_one_out(a.to(head.device), b.to(head.device)) for a, b in parts])
     held = head.ids.tolist()

@@ -18,7 +18,7 @@ from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Add, Relabel
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, difference
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead
 from torchlssvm.store import SampleStore
 
 log = logging.getLogger("torchlssvm.lightning")
@@ -62,7 +62,7 @@ class Learner:
         """
         if self.path is not None:
             return
-        if not isinstance(self.head, LSSVMHead) and ranks.are_several():
+        if not isinstance(self.head, LinearHead) and ranks.are_several():
             raise ValueError("a store of a kernel machine is for one rank: its samples cannot be added up")
 
         def work() -> None:
@@ -134,7 +134,7 @@ class Learner:
         ranks.on_first(work)
 
     def _take_over(self) -> None:
-        if isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
+        if isinstance(self.head, LinearHead) and self.head.statistics is not None:
             ranks.copy_from_first(self.head)
 
     def close(self) -> None:

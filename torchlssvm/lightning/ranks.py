@@ -13,7 +13,8 @@ from torch.utils.data import DistributedSampler
 from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear.data_choices import OUTDATED
 
 T = TypeVar("T")
 
@@ -78,20 +79,23 @@ def level(head: Any) -> None:
         sync(head)
 
 
-def copy_from_first(head: LSSVMHead) -> None:
+def copy_from_first(head: LinearHead) -> None:
     """Copy the state of the first rank's head to all ranks."""
     if not are_several():
         return
-    assert head.statistics is not None
-    state = share({k: v.cpu() for k, v in head.statistics.state().items()} if is_first() else None)
-    options = share((head.rho, head.class_weight))
+    state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else None)
+    choices = head.data_choices
+    now = choices.made.get("rho", (None,))[0] == head.version
+    rho, chosen = share((head.solver.options.rho, (choices.made["rho"][1], now) if "rho" in choices.made else None))
     if not is_first() and state is not None:
-        set_statistics(head, state)
-        head.rho = options[0]
+        adopt(head, state)
+        head.rho = rho
+        if chosen is not None:
+            head.data_choices.record("rho", head.version if chosen[1] else OUTDATED, chosen[0])
 
 
-def set_statistics(head: LSSVMHead, state: dict[str, Tensor]) -> None:
-    """Replace a head's statistics by those of another rank."""
+def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:
+    """Replace a head's samples by those of another rank."""
     head.adopt({k: v if k == "meta" else v.to(head.device) for k, v in state.items()})
 
 

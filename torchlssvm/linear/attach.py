@@ -18,8 +18,8 @@ from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
+from torchlssvm.linear.kinds import HEAD_TYPES, LinearHead, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
-from torchlssvm.linear.margin_head import MarginHead
 from torchlssvm.sample_adapter import SampleAdapter
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 FILE_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
-
-HEAD_TYPES: dict[str, type[LSSVMHead] | type[MarginHead]] = {kind.__name__: kind for kind in (LSSVMHead, MarginHead)}
-"""Heads that a saved classifier may have: they are made from primitives."""
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
 _KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
@@ -60,14 +57,15 @@ def attach(
     Args:
         model: the network, or with ``in_features`` a backbone that already gives features; that one is used as it is.
         num_classes: K, the number of classes.
-        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None makes an ``LSSVMHead``,
-            ``"margin"`` a ``MarginHead``.
+        head: a module with ``add``, ``remove`` and ``forward``, e.g. a kernel machine; None or ``"lssvm"`` makes an
+            ``LSSVMHead``, ``"margin"`` a ``MarginHead``.
         in_features: J, the width of the features, for a backbone whose output they are: (B, J) or (B, J, 1, 1).
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says.
-        head_options: passed on to the head that is made on the device of the model.
+        head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
 
     Example:
         >>> import torch
@@ -95,8 +93,7 @@ def _attach(
     model: nn.Module, num_classes: int, head: nn.Module | str | None, in_features: int | None, deterministic: bool | int,
     head_options: dict[str, Any],
 ) -> AttachedClassifier:  # fmt: skip
-    if isinstance(head, str) and head != "margin":
-        raise ValueError(f"head must be a module, None or 'margin', got {head!r}")
+    kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
     if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
     last = find_last(model) if in_features is None else None
@@ -109,10 +106,12 @@ def _attach(
         )
     if J < 1:
         raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
-    if head is None or head == "margin":
+    if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        kind = LSSVMHead if head is None else MarginHead
-        head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
+        usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
+        if kind is LSSVMHead and head_options.get("statistics", True):
+            usual["rho"] = "gcv"
+        head = kind(J, num_classes, **{**usual, **head_options})
     head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
     if last is None:
@@ -136,6 +135,9 @@ class KeptSamples(Protocol):
 
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
+
+    def settle(self) -> None:
+        """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
@@ -256,12 +258,12 @@ class AttachedClassifier(nn.Module):
                 "torch.stack([transform(image) for image in images]) with the transform of the network's weights"
             )
         if isinstance(images, np.ndarray) or hasattr(images, "convert"):  # an array, or a picture of PIL
-            kind = (
+            what = (
                 "array: use torch.from_numpy(images)"
                 if isinstance(images, np.ndarray)
                 else "picture: use transform(image)[None]"
             )
-            raise ValueError(f"images must be a tensor (B, ...), got an {kind}".replace("an picture", "a picture"))
+            raise ValueError(f"images must be a tensor (B, ...), got an {what}".replace("an picture", "a picture"))
         bytes_in = isinstance(images, Tensor) and images.dtype == torch.uint8
         if bytes_in and any(p.is_floating_point() for p in self.backbone.parameters()):
             raise ValueError(
@@ -404,7 +406,7 @@ class AttachedClassifier(nn.Module):
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
-        if samples.count and isinstance(head, LSSVMHead | MarginHead) and head.statistics is not None:
+        if samples.count and isinstance(head, LinearHead) and head.statistics is not None:
             aside = type(head).from_config(head.config(), device=head.device)
             if not anew and head.statistics.exact:
                 chosen = head.statistics.choices
@@ -501,8 +503,10 @@ class AttachedClassifier(nn.Module):
             )
 
     def _settle(self) -> None:
-        """Bring the weights up to date at the end of a fit."""
-        if SampleAdapter(self.head).count and isinstance(self.head, LSSVMHead) and self.head.statistics is not None:
+        """Choose what is chosen from data anew, and solve, at the end of a fit."""
+        if self.samples is not None:
+            self.samples.settle()
+        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.margin_head import MarginHead
@@ -13,14 +13,12 @@ LinearHead: TypeAlias = LSSVMHead | MarginHead
 HEAD_KINDS: dict[str, type[LinearHead]] = {"lssvm": LSSVMHead, "margin": MarginHead}
 """The linear heads by the names that users give them."""
 
+HEAD_TYPES: dict[str, type[LinearHead]] = {kind.__name__: kind for kind in HEAD_KINDS.values()}
+"""The linear heads by their classes' names, as files and stores have them."""
+
 
 def head_class(kind: str) -> type[LinearHead]:
     """The class of a linear head by its name; ValueError for another one."""
     if kind not in HEAD_KINDS:
-        raise ValueError(f"head must be one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")
+        raise ValueError(f"head must be a module or one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")
     return HEAD_KINDS[kind]
-
-
-def class_of(config: dict[str, Any]) -> type[LinearHead] | None:
-    """The class that a head's options are of, by their "type"; None for a machine that is not a linear head."""
-    return {kind.__name__: kind for kind in HEAD_KINDS.values()}.get(str(config["type"]))

@@ -23,6 +23,9 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
 
+RELEASED_NUMBERS = 2**25
+"""Numbers (256 MiB) of a square system beyond which its memory is free while many rows are summed."""
+
 
 @dataclass
 class SolverOptions:
@@ -54,6 +57,9 @@ class Solver(Protocol):
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization; the samples stay."""
+
+    def release(self, rows: int) -> None:
+        """Free memory before a change of so many rows, where it would not be used after."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
@@ -153,6 +159,12 @@ class SharedSolver:
         if self._work is not None and (self._work.device != self.stats.device or self._work.shape[0] < self.solution.D):
             self._work = None
         self.stale = not self.stats.empty
+
+    def release(self, rows: int) -> None:
+        """Free the memory of a large system before a change of so many rows that it will be solved anew after."""
+        if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
+            self._work = None
+            self.reset()
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
@@ -288,6 +300,9 @@ class PairwiseSolver:
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
+    def release(self, rows: int) -> None:
+        """Do nothing: pairs are solved one at a time."""
+
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""
         del rows
@@ -296,9 +311,8 @@ class PairwiseSolver:
             return
         touched: set[int] = set()
         for batch, _ in changes:
-            assert batch.labels is not None
-            known = not checks.is_fake(batch.labels)
-            touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
+            known = batch.host_labels is not None
+            touched |= set(batch.host_labels.tolist()) if known else set(range(self.stats.num_classes))  # type: ignore[union-attr]
         for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
             del self._w[pair]
             self._P.pop(pair, None)

@@ -23,7 +23,7 @@ def write_report(
     """Write the page and return its findings.
 
     Args:
-        store: with an :class:`~torchlssvm.LSSVMHead` that holds labels.
+        store: with an :class:`~torchlssvm.LSSVMHead` that holds labels, or a :class:`~torchlssvm.MarginHead`.
         path: of the page.
         images: a folder, an array, or a function; see :func:`torchlssvm.report.pictures.source`.
         classes: their names.

@@ -106,7 +106,7 @@ class CertificateFacts:
 
     @property
     def issuer(self) -> str:
-        """Who issued it, as far as that is known."""
+        """The issuer, as far as it is known."""
         if not self.certificate.signatures:
             return "not known: the certificate is not signed, anybody could have written it"
         if self.signer is None:
@@ -153,7 +153,7 @@ class CertificateFacts:
 
     @property
     def not_covered(self) -> list[str]:
-        """What the certificate says nothing about."""
+        """Limits: facts that the certificate does not state."""
         c = self.certificate
         older = [*c.scope.get("snapshots", []), *c.scope.get("checkpoints", [])]
         out = ["Backups and copies of the store that were made by other means."]
@@ -173,7 +173,7 @@ class CertificateFacts:
 
     @property
     def commands(self) -> list[str]:
-        """Commands by which anybody can check it again."""
+        """Commands that check it again."""
         parts = " --store STORE" + (" --receipt RECEIPT" if self.receipt is not None else "")
         out = [f"torchlssvm verify {self.name}{parts} --public-key ISSUER.pub"]
         if "time stamp" in self.checks:

@@ -17,7 +17,7 @@ from torchlssvm.corrections.pending_events import PendingEvents
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, MarginHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.statistics.batch import fold_of
@@ -79,22 +79,25 @@ class Findings:
 
 @exactly
 def gather(store: SampleStore, certificates: Any = None) -> Findings:
-    """Gather the findings from a store whose head is an LSSVMHead with labels."""
+    """Gather the findings from a store whose head is an LSSVMHead with labels, or a MarginHead."""
     head = store.head
-    if not isinstance(head, LSSVMHead):
-        raise StoreError(f"a report needs a store with an LSSVMHead; this one has a {type(head).__name__}")
+    if not isinstance(head, LinearHead):
+        raise StoreError(
+            f"a report needs a store with an LSSVMHead or a MarginHead; this one has a {type(head).__name__}"
+        )
     if not len(store):
         raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
     if head.num_classes < 2 or head.statistics is None or head.statistics.kind != "labels":
         raise ValueError("a report is about labels: it needs a head with statistics and at least two classes")
     ids, scores, labels = store.leave_one_out()
+    squares = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
     leverage: list[Tensor] = []
     for rows in store.batches():
         subjects += rows.subjects
         added += rows.added
-        leverage.append(head.leverage(rows.x.to(head.device), relative=True).cpu())
+        leverage.append(squares.leverage(rows.x.to(head.device), relative=True).cpu())
     calibration = head.calibration or fit(scores, labels, torch.ones_like(scores[:, 0]), None)
     probabilities, scores, labels = calibration(scores).cpu(), scores.cpu(), labels.cpu()
     # one against one: ranked by the worst pair, as store.label_errors does; probabilities are those of the votes
@@ -163,7 +166,7 @@ def harm(store: SampleStore, head: Any, ids: Sequence[str]) -> Tensor:
     out = torch.full((len(ids),), float("nan"), dtype=torch.float64)
     if head.multiclass == "ovo" or not 0 < int(half.sum()) < len(ids) or int(torch.bincount(half).min()) < 2:
         return out
-    config = head.config() | {"folds": 0}
+    config = {name: 0 if name == "folds" else value for name, value in head.config().items()}
     models = [type(head).from_config(config, device=head.device) for _ in range(2)]
     judges: list[list[Tensor]] = [[], []]
     truths: list[list[Tensor]] = [[], []]

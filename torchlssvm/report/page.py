@@ -21,6 +21,9 @@ from torchlssvm.wording import counted
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser lets the page do: show itself."""
 
+SELECTION_WORDS = {"gcv": "generalized cross-validation", "kfold": "cross-validation in five folds"}
+"""Descriptions of the ways in which the errors of many values of rho are estimated."""
+
 MULTICLASS_WORDS = {"ovr": "one against the rest", "ovo": "one against one"}
 
 SHOWN_EVENTS = 25
@@ -197,7 +200,7 @@ def _trust(found: Findings) -> str:
     rhos, errors = found.path.rhos.tolist(), found.path.errors.tolist()
     rho = found.head["rho"]
     path = Chart(
-        decades([*rhos, rho]), linear(errors), "rho", "error", "generalized cross-validation error against rho"
+        decades([*rhos, rho]), linear(errors), "rho", "error", f"{SELECTION_WORDS[found.path.method]} error against rho"
     )
     path.line(rhos, errors)
     path.mark(found.path.rho, f"best {number(found.path.rho)}", "first")
@@ -208,7 +211,7 @@ def _trust(found: Findings) -> str:
         + figure(
             reliable, "Calibration", f"{found.calibration.method}, on leave-one-out scores; a dot's size is its share"
         )
-        + figure(path, "Regularization", "generalized cross-validation, from statistics alone")
+        + figure(path, "Regularization", SELECTION_WORDS[found.path.method])
         + "</div>"
     )
 

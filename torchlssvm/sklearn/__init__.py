@@ -11,6 +11,6 @@ True
 """
 
 from torchlssvm.sklearn.kernel import IncrementalSVC, KernelLSSVMClassifier
-from torchlssvm.sklearn.linear import LSSVMClassifier, LSSVMRegressor
+from torchlssvm.sklearn.linear import LSSVMClassifier, LSSVMRegressor, MarginClassifier
 
-__all__ = ["IncrementalSVC", "KernelLSSVMClassifier", "LSSVMClassifier", "LSSVMRegressor"]
+__all__ = ["IncrementalSVC", "KernelLSSVMClassifier", "LSSVMClassifier", "LSSVMRegressor", "MarginClassifier"]

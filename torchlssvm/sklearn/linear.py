@@ -1,4 +1,4 @@
-"""Estimators on an :class:`~torchlssvm.LSSVMHead`."""
+"""Estimators on the linear heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class LinearEstimator(BaseEstimator):
-    """The base of the two estimators on an :class:`~torchlssvm.LSSVMHead`."""
+    """The base of the estimators on a linear head."""
 
-    head_: LSSVMHead
+    head_: LinearHead
 
-    def _make(self, in_features: int, outputs: int, **options: Any) -> LSSVMHead:
-        return LSSVMHead(
+    def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
+        return kind(
             in_features, outputs, rho=self.rho, intercept=self.intercept, grid=self.grid, normalize=self.normalize,
             scale=self.scale, device=self.device, **options,
         )  # fmt: skip
@@ -78,49 +78,19 @@ class LinearEstimator(BaseEstimator):
         return scores
 
 
-class LSSVMClassifier(Classifier, LinearEstimator):
-    """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
-
-    Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
-    stand-in for ``RidgeClassifierCV`` that does not hold X.
-
-    Args:
-        rho: the regularization, scikit-learn's alpha.
-        alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``.
-        intercept: ``"free"``, ``"penalized"`` or ``"none"``.
-        class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        multiclass: ``"ovr"`` or ``"ovo"``.
-        calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
-            ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
-            the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
-        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
-            samples out of the scale too; ``coef_`` is of the features as they come.
-        grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
-        device: where the head lives.
-    """
-
-    def __init__(
-        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free", class_weight: Any = None,
-        multiclass: str = "ovr", calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
-        grid: Any = None, device: Any = None,
-    ):  # fmt: skip
-        self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
-        self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
-        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
+class LinearClassifier(Classifier, LinearEstimator):
+    """The base of the classifiers on a linear head."""
 
     def _start(self, in_features: int) -> None:
+        """Make an empty head for ``classes_``."""
+        raise NotImplementedError
+
+    def _class_weight(self) -> Any:
+        """The class weights as a head takes them: a dict from labels becomes a tensor (K,)."""
         weight = self.class_weight
-        if isinstance(weight, dict):
-            weight = torch.tensor([float(weight.get(c, 1.0)) for c in self.classes_.tolist()])
-        self.head_ = self._make(
-            in_features,
-            len(self.classes_),
-            class_weight=weight,
-            multiclass=self.multiclass,
-            per_class=weight is not None or None,
-        )
+        if not isinstance(weight, dict):
+            return weight
+        return torch.tensor([float(weight.get(c, 1.0)) for c in self.classes_.tolist()])
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,)."""
@@ -156,15 +126,96 @@ class LSSVMClassifier(Classifier, LinearEstimator):
         self.head_.remove(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
         return self
 
-    def _binary(self) -> bool:
-        return len(self.classes_) == 2 and self.multiclass == "ovr"
-
     def predict_proba(self, X: Any) -> Array:
         """Predict calibrated probabilities (B, K)."""
         check_is_fitted(self, "head_")
         X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
         out: Array = self.head_.predict_proba(self._here(X)).cpu().numpy()
         return out
+
+    def _binary(self) -> bool:
+        return len(self.classes_) == 2
+
+
+class LSSVMClassifier(LinearClassifier):
+    """Least-squares SVM (ridge) classifier with exact ``partial_fit`` and ``partial_unfit``.
+
+    Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
+    stand-in for ``RidgeClassifierCV`` that does not hold X.
+
+    Args:
+        rho: the regularization, scikit-learn's alpha.
+        alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
+        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``.
+        intercept: ``"free"``, ``"penalized"`` or ``"none"``.
+        class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
+        multiclass: ``"ovr"`` or ``"ovo"``.
+        calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
+            ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
+            the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
+        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
+            samples out of the scale too; ``coef_`` is of the features as they come.
+        grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
+        device: where the head lives.
+    """
+
+    def __init__(
+        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free", class_weight: Any = None,
+        multiclass: str = "ovr", calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
+        grid: Any = None, device: Any = None,
+    ):  # fmt: skip
+        self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
+        self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
+
+    def _start(self, in_features: int) -> None:
+        weight = self._class_weight()
+        self.head_ = self._make(
+            LSSVMHead, in_features, len(self.classes_), class_weight=weight, multiclass=self.multiclass,
+            per_class=weight is not None or None,
+        )  # fmt: skip
+
+    def _binary(self) -> bool:
+        return len(self.classes_) == 2 and self.multiclass == "ovr"
+
+
+class MarginClassifier(LinearClassifier):
+    """Squared-hinge SVM, one class against the rest, with exact ``partial_fit`` and ``partial_unfit``.
+
+    A stand-in for ``LinearSVC(loss="squared_hinge")`` whose samples can be taken out again: the result is that of a fit on the
+    others. It holds its samples, as integers on a grid; ``sample_weight`` are therefore integers, numbers of copies.
+
+    Args:
+        rho: the regularization: ``LinearSVC`` has C = 1 / (2 rho).
+        alphas: None (rho as it is), ``"path"`` (nine values around the scale of the data) or a list of values.
+        selection: ``"kfold"`` or ``"loo"``, how ``fit`` chooses among ``alphas``.
+        intercept: ``"free"``, ``"penalized"`` (as ``LinearSVC`` has it) or ``"none"``.
+        class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
+        calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: as for :class:`LSSVMClassifier`.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
+        scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
+        grid: ``"auto"`` or a :class:`~torchlssvm.FixedPoint`.
+        device: where the head lives.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = MarginClassifier().fit(X, y)
+    >>> bool(clf.score(X, y) > 0.9), clf.partial_unfit(X[:10], y[:10]).head_.n
+    (True, 140)
+    """
+
+    def __init__(
+        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "kfold", intercept: str = "free",
+        class_weight: Any = None, calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
+        grid: Any = "auto", device: Any = None,
+    ):  # fmt: skip
+        self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
+        self.class_weight, self.calibration = class_weight, calibration
+        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
+
+    def _start(self, in_features: int) -> None:
+        self.head_ = self._make(MarginHead, in_features, len(self.classes_), class_weight=self._class_weight())
 
 
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
@@ -202,7 +253,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,) or (n, K); sample_weight: (n,)."""
         X, y = self._check(X, y, True)
-        self.head_ = self._make(X.shape[1], y.shape[1])
+        self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
         x, target, weight = self._here(X), self._here(y), self._weight(sample_weight, X)
         self.head_.add(x, target, weight=weight)
         self._select(x, target, weight)
@@ -213,7 +264,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         first = not hasattr(self, "head_")
         X, y = self._check(X, y, first)
         if first:
-            self.head_, self.alpha_ = self._make(X.shape[1], y.shape[1]), float(self.rho)
+            self.head_, self.alpha_ = self._make(LSSVMHead, X.shape[1], y.shape[1]), float(self.rho)
         self.head_.add(self._here(X), self._here(y), weight=self._weight(sample_weight, X))
         return self
 

@@ -37,7 +37,7 @@ class KnownFile:
 
 @dataclass(frozen=True)
 class AccessReport:
-    """What a store holds of one subject."""
+    """Content of a store about one subject."""
 
     subject: str
     samples: list[HeldSample]

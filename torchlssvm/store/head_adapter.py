@@ -21,7 +21,7 @@ from torchlssvm.errors import StoreError
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
-from torchlssvm.linear.kinds import class_of
+from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.sample_adapter import Names, SampleAdapter, SampleArguments
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.sum_check import SumCheck
@@ -38,9 +38,7 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
     """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
     options = {k: v for k, v in config.items() if k != "type"}
     try:
-        kind = class_of(config)
-        if kind is None:
-            raise ValueError(f"it is a {str(config['type'])[:80]}")
+        kind = HEAD_TYPES[config["type"]]
         J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -126,6 +124,11 @@ class LinearAdapter(SampleAdapter):
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
         head.data_choices = choices
+
+    @property
+    def rho_is_open(self) -> bool:
+        """True if the head has a rule for rho and has not chosen: it has no value of its own."""
+        return self.head.data_choices.rho_due
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
@@ -253,6 +256,8 @@ class KernelAdapter(SampleAdapter):
     def config(self) -> dict[str, Any]:
         """Facts that must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
+
+    rho_is_open = False
 
     def chosen(self) -> None:
         """None: a kernel machine chooses nothing from data."""

@@ -18,7 +18,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, TorchLSSVMError
 from torchlssvm.events import (
     CPU,
     Add,
@@ -33,7 +33,8 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
-from torchlssvm.linear.kinds import class_of
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import FILE, Database
@@ -202,6 +203,8 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
+            if adapter.chosen() is not None:
+                self._db.put("chosen", adapter.chosen())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -235,7 +238,7 @@ class SampleStore:
             )
         if self._live.adapter is not None:
             self._check_adapter(config, self._live.adapter)
-        elif class_of(config) is not None:
+        elif config["type"] in HEAD_TYPES:
             self._live.adapter = adapter_for(head_from(config, device))
         self._table.load_codec()
         if self._live.adapter is not None and not self.readonly:
@@ -453,6 +456,7 @@ class SampleStore:
             "samples": len(self),
             "subjects": len(self.subjects()),
             "labels": {str(label): count for label, count in labels},
+            "head": self._db.get("head")["type"],
             "features": codec.J,
             "classes": codec.K,
             "resolution": None if grid is None else grid.resolution,
@@ -480,13 +484,14 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
+            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
@@ -514,6 +519,41 @@ class SampleStore:
                 head.calibrate_on(scores, labels, method)
                 options = self._live.save_options()
             self._live.options, self._live.stale = options, False
+
+    def choose_rho(self) -> float | None:
+        """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
+
+        At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
+        record of choices calls older than the samples.
+        """
+        adapter = self._live.adapter
+        if not isinstance(adapter, LinearAdapter):
+            return None
+        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
+            try:
+                with self._db.held(), self._db.transaction():
+                    head = self._live.prepare().head
+                    if isinstance(head, LSSVMHead):
+                        head.choose_rho()
+                    options = self._live.save_options()
+                self._live.options = options
+            except (StoreBusyError, StoreDiskError) as error:
+                log.warning("%s: rho is not chosen again: %s", self.path, error)
+        return adapter.head.rho
+
+    def set_rho(self, value: float | str) -> float:
+        """Set rho of the head, a number or ``"gcv"`` (chosen from the samples), and keep it; returns the value in use."""
+        self._check_writable()
+        with self._db.held():
+            self._linear("rho")
+            with self._db.transaction():
+                head = self._live.prepare().head
+                head.rho = value
+                if isinstance(head, LSSVMHead):
+                    head.choose_rho()
+                options = self._live.save_options()
+            self._live.options = options
+            return float(head.rho)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -824,6 +864,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
+        self.choose_rho()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
         certificate = self._issue(wanted, choices or {})
@@ -855,7 +896,7 @@ class SampleStore:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
         With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for somebody who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        for a verifier who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
         """
         with self.view():
             at = self.position if position is None else position

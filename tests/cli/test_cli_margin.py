@@ -1,0 +1,47 @@
+"""The command line with a MarginHead: the same commands, the same digests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.cli_tools import ADD, GRID, J, K, N, Shell, write
+from torchlssvm import MarginHead
+from torchlssvm.store import SampleStore
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(capsys, tmp_path)
+
+
+def test_a_store_with_a_margin_head(shell: Shell) -> None:
+    x, y, subjects = write(shell.folder)
+    shell("init", "s", "--features", J, "--classes", "ant,bee,cow", "--grid", "16", "--head", "margin", "--rho", 0.5)
+    shell(*ADD)
+    shell("export", "s", "all.pt")
+    assert shell.json("stats", "s")["head"] == "MarginHead"
+    looked = shell.json("preview", "s", "--subject", "person-07", "--features", "x.npy", "--labels", "y.npy")
+    keep = np.array([s != "person-07" for s in subjects])
+    assert (looked["samples"], looked["remaining"]) == (N - keep.sum(), keep.sum())
+    shell("relabel", "s", "--id", "s1", "--label", "cow")
+    y[1] = 2
+    gone = shell.json("remove", "s", "--subject", "person-07", "--compact", "--certificate", "c.json")
+    fresh = MarginHead(J, K, rho=0.5, grid=GRID).add(torch.from_numpy(x[keep]), torch.from_numpy(y[keep]))
+    assert gone["digest"] == fresh.digest()
+    verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
+    assert "active follow from them" in shell.json(*verify)["checks"]["head"]
+    shell("export", "s", "rest.pt")
+    assert shell.json(*verify, "--head", "rest.pt")["verified"] is True
+    assert "holds other samples" in shell(*verify, "--head", "all.pt", code=3)
+    with SampleStore(shell.folder / "s") as store:
+        torch.testing.assert_close(store.head.w, fresh.w, rtol=1e-12, atol=1e-12)
+    page = shell.json("report", "s", "--out", "r.html")
+    scores = fresh.leave_one_out(torch.from_numpy(x[keep]), torch.from_numpy(y[keep]))
+    right = float((scores.argmax(1) == torch.from_numpy(y[keep])).double().mean())
+    assert page["accuracy"] == pytest.approx(right, abs=1e-12)
+    assert "cross-validation in five folds" in (shell.folder / "r.html").read_text()
