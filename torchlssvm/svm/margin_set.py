@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.samples import Array, Samples, index_of
 from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
 
 SPAN = 10 * DEPENDENT
@@ -29,7 +29,7 @@ WATCH_FROM = 400
 """Samples below which a walk watches all: there is little to save."""
 WATCH_LEAST = 64
 """Reserve vectors that are watched at least,"""
-WATCH_SHARE = 6
+WATCH_SHARE = 8
 """and this part of them, the nearest."""
 SPARE = 48
 """Columns for samples that are watched later."""
@@ -116,19 +116,16 @@ class MarginSet:
 
     def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Entries of QS for new samples, whose rows of Q these are."""
-        m, k = self.m, self.top
-        if len(at) == 1:
-            m.QS[:k, int(at[0])] = Q[0][m.at[:k]] * m.used[:k]
-        else:
-            m.QS[:k, at] = (Q[:, m.at[:k]] * m.used[:k]).T
-        m.QS[0, at] = self.samples.y[at]
+        m, k, index = self.m, self.top, index_of(at)
+        m.QS[:k, index] = (Q[:, m.at[:k]] * m.used[:k]).T
+        m.QS[0, index] = self.samples.y[index]
         if m.W is m.QS:
             self.watched = None
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of samples that are not margin vectors."""
         w = self.watched
-        self.m.QS[: self.top, at if len(at) > 1 else int(at[0])] = 0.0
+        self.m.QS[: self.top, index_of(at)] = 0.0
         if w is None:
             return
         if self.m.W is not self.m.QS:
@@ -178,7 +175,8 @@ class MarginSet:
             W = np.zeros((len(m.a), columns))
             W[: self.top, :k] = m.QS[: self.top, chosen]
         self.m, self._chosen = m._replace(W=W), k
-        self.watched = Watch(at, place, *(np.zeros(columns) for _ in range(3)), np.array([k]))
+        slack, sign, root = np.zeros((3, columns))
+        self.watched = Watch(at, place, slack, sign, root, np.array([k]))
         return self.watched
 
     def widen(self) -> Watch:

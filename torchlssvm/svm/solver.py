@@ -20,7 +20,7 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import Array, Samples, Snapshot
+from torchlssvm.svm.samples import Array, Samples, Snapshot, index_of
 from torchlssvm.svm.steps import AT_BOUND, ENDLESS, EPS, UNITS
 from torchlssvm.svm.warm_start import balanced, near_optimum
 
@@ -178,13 +178,14 @@ class PathSolver:
 
     def _arrive(self, new: Array) -> Array:  # (B,) -> (k,)
         """rest, g and entries of QS for new samples, alpha = 0; returns those on the wrong side."""
-        s, m = self.samples, self.margin.m
-        outside = np.where(s.side != 0, s.alpha, 0.0)
+        s = self.samples
+        outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
             self.rows.extend(part, Q)
             self.margin.extend(part, Q)
-            s.rest[part] = Q @ outside
-            s.g[part] = s.rest[part] + m.a @ m.QS[:, part] - 1.0
+            i = index_of(part)
+            s.rest[i] = Q @ outside
+            s.g[i] = Q @ s.alpha + s.y[i] * self.margin.b - 1.0
             if len(new) == 1 and s.g[part[0]] < 0:
                 self.rows.keep(int(part[0]), Q[0])
         return new[s.g[new] < 0]

@@ -289,7 +289,8 @@ def walk(
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
     beta = np.zeros(len(m.a))
-    known, since, stalled, events, kind, rate_in = False, REFINED_EVERY, 0, 0, NONE, 0.0
+    known, since = False, REFINED_EVERY if i < 0 else 0
+    stalled, events, kind, rate_in = 0, 0, NONE, 0.0
     balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
     pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
     root = s.root[m.at] * m.used
