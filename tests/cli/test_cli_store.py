@@ -389,3 +389,20 @@ def test_keygen_does_not_write_over_a_key(shell: Shell) -> None:
     assert "k.pub is there already" in shell("keygen", "k", code=1)
     assert (shell.folder / "k").read_bytes() == secret
     audit.private_key(shell.folder / "k")
+
+
+def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
+    x, y = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).numpy(), np.arange(60) % 3
+    np.save(tmp_path / "x.npy", x + y[:, None])
+    np.save(tmp_path / "y.npy", y)
+    shell("init", "r", "--features", 5, "--classes", 3)
+    shell("add", "r", "--features", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
+    with SampleStore(shell.folder / "r") as store:
+        chosen, choices = store.head.rho, store.head.choices["rho"]
+        assert chosen == LSSVMHead(5, 3, rho="gcv", grid=store.head.grid).add(torch.tensor(x + y[:, None]), y).rho
+    assert "made for the samples held" in choices
+    assert shell.json("set", "r", "--rho", "5")["rho"] == 5.0
+    assert shell.json("set", "r", "--rho", "gcv")["rho"] == chosen
+    assert shell.run("set", "r", "--rho", "-1")[0] == 1
+    assert shell.run("set", "r", "--rho", "best")[0] == 2
+    assert shell.run("set", "r")[0] == 2

@@ -21,8 +21,9 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-from torchlssvm.linear import LinearHead
+from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -128,6 +129,7 @@ def _check_state(
             return digest == expected if store is not None else _opens(cert, digest, opening)
 
         checks |= _check_head(head, is_expected, store)
+        checks |= _check_rho(getattr(head, "head", head))
         checks |= _check_calibration(getattr(head, "head", head), cert, store)
     return checks
 
@@ -327,6 +329,20 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
     mine, theirs = head.sample_state(), store.relearn(fresh).sample_state()
     if any(mine[name].shape != rows.shape or not mine[name].equal(rows) for name, rows in theirs.items()):
         raise VerificationError("the head holds other rows than the store")
+
+
+def _check_rho(head: Any) -> dict[str, str]:
+    """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding."""
+    if not isinstance(head, LSSVMHead) or head.data_choices.rho_rule is None:
+        return {}
+    if head.data_choices.made["rho"][0] != head.version:
+        return {"rho": head.choices["rho"]}
+    above = excess(head.view(), head.rho)
+    if not above <= MINIMUM_TOLERANCE:
+        raise VerificationError(
+            f"rho is {head.rho!r}, and its error lies {above:.2g} above the least: the samples held do not give it by GCV"
+        )
+    return {"rho": f"{head.rho!r}, least by GCV for the samples held (to {above:.1g})"}
 
 
 def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:

@@ -131,7 +131,7 @@ class MarginHead(nn.Module):
         weight = check_class_weight(class_weight, num_classes, device)
         if per_class is False and weight is not None:
             raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
-        self._options = SolverOptions(checks.positive(rho, "rho"), intercept, weight)
+        self._options = SolverOptions(check_rho(rho), intercept, weight)
         self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
         self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
         self.data_choices = DataChoices()
@@ -200,7 +200,7 @@ class MarginHead(nn.Module):
     @rho.setter
     @exclusive
     def rho(self, value: float) -> None:
-        value = checks.positive(value, "rho")
+        value = check_rho(value)
         with self.changing():
             self.solver.set_rho(value)
             self.data_choices.made.pop("rho", None)
@@ -763,3 +763,13 @@ class MarginHead(nn.Module):
         """Shape, options and count."""
         shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{shape}, n={self.n}, rho={self.rho:g}, intercept={self.intercept!r}"
+
+
+def check_rho(value: Any) -> float:
+    """A finite rho > 0; ValueError for "gcv", which is a formula for squared errors."""
+    if isinstance(value, str) and value == "gcv":
+        raise ValueError(
+            'rho="gcv" is for LSSVMHead: generalized cross-validation needs squared errors. Give MarginHead a number, and let '
+            "head.select_rho() choose by k-fold on the samples held"
+        )
+    return checks.positive(value, "rho")
