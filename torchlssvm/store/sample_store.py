@@ -33,6 +33,7 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -607,7 +608,7 @@ class SampleStore:
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
-        with self._db.held():
+        with threads_for(0), self._db.held():  # rows are encoded on one thread; large sums inside have all
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
