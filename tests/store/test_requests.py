@@ -15,7 +15,7 @@ import torch
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, StoreError, VerificationError
 from torchlssvm.audit import ErasureReceipt
 from torchlssvm.events import Add, Remove
-from torchlssvm.store import SampleStore
+from torchlssvm.store import SampleStore, check_absence
 from torchlssvm.store.requests import add_month
 
 J, N = 5, 12
@@ -244,3 +244,39 @@ def test_receipts_of_many_samples_are_checked_in_one_pass(store: SampleStore) ->
     ):
         with pytest.raises(VerificationError, match="of another number"):
             replace(receipt, events=[wrong]).check(certificate)
+
+
+def test_a_request_is_erased_when_nothing_is_held_of_all_whom_it_names(store: SampleStore, tmp_path: Path) -> None:
+    """One of two subjects is erased and compacted: the other is neither forgotten nor answered for."""
+    store.requests.open(["customer-1", "customer-2"], ids=["photo-000"], request_id="R-1")
+    first = store.apply(Remove(subject="customer-1"), request="R-1")
+    assert store.requests.get("R-1").state == "received"
+    receipt = store.write_receipt([first.event_id], tmp_path / "first.json")
+    assert receipt.subjects == ["customer-1"]  # the others are not in it: they are held
+    store.compact()
+    half = store.requests.get("R-1")
+    assert (half.state, half.named("subject"), half.named("id")) == ("received", ["customer-2"], ["photo-000"])
+    store.requests.certified([first.event_id])
+    with pytest.raises(ValueError, match="not erased and not compacted and not certified"):
+        store.requests.close("R-1")
+    certificate = store.certificate(["R-1", first.event_id])
+    assert "no sample of customer-1 is in the store" in check_absence(store, certificate, receipt)["receipt"]
+    rest = [store.apply(event, request="R-1") for event in (Remove(subject="customer-2"), Remove(ids=["photo-000"]))]
+    assert store.requests.get("R-1").state == "erased"
+    store.write_receipt([r.event_id for r in rest], tmp_path / "rest.json")
+    store.compact()
+    done = store.requests.get("R-1")
+    assert (done.state, done.forgotten, len(done.events)) == ("compacted", True, 3)
+    store.requests.certified([first.event_id])  # not all of them
+    assert store.requests.get("R-1").state == "compacted"
+    store.requests.certified(done.events)
+    with pytest.raises(ValueError, match="no longer kept, so a text cannot be checked"):
+        store.requests.close("R-1", "customer-1 is gone")
+    assert store.requests.close("R-1").state == "answered"
+
+
+def test_a_request_may_arrive_on_a_day_that_is_tomorrow_elsewhere(store: SampleStore) -> None:
+    here = datetime.now(timezone.utc) + timedelta(hours=13)
+    assert store.requests.open("customer-1", received=here.isoformat()).open
+    with pytest.raises(ValueError, match="in the future"):
+        store.requests.open("customer-1", received=here + timedelta(days=1))
