@@ -17,6 +17,7 @@ from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.functional.votes import votes
 from torchlssvm.linear import checkpoint, column_selection
 from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
@@ -411,7 +412,8 @@ class LSSVMHead(nn.Module):
     @exclusive
     def digest(self) -> str:
         """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
-        return self.need_statistics("a digest").digest()
+        with threads_for(PASS_WORK * self.in_features**2):
+            return self.need_statistics("a digest").digest()
 
     @exclusive
     def drift(self) -> float:
@@ -491,7 +493,7 @@ class LSSVMHead(nn.Module):
             return self
         if stats is not None and plain:
             rows, ((old, _), (new, _)) = self.rows.held.changed([(old, -1), (new, 1)])
-            with self.changing():
+            with threads_for(0), self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
                 self.rows.held = rows
                 self.solver.relabelled(old, new, q)
@@ -908,7 +910,7 @@ class LSSVMHead(nn.Module):
                 self._choose_rho()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
-            with self.integrity if compact else nullcontext():
+            with threads_for(0), self.integrity if compact else nullcontext():
                 self._solving = True
                 P = self.solver.inverse() if inverse else None
                 w, b = self.solver.weights()
@@ -1006,7 +1008,7 @@ class LSSVMHead(nn.Module):
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
-        with self.changing():
+        with threads_for(0), self.changing():  # large sums and solves inside have all threads
             self.solver.release(sum(len(batch) for batch, _ in changes))
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
             self.solver.changed(changes, views)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, cost
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
@@ -215,10 +216,11 @@ class SharedSolver:
             weights = normal.class_weights(weights, self.stats.counts)
         standard = standardization(self.stats, doubtful) if self.stats.scale else None
         units = normal.Units.of(self.stats.choices, self.options.rho)
-        base = normal.solve(
-            self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
-            standard=standard,
-        )  # fmt: skip
+        with threads_for(self.solution.D**3 / 3):
+            base = normal.solve(
+                self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
+                standard=standard,
+            )  # fmt: skip
         self.standard, self._work = standard, base.factor.L
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
@@ -230,7 +232,8 @@ class SharedSolver:
             self.solve(doubtful)
         try:
             if self.solution.pending:
-                self.solution.take_in()
+                with threads_for(4.0 * self.solution.pending * self.solution.D**2):
+                    self.solution.take_in()
         except TooInaccurate:
             self.solve(doubtful)
         except NotPositiveDefinite:  # of rows that are held it is rounding
@@ -244,7 +247,8 @@ class SharedSolver:
         self.weights(doubtful)
         if not self.solution.updatable and not self.stats.empty:
             self.solve(doubtful)
-        return self.solution.inverse()
+        with threads_for(self.solution.D**3):
+            return self.solution.inverse()
 
     def whitened(self) -> Whitened | None:
         """The system as solved, whitened by the factor of the solve; None where that takes another solve."""
@@ -351,8 +355,9 @@ class PairwiseSolver:
         standard = None
         if self.stats.scale and missing and not self.stats.empty:
             standard = standardization(self.stats, doubtful)
-        for pair in missing:
-            self._solve(pair, standard, doubtful)
+        with threads_for(self.stats.in_features**3):
+            for pair in missing:
+                self._solve(pair, standard, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
     def inverse(self, doubtful: bool = False) -> Tensor:

@@ -11,8 +11,10 @@ A *group* is a class, a fold, both, or everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.device_products import require_exact_products
+from torchlssvm.functional.threads import share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 from torchlssvm.statistics.undo_log import UndoLog, UndoRows
 
@@ -33,6 +36,11 @@ TAIL_CHANGE_ROWS = 256
 PRODUCT_NUMBERS = 2**17
 """Numbers (1 MB of float64) that a product of more than 1,024 rows takes at most, so that they stay in the cache."""
 
+
+SHARED_RUNS = 4
+"""Runs of rows from which on several threads share them; fewer are one product after the other, each on all threads."""
+
+_carrying = threading.Lock()  # held while a thread adds to canonical sums
 
 DIRECT_NUMBERS = 2**24
 """Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
@@ -187,11 +195,12 @@ class Accumulator:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
         self._diag = None
-        if change.codes is None:
-            self._push_group(0, change, None, change.bounds)
-        else:
-            for group, index, place in self._by_group(change.codes, change.host_codes):
-                self._push_group(group, change, index, change.bounds[place])
+        with threads_for(2.0 * len(change.x) * self.J**2):
+            if change.codes is None:
+                self._push_group(0, change, None, change.bounds)
+            else:
+                for group, index, place in self._by_group(change.codes, change.host_codes):
+                    self._push_group(group, change, index, change.bounds[place])
 
     def _by_group(
         self, codes: Tensor, host: NDArray[np.int64] | None
@@ -217,22 +226,59 @@ class Accumulator:
         return list(zip(present, parts, places, strict=True))
 
     def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
-        x, mult = change.x, change.mult
         chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
+        runs = split_runs(bounds, chunk)
+        if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
+            if self._undo is not None:
+                self.protect(group)
+            share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs)
+            self.touched.add(group)
+            return
         work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
         if self._scratch is None:
             self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
-        gathered = None if index is None else torch.empty(chunk, self.J, dtype=x.dtype, device=self.device)
-        for a, b in split_runs(bounds, chunk):
+        for a, b in runs:
             pick = slice(a, b) if index is None else index[a:b]
+            by = self._write_rows(change, pick, work[: b - a], self._scratch)
+            self._accumulate(group, work[: b - a], by, float(change.sign), float(bounds[a:b].sum()))
+
+    def _write_rows(self, change: SignedRows, pick: slice | Tensor, rows: Tensor, scratch: Tensor) -> Tensor | None:
+        """Write some rows of a change on the grid, and their side columns; returns their multiplicities."""
+        part = change.x[pick]
+        self.quantize(part, rows[:, : self.J], scratch)
+        if change.observer is not None:
+            change.observer(pick, rows[:, : self.J])
+        change.write_side(rows[:, self.J :], pick)
+        return None if change.mult is None else change.mult[pick]
+
+    def _sum_aside(
+        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], chunk: int,
+        runs: Iterator[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """Sum runs of rows in memory of its own, then add that to the sums of the group: for one of several threads.
+
+        Integers: the order does not matter.
+        """
+        work = torch.empty(chunk, self.J + self.R, dtype=torch.float64)
+        scratch = torch.empty(chunk, self.J, dtype=torch.float32)
+        acc = torch.zeros(gram.packed_size(self.J, self.R, product=True), dtype=torch.float64)
+        held = 0.0
+        for a, b in runs:
+            bound = float(bounds[a:b].sum())
+            if held + bound > gram.LARGEST_EXACT_INTEGER:
+                self._carry_aside(group, acc)
+                held = 0.0
             rows = work[: b - a]
-            part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
-            self.quantize(part, rows[:, : self.J], self._scratch)
-            if change.observer is not None:
-                change.observer(pick, rows[:, : self.J])
-            change.write_side(rows[:, self.J :], pick)
-            by = None if mult is None else mult[pick]
-            self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+            by = self._write_rows(change, slice(a, b) if index is None else index[a:b], rows, scratch)
+            gram.accumulate_(acc, rows, self.J, None if by is None else rows * by[:, None], float(change.sign))
+            held += bound
+        if held:
+            self._carry_aside(group, acc)
+
+    def _carry_aside(self, group: int, acc: Tensor) -> None:
+        with _carrying:
+            self.sums[group] = gram.carry_(self.sums.get(group), acc, self.J, self.R, self.dtype)
+        acc.zero_()
 
     def _wide(self, rows: int) -> Tensor:
         """Make a buffer for more rows than the tail has."""
@@ -273,6 +319,10 @@ class Accumulator:
         length, self._length = self._length, 0
         if not length:
             return
+        with threads_for(2.0 * length * self.J**2):
+            self._flush_rows(length)
+
+    def _flush_rows(self, length: int) -> None:
         bound, self._tail_bound = self._tail_bound, 0.0
         rows = self._room()[:length]
         if self.groups == 1:

@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
@@ -87,6 +88,13 @@ def inspect(
     """
     if checks.is_fake(x, y, mult):
         return None
+    with threads_for(PASS_WORK * x.numel()):
+        return _inspect(x, y, kind, mult, whole, along)
+
+
+def _inspect(
+    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool, along: Sequence[Tensor]
+) -> list[NDArray[Any]]:
     parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
     if kind == "values":
         parts.append(checks.row_largest(y))

@@ -33,6 +33,7 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchlssvm.store")
 
 REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of head and store for what they do not take, raised before or after a change but never in the middle of one."""
+"""Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
+Others, e.g. torch out of memory, are not the event's fault."""
 
 NOTE_PREFIX, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""
@@ -606,7 +608,7 @@ class SampleStore:
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
-        with self._db.held():
+        with threads_for(0), self._db.held():  # rows are encoded on one thread; large sums inside have all
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
@@ -39,10 +40,11 @@ def leave_one_out(
     parts = problems(view)
     members = None if groups is None else check_groups(groups, len(samples))
     something_left(samples, members, float(view.n))
-    if parts[0].pair is None:
-        return _scores(parts[0], samples, members)
-    scores = _pair_scores(parts, samples, members)
-    return PAIR_RULES[pairs](scores, view.num_classes)
+    with threads_for(2.0 * len(samples) * view.in_features**2):
+        if parts[0].pair is None:
+            return _scores(parts[0], samples, members)
+        scores = _pair_scores(parts, samples, members)
+        return PAIR_RULES[pairs](scores, view.num_classes)
 
 
 def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
