@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py            # about a minute
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --quick    # digits at n = 500 only
+    OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --only "digits 1797"    # one data set
     OMP_NUM_THREADS=1 python recipes/benchmarks/incremental_svm.py --scale 5000 10000 20000 50000    # a quarter of an hour
 
 Digits (even against odd) and breast cancer come with scikit-learn; Ringnorm, Splice and German are read from the folder that
@@ -77,6 +78,8 @@ class Case:
 
     def run(self) -> dict[str, str]:
         n = len(self.y)
+        small = self.machine().fit(self.tx[:400], self.ty[:400])  # compile
+        small.remove(small.add(self.tx[400:440], 1 - self.ty[400:440], method="path"), method="path")
         self.machine().fit(self.tx, self.ty)
         fits = [(seconds(self.svc), seconds(lambda: self.machine().fit(self.tx, self.ty))) for _ in range(5)]
         svm = self.machine().fit(self.tx, self.ty)
@@ -187,7 +190,8 @@ def all_margin(n: int) -> Case:
 def fits(name: str, case: Case, single: bool) -> None:
     """A fit against two of SVC, and samples added and removed one at a time."""
     n = len(case.y) - SINGLE
-    case.machine().fit(case.tx[:1500], case.ty[:1500])  # compile
+    small = case.machine().fit(case.tx[:1500], case.ty[:1500])  # compile
+    small.remove(small.add(case.tx[1500:1540], 1 - case.ty[1500:1540], method="path"), method="path")
     svm, before = case.machine(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     fit = processor_seconds(lambda: svm.fit(case.tx[:n], case.ty[:n]))
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -224,6 +228,7 @@ def scale(sizes: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of it")
+    parser.add_argument("--only", metavar="NAME", help="the data set of this name alone")
     parser.add_argument("--scale", type=int, nargs="+", metavar="N", help="fits of so many samples instead")
     options = parser.parse_args()
     quick = options.quick
@@ -238,13 +243,16 @@ def main() -> None:
     )
     head = False
     for name, (x, y) in sets(quick).items():
+        if options.only not in (None, name):
+            continue
         for C in (1.0, 10.0):
             row = {"data": name, "C": f"{C:g}"} | Case(x, y, C).run()
             if not head:
                 print("".join(f"{k:>14}" for k in row))
                 head = True
             print("".join(f"{v:>14}" for v in row.values()), flush=True)
-    growth(1000 if quick else 8000)
+    if options.only is None:
+        growth(1000 if quick else 8000)
 
 
 if __name__ == "__main__":
