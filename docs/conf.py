@@ -15,6 +15,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small; figures do not hang on the number of cores
 
 import inventories  # noqa: E402
+from docutils import nodes  # noqa: E402
 
 from torchlssvm import __version__  # noqa: E402
 
@@ -46,6 +47,7 @@ extensions = [
     "mathml",
 ]
 exclude_patterns = ["_build", "tutorials", "**/README.md"]
+highlight_language = "none"  # formulas in docstrings
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r".*\b_[A-Za-z]\w*"),  # private types in a signature
@@ -61,7 +63,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 96
 add_module_names = False
@@ -93,3 +95,16 @@ html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": False}
+
+
+def trim_blocks(app: Any, doctree: Any) -> None:
+    """Leave out the empty line with which an example ends in Markdown, where the tests need it."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        trimmed = nodes.literal_block(block.astext().rstrip(), block.astext().rstrip(), **block.attributes)
+        if trimmed.rawsource != block.rawsource:
+            block.replace_self(trimmed)
+
+
+def setup(app: Any) -> None:
+    """Connect what is defined here."""
+    app.connect("doctree-read", trim_blocks)

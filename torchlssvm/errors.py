@@ -6,9 +6,11 @@ Each error also derives from the built-in one that fits it, so ``except ValueErr
 __all__ = [
     "ConvergenceError",
     "GridError",
+    "InexactDeviceError",
     "InterruptedUpdateError",
     "NotFittedError",
     "NumericalWarning",
+    "OutOfMemoryError",
     "RemovalError",
     "StoreBusyError",
     "StoreDiskError",
@@ -31,6 +33,13 @@ class NotFittedError(TorchLSSVMError, RuntimeError):
     """A prediction, or anything else derived from data, was asked of a machine that holds no samples.
 
     Raised before the first ``add``, and again when everything that was added has been removed.
+    """
+
+
+class OutOfMemoryError(TorchLSSVMError, MemoryError):
+    """A change needs more memory than is free; it was refused before anything was allocated, and nothing was changed.
+
+    The message gives both numbers of bytes and what to do: fewer features, or no sums per class.
     """
 
 
@@ -57,6 +66,13 @@ class GridError(TorchLSSVMError, ValueError):
     Raised when a feature or a target lies beyond the grid's limit, or when a sum could leave the range of 64-bit
     integers. The message names the value and the limit; choose a ``FixedPoint`` with a larger ``limit`` (or fewer
     ``bits``), scale the features, or give up bit-exactness with ``grid=None``.
+    """
+
+
+class InexactDeviceError(TorchLSSVMError, RuntimeError):
+    """A device's float64 products are not exact, so that sums on a grid would be wrong there.
+
+    Tested once for each process and device, when the first samples are summed there.
     """
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
@@ -53,6 +54,8 @@ LONGEST_TEXT = 2000
 WORDS = re.compile(r"\w+(?:[.@+-]\w+)*")
 """Words of a free text: letters, digits and the signs that names and addresses have inside."""
 
+PARTS_OF_WORDS = re.compile(r"[^\W_]+")
+
 RANDOM_ID = re.compile("[0-9a-f]{32}")
 """An event id of 128 random bits, as :func:`new_event_id` makes it."""
 
@@ -62,11 +65,20 @@ def new_event_id() -> str:
     return secrets.token_hex(16)
 
 
+def folded(text: str) -> str:
+    """A text as names are compared where people write them: in whatever case, and in whatever form of Unicode.
+
+    >>> folded("Zoe\u0308") == folded("ZO\u00cb")
+    True
+    """
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text holds one of some ids and subjects, in whatever case."""
     least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
-    folded = text.casefold()
-    return any(name is not None and len(name) >= least and name.casefold() in folded for name in names)
+    within = folded(text)
+    return any(name is not None and len(name) >= least and folded(name) in within for name in names)
 
 
 def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
@@ -78,8 +90,8 @@ def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
         raise ValueError(
             f"{what} must be one line of at most {LONGEST_TEXT} printable characters; got {str(text)[:80]!r}"
         )
-    listed, words = list(names), set(WORDS.findall(text.casefold()))
-    short = any(name is not None and name.casefold() in words and not name.isdecimal() for name in listed)
+    listed, words = list(names), set(WORDS.findall(folded(text)) + PARTS_OF_WORDS.findall(folded(text)))
+    short = any(name is not None and folded(name) in words and not name.isdecimal() for name in listed)
     if short or holds_name(text, listed):
         raise ValueError(
             f"{what} holds an id or a subject of those concerned: it is kept after the erasure. Write it without their names. "

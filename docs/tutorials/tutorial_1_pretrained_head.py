@@ -37,27 +37,27 @@ for _ in range(40):
 # --------
 #
 # ``attach`` replaces the last linear layer and freezes the rest. There is no learning rate and no epoch: one
-# pass adds every image to sums, and weights are solved from the sums when they are first read. Digits 5 to 9
-# are new to the network.
+# pass adds every image to sums, and weights are solved from the sums when they are first read. The
+# regularization rho is chosen then, too, from the sums alone. Digits 5 to 9 are new to the network.
 
 test = torch.arange(len(labels)) % 5 == 0
 clf = attach(network, num_classes=10, grid=64.0)
 features = clf.features(images[~test])  # (1437, 288): keep these, they are what the head learns and unlearns
 clf.head.add(features, labels[~test])
-path = clf.head.select_rho()  # the regularization, by generalized cross-validation from the sums alone
 accuracy = (clf.predict(images[test]) == labels[test]).double().mean()
-print(f"{len(features)} images learned, rho = {path.rho:.3g}, accuracy on {int(test.sum())} others: {accuracy:.1%}")
+print(f"{len(features)} images learned, rho = {clf.head.rho:.3g}, accuracy on {int(test.sum())} others: {accuracy:.1%}")
 
 # %%
 # Unlearning
 # ----------
 #
-# Removing samples gives the state that never saw them. A SHA-256 of the sums shows it, and so do the weights.
+# Removing samples gives the state that never saw them. A SHA-256 of the sums shows it, and so do
+# the weights, for which rho is chosen again.
 
 clf.head.remove(features[:100], labels[~test][:100])
-never = LSSVMHead(288, 10, grid=64.0, rho=clf.head.rho).add(features[100:], labels[~test][100:])
+never = LSSVMHead(288, 10, grid=64.0, rho="gcv").add(features[100:], labels[~test][100:])
 print("same digest: ", clf.head.digest() == never.digest())
-print("same weights:", torch.equal(clf.head.refresh().w, never.w))
+print("same weights:", torch.equal(clf.head.refresh().w, never.refresh().w))
 
 # %%
 # More data
@@ -65,12 +65,12 @@ print("same weights:", torch.equal(clf.head.refresh().w, never.w))
 #
 # Learning curve: samples arrive in batches of 240, and the head is right for all that came so far after each.
 
-head = LSSVMHead(288, 10, grid=64.0)
+head = LSSVMHead(288, 10, grid=64.0, rho="gcv")
 test_features = clf.features(images[test])
 seen, scores = [], []
 for start in range(0, len(features), 240):
     head.add(features[start : start + 240], labels[~test][start : start + 240])
-    head.select_rho()
+    head.refresh()  # chooses rho again
     seen.append(head.n)
     scores.append(float((head.predict(test_features) == labels[test]).double().mean()))
 

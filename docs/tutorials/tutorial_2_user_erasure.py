@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 
@@ -49,6 +50,10 @@ print(f"{preview.samples} samples would go")
 # Erase. The receipt holds the nonces that open the certificate's commitments: hand it to the person, and keep
 # no copy.
 
+theirs = torch.tensor([owner == "user-42" for owner in owners])
+before = (
+    store.head(x[theirs]).gather(1, y[theirs, None]).clone()
+)  # the scores of their own classes, while they are held
 receipt = store.apply(Remove(subject="user-42"))
 print(f"{len(receipt.nonces)} samples erased, journal position {receipt.position}")
 
@@ -101,8 +106,17 @@ except VerificationError as error:
 # %%
 # Independent proof: the head equals one that never saw the user, bit for bit.
 
-rest = torch.tensor([owner != "user-42" for owner in owners])
-never = LSSVMHead(64, 10, grid=2.0).add(x[rest], y[rest])
+never = LSSVMHead(64, 10, grid=2.0).add(x[~theirs], y[~theirs])
 print("same digest:", store.head.digest() == never.digest())
 print("same scores:", torch.equal(store.head.refresh()(x), never.refresh()(x)))
+
+figure, axes = plt.subplots(figsize=(4.5, 3.6))
+at_never = never(x[theirs]).gather(1, y[theirs, None])
+after = store.head(x[theirs]).gather(1, y[theirs, None])
+axes.axline((0, 0), slope=1, color="#999999", linewidth=0.8)
+axes.scatter(at_never, before, label="while held", color="#D55E00", s=22)
+axes.scatter(at_never, after, label="after the erasure", color="#0072B2", s=22)
+axes.set(xlabel="score by a head that never saw them", ylabel="score of their own class")
+axes.legend()
+figure.tight_layout()
 store.close()

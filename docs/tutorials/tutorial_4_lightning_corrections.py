@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 from lightning.pytorch import Trainer
 
 from torchlssvm.lightning import DataCorrection, DigitsData, LSSVMModule
@@ -33,13 +34,13 @@ lines = [
     {"kind": "remove", "ids": ["train/7", "train/8"], "event_id": "request-1"},
     {"kind": "relabel", "ids": ["train/1000"], "y": [3], "event_id": "correction-1"},
 ]
-events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+_ = events.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 # %%
 # The run
 # -------
 
-module = LSSVMModule("identity", 10, in_features=64, grid=4.0, select_rho="gcv", store=str(folder / "store"))
+module = LSSVMModule("identity", 10, in_features=64, grid=4.0, store=str(folder / "store"))
 correction = DataCorrection(events, every=2, certificates=folder / "certificates")
 quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
 trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
@@ -57,13 +58,23 @@ print("certificates:", sorted(path.name for path in (folder / "certificates").it
 # twice.
 
 with events.open("a") as file:
-    file.write(json.dumps({"kind": "remove", "ids": ["train/9"], "event_id": "request-2"}) + "\n")
+    _ = file.write(json.dumps({"kind": "remove", "ids": ["train/9"], "event_id": "request-2"}) + "\n")
 
-module = LSSVMModule("identity", 10, in_features=64, grid=4.0, select_rho="gcv", store=str(folder / "store"))
+module = LSSVMModule("identity", 10, in_features=64, grid=4.0, store=str(folder / "store"))
 correction = DataCorrection(events, certificates=folder / "certificates")
 trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
 trainer.fit(module, datamodule=DigitsData(batch_size=64))
 print(f"{module.head.n} samples held, {sum(report.applied for report in correction.reports)} new event applied")
+
+# %%
+# The digits that these events were about:
+
+digits = trainer.datamodule.train
+figure, axes = plt.subplots(1, 4, figsize=(6, 2))
+for axis, (i, what) in zip(axes, {7: "kept out", 8: "kept out", 9: "removed", 1000: "relabelled"}.items(), strict=True):
+    axis.imshow(digits[i][0].reshape(8, 8), cmap="gray_r")
+    axis.set(title=f"train/{i}\n{what}", xticks=[], yticks=[])
+figure.tight_layout()
 
 # %%
 # The same from the shell: ``torchlssvm fit --config configs/events/file.yaml``, on several processes with

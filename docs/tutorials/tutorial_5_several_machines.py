@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 
@@ -38,6 +39,16 @@ head = empty()
 for part in torch.randperm(len(x)).chunk(7):
     head += empty().add(x[part], y[part])
 print("seven parts make the whole:", head.digest() == alone.digest())
+
+# %%
+# What is added up are matrices like these, one for each part:
+
+figure, axes = plt.subplots(1, 4, figsize=(8, 2.2))
+sums = [x[part].T @ x[part] for part in torch.arange(len(x)).chunk(3)]
+for axis, total, name in zip(axes, [*sums, sum(sums)], ["machine 1", "machine 2", "machine 3", "sum"], strict=True):
+    axis.imshow(total, cmap="viridis")
+    axis.set(title=name, xticks=[], yticks=[])
+figure.tight_layout()
 
 # %%
 # Machines that are never online together

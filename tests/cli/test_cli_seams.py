@@ -85,7 +85,7 @@ def test_labels_add_up(filled: Shell) -> None:
 
 
 SINGLE = {
-    "init": ["--features", "--classes", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
+    "init": ["--features", "--classes", "--head", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
     "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
             "--suppression-key", "--timeout"],
     "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
@@ -96,6 +96,7 @@ SINGLE = {
     "suppression": ["--list", "--suppression-key"],
     "readmit": ["--receipt", "--reason", "--suppression-key"],
     "keygen": ["--passphrase-file"],
+    "set": ["--rho"],
     "export": ["--format"],
     "report": ["--out", "--images", "--certificates", "--title", "--count"],
     "demo": ["--out", "--seed"],
@@ -106,6 +107,7 @@ VALUES = {
     "--normalize": ("l2", "sqrt"),
     "--scale": ("std", "std"),
     "--format": ("pt", "jsonl"),
+    "--head": ("lssvm", "margin"),
 }
 
 

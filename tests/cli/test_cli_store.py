@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
+from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
@@ -254,16 +255,7 @@ def test_the_same_command_again_adds_nothing(filled: Shell) -> None:
 def test_after_a_crash_the_rest_is_added(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = write(shell.folder)
     shell("init", "s", "--features", 5, "--classes", 3, "--grid", "16")
-    apply, calls = SampleStore.apply, []
-
-    def crash(store: SampleStore, events: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return apply(store, events)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleStore, "apply", crash)
+    with replaced(SampleStore, "apply", Failing(KeyboardInterrupt(), at=3)):
         assert "interrupted" in shell(*ADD, "--batch-size", 16, code=130)
     said = shell.json(*ADD, "--batch-size", 13)
     assert (said["added"], said["skipped"], said["samples"]) == (N - 32, 32, N)
@@ -389,3 +381,20 @@ def test_keygen_does_not_write_over_a_key(shell: Shell) -> None:
     assert "k.pub is there already" in shell("keygen", "k", code=1)
     assert (shell.folder / "k").read_bytes() == secret
     audit.private_key(shell.folder / "k")
+
+
+def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
+    x, y = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).numpy(), np.arange(60) % 3
+    np.save(tmp_path / "x.npy", x + y[:, None])
+    np.save(tmp_path / "y.npy", y)
+    shell("init", "r", "--features", 5, "--classes", 3)
+    shell("add", "r", "--features", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
+    with SampleStore(shell.folder / "r") as store:
+        chosen, choices = store.head.rho, store.head.choices["rho"]
+        assert chosen == LSSVMHead(5, 3, rho="gcv", grid=store.head.grid).add(torch.tensor(x + y[:, None]), y).rho
+    assert "made for the samples held" in choices
+    assert shell.json("set", "r", "--rho", "5")["rho"] == 5.0
+    assert shell.json("set", "r", "--rho", "gcv")["rho"] == chosen
+    assert shell.run("set", "r", "--rho", "-1")[0] == 1
+    assert shell.run("set", "r", "--rho", "best")[0] == 2
+    assert shell.run("set", "r")[0] == 2

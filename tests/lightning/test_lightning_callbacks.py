@@ -212,14 +212,16 @@ def test_a_probe_is_the_head_of_its_window(tmp_path: Path) -> None:
     last = kept[-20:]
     window = probe.window
     grid = window.machine.grid
-    alone = LSSVMHead(8, K, grid=grid).add(torch.stack([x for x, _ in last]), torch.stack([y for _, y in last]))
+    alone = LSSVMHead(8, K, grid=grid, rho="gcv").add(
+        torch.stack([x for x, _ in last]), torch.stack([y for _, y in last])
+    )
     assert window.machine.digest() == alone.digest()
     assert probe.seen == 2 * 67
     net.eval()
     with torch.no_grad():
         right = float((alone.predict(net.backbone(X)) == Y).float().mean())
     assert probe.accuracy == pytest.approx(right)
-    assert [s["probe_accuracy"] for s in ear.logger.said if "probe_accuracy" in s][-1] == probe.accuracy
+    assert [s["probe_accuracy"] for s in ear.logger.said if "probe_accuracy" in s][-1] == pytest.approx(probe.accuracy)
     with pytest.raises(ValueError, match="has no module"):
         quiet(tmp_path, callbacks=[OnlineProbe("nowhere", K)]).fit(Network(), VAL)
 
@@ -271,7 +273,7 @@ def test_an_audit_finds_wrong_labels_and_its_file_mends_them(tmp_path: Path, sto
     scores = truth(far, wrong)
     for s in audit.suspects:  # the margin is that of a head that never saw the sample
         i = int(s.id)
-        alone = truth(far, wrong).remove(far[i : i + 1], wrong[i : i + 1])(far[i : i + 1])[0]
+        alone = truth(far, wrong, rho=m.head.rho).remove(far[i : i + 1], wrong[i : i + 1])(far[i : i + 1])[0]
         rest = torch.cat([alone[: s.label], alone[s.label + 1 :]])
         assert s.margin == pytest.approx(float(alone[s.label] - rest.max()), abs=1e-4)  # the grid aside
     assert len(rank_suspects(scores, [str(i) for i in range(67)], far, wrong)) == 67

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -146,3 +147,67 @@ def test_random_histories():
 @pytest.mark.slow
 def test_many_random_histories():
     run_state_machine_as_test(LongHistories, settings=settings(QUICK, max_examples=5000, stateful_step_count=10))
+
+
+def follow_changes(seed, steps, wide=60):
+    """Change a head of so many features that it keeps its inverses, and compare it with one from scratch after each step."""
+    rng = np.random.default_rng(seed)
+    options = {
+        "rho": float(rng.choice([0.05, 1.0, 30.0])),
+        "intercept": str(rng.choice(["free", "penalized", "none"])),
+        "class_weight": [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)][rng.integers(2)],
+        "grid": FixedPoint(limit=8.0, bits=3),
+    }
+    head, held = MarginHead(wide, K, **options), []
+
+    def draw(n):
+        x = rng.integers(-1, 2, (n, wide)) * (rng.random((n, wide)) < 0.3)
+        y = rng.integers(0, K, n)
+        x[:, 0] += y
+        return [(tuple(int(v) for v in row), int(label)) for row, label in zip(x, y, strict=True)]
+
+    def as_tensors(some):
+        x = torch.tensor([row for row, _ in some], dtype=torch.float64)
+        return x, torch.tensor([label for _, label in some])
+
+    start = draw(250)
+    head.add(*as_tensors(start))
+    held += start
+    moved = 0
+    for _ in range(steps):
+        before = head.active(*as_tensors(held)).sum()
+        some = [held[i] for i in rng.choice(len(held), rng.integers(1, 4), replace=False)]
+        kind = rng.integers(4)
+        if kind == 0:
+            new = draw(2) + some[:1]  # a copy among them
+            head.add(*as_tensors(new))
+            held += new
+        elif kind == 1:
+            x, y = as_tensors(some)
+            new = (y + 1) % K
+            head.relabel(x, y, new)
+            for s, label in zip(some, new.tolist(), strict=True):
+                held[held.index(s)] = (s[0], label)
+        else:
+            head.remove(*as_tensors(some))
+            for s in some:
+                held.remove(s)
+        fresh = MarginHead(wide, K, **options).add(*as_tensors(held))
+        assert head.digest() == fresh.digest()
+        assert torch.equal(head.active(*as_tensors(held)), fresh.active(*as_tensors(held)))
+        assert torch.equal(head.ties, fresh.ties)
+        assert (head.w - fresh.w).abs().max() < 1e-9
+        moved += int(head.active(*as_tensors(held)).sum() != before)
+    assert moved
+    assert torch.equal(head.refresh().w, fresh.w)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_inverses_that_are_kept(seed):
+    follow_changes(seed, 8)
+
+
+@pytest.mark.slow
+def test_inverses_that_are_kept_for_long():
+    for seed in range(100, 200):
+        follow_changes(seed, 40)

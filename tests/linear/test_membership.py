@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError
@@ -225,9 +226,8 @@ def test_a_forgotten_class_is_not_held() -> None:
 def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
     """The attack succeeds on rows that are present, which the documentation says, and on no removed one."""
     h = head().add(X, Y)
-    guess = (
-        FingerprintTable(h.rows.held.tables[0].key).fingerprints(row_products(h), Y[:1], None, None).hashes.tobytes()
-    )
+    table = FingerprintTable(h.rows.held.tables[0].key)
+    guess = table.fingerprints(row_products(h), Y[:1].numpy(), None, None).hashes.tobytes()
     assert guess in h.state_dict()["membership"].numpy().tobytes()
     h.remove(X[:1], Y[:1])
     for left in (h.state_dict()["membership"].numpy().tobytes(), pickle.dumps(h)):
@@ -235,9 +235,9 @@ def test_nothing_that_stays_confirms_a_guess_about_a_removed_row() -> None:
         assert guess[8:] not in left
 
 
-def row_products(h: LSSVMHead) -> Tensor:
+def row_products(h: LSSVMHead) -> NDArray[np.int64]:
     """What whoever has the key computes from a guess of the first row."""
-    return products(GRID.quantize(X[:1]), secret_vectors(h.rows.held.tables[0].key, J))
+    return products(GRID.quantize(X[:1]), secret_vectors(h.rows.held.tables[0].key, J)).numpy()
 
 
 def test_memory_of_a_row_is_at_most_64_bytes() -> None:
@@ -271,13 +271,13 @@ def test_products_are_exact() -> None:
         rows = torch.randint(-(2**26), 2**26 + 1, (4, width), generator=generator).double()
         rows[0] = 2**26
         vectors = secret_vectors(b"k" * 32, width)
-        vectors[:, 0] = 2**16  # at worst
-        exact = [[sum(int(a) * int(b) for a, b in zip(r, v, strict=True)) for v in vectors.T] for r in rows]
+        vectors[0] = 2**16  # at worst
+        exact = [[sum(int(a) * int(b) for a, b in zip(r, v, strict=True)) for v in vectors] for r in rows]
         assert products(rows, vectors).tolist() == exact
 
 
 def test_vectors_of_wider_rows_begin_alike() -> None:
-    assert torch.equal(secret_vectors(b"a" * 32, 9)[:5], secret_vectors(b"a" * 32, 5))
+    assert torch.equal(secret_vectors(b"a" * 32, 9)[:, :5], secret_vectors(b"a" * 32, 5))
     assert not torch.equal(secret_vectors(b"a" * 32, 5), secret_vectors(b"b" * 32, 5))
 
 

@@ -65,7 +65,7 @@ def test_a_fit_is_one_add_and_a_second_fit_starts_anew(data, head):
     held = clf.head
     assert clf.fit(pairs(data)).head is held
     assert held.digest() == plain.head.digest()
-    assert clf.score(pairs(data)) == clf.score(data[0], data[1]) > 0.9
+    assert clf.score(pairs(data)) == clf.score(data[0], data[1]) > 0.8
     p = clf.predict_proba(data[0])
     assert p.shape == (N, K)
     assert torch.allclose(p.sum(1), torch.ones(N, dtype=p.dtype))

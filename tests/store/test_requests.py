@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, StoreError, VerificationError
 from torchlssvm.audit import ErasureReceipt
 from torchlssvm.events import Add, Remove
-from torchlssvm.store import SampleStore
+from torchlssvm.store import SampleStore, check_absence
 from torchlssvm.store.requests import add_month
 
 J, N = 5, 12
@@ -118,6 +119,10 @@ def test_short_names_count_as_words(store: SampleStore) -> None:
         store.requests.open("u42", reason="mail of U42.")
     with pytest.raises(ValueError, match="holds an id or a subject"):
         store.requests.open("u42", reason="about x1")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("u42", request_id="R-u42")
+    with pytest.raises(ValueError, match="holds an id or a subject"):
+        store.requests.open("Zo\u00eb", reason="letter of zoe\u0308")
     assert store.requests.open("17", reason="Art. 17 GDPR").reason == "Art. 17 GDPR"  # a number tells nothing
 
 
@@ -222,3 +227,56 @@ def test_two_handles_and_snapshots_see_the_entries_of_requests(store: SampleStor
         again.requests.open("customer-0", request_id="R-2")
     with SampleStore(tmp_path / "store") as again:
         assert "snapshot" in again.recovery
+
+
+def test_receipts_of_many_samples_are_checked_in_one_pass(store: SampleStore) -> None:
+    """Twice the same sample, or a sample of another erasure, does not fill a place."""
+    n = 3_000
+    ids = [f"many-{i}" for i in range(n)]
+    store.apply(Add(ids, torch.zeros(n, J), torch.zeros(n, dtype=torch.int64)))
+    store.apply(Remove(ids=ids, event_id="bulk"), keep_receipt=True)
+    certificate, receipt = store.certificate("bulk"), store.receipt(["bulk"])
+    assert "3000 samples" in receipt.check(certificate).replace(",", "")
+    event = receipt.events[0]
+    for wrong in (
+        event | {"ids": [*event["ids"][:-1], event["ids"][0]], "nonces": [*event["nonces"][:-1], event["nonces"][0]]},
+        event | {"ids": event["ids"][:-1], "nonces": event["nonces"][:-1]},
+    ):
+        with pytest.raises(VerificationError, match="of another number"):
+            replace(receipt, events=[wrong]).check(certificate)
+
+
+def test_a_request_is_erased_when_nothing_is_held_of_all_whom_it_names(store: SampleStore, tmp_path: Path) -> None:
+    """One of two subjects is erased and compacted: the other is neither forgotten nor answered for."""
+    store.requests.open(["customer-1", "customer-2"], ids=["photo-000"], request_id="R-1")
+    first = store.apply(Remove(subject="customer-1"), request="R-1")
+    assert store.requests.get("R-1").state == "received"
+    receipt = store.write_receipt([first.event_id], tmp_path / "first.json")
+    assert receipt.subjects == ["customer-1"]  # the others are not in it: they are held
+    store.compact()
+    half = store.requests.get("R-1")
+    assert (half.state, half.named("subject"), half.named("id")) == ("received", ["customer-2"], ["photo-000"])
+    store.requests.certified([first.event_id])
+    with pytest.raises(ValueError, match="not erased and not compacted and not certified"):
+        store.requests.close("R-1")
+    certificate = store.certificate(["R-1", first.event_id])
+    assert "no sample of customer-1 is in the store" in check_absence(store, certificate, receipt)["receipt"]
+    rest = [store.apply(event, request="R-1") for event in (Remove(subject="customer-2"), Remove(ids=["photo-000"]))]
+    assert store.requests.get("R-1").state == "erased"
+    store.write_receipt([r.event_id for r in rest], tmp_path / "rest.json")
+    store.compact()
+    done = store.requests.get("R-1")
+    assert (done.state, done.forgotten, len(done.events)) == ("compacted", True, 3)
+    store.requests.certified([first.event_id])  # not all of them
+    assert store.requests.get("R-1").state == "compacted"
+    store.requests.certified(done.events)
+    with pytest.raises(ValueError, match="no longer kept, so a text cannot be checked"):
+        store.requests.close("R-1", "customer-1 is gone")
+    assert store.requests.close("R-1").state == "answered"
+
+
+def test_a_request_may_arrive_on_a_day_that_is_tomorrow_elsewhere(store: SampleStore) -> None:
+    here = datetime.now(timezone.utc) + timedelta(hours=13)
+    assert store.requests.open("customer-1", received=here.isoformat()).open
+    with pytest.raises(ValueError, match="in the future"):
+        store.requests.open("customer-1", received=here + timedelta(days=1))

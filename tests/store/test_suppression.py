@@ -260,3 +260,36 @@ def test_without_the_key_no_guess_can_be_tested(folder: Path) -> None:
             for s in everybody
         )
     assert hits == 0
+
+
+def test_a_name_in_another_form_of_unicode_stays_out(folder: Path) -> None:
+    """The same letters, typed on another machine."""
+    composed, decomposed = "Zo\u00eb", "Zoe\u0308"
+    with filled(folder) as store:
+        store.apply(Add(["n-1"], X[:1], Y[:1], composed))
+        erase(folder, store, subject=composed)
+        with pytest.raises(SuppressedError):
+            store.apply(Add(["n-2"], X[:1], Y[:1], decomposed))
+
+
+def test_a_list_that_is_cut_short_or_altered_lets_nobody_in(folder: Path) -> None:
+    """One byte of one entry is enough, with the structure of the file as it was."""
+    path = folder / "erased.list"
+    with filled(folder) as store:
+        erase(folder, store, subject="customer-1")
+    good = path.read_bytes()
+    with sqlite3.connect(path) as db:
+        (tag,) = db.execute("SELECT tag FROM entries LIMIT 1").fetchone()
+    place = good.index(tag) + len(tag) - 1
+    altered = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    key = folder / "suppression.key"
+    for wrong in (altered, good[:-1], good[:4096], good[:100], b""):
+        path.write_bytes(wrong)
+        with SampleStore(folder / "store", suppression_key=key) as store:
+            with pytest.raises(StoreError, match=r"damaged|no suppression list"):
+                store.apply(Add(["new"], X[:1], Y[:1], "customer-9"))
+            assert len(store) == N - 4
+    path.write_bytes(good)
+    with SampleStore(folder / "store", suppression_key=key) as store:
+        store.apply(Add(["new"], X[:1], Y[:1], "customer-9"))
+        assert len(store) == N - 3

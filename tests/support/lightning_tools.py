@@ -38,7 +38,7 @@ def module(**options: Any) -> LSSVMModule:
 
 
 def truth(x: Tensor, y: Tensor, **options: Any) -> LSSVMHead:
-    return LSSVMHead(J, K, grid=FixedPoint(LIMIT), **options).add(x, y)
+    return LSSVMHead(J, K, grid=FixedPoint(LIMIT), **({"rho": "gcv"} | options)).add(x, y)
 
 
 def quiet(folder: Any, **options: Any) -> Trainer:

@@ -14,16 +14,16 @@ scalars read, blocking copies in either direction, shapes that depend on values 
 the error checks of linear algebra.
 
 It cannot show what happens when work is asynchronous (races between streams, host memory changed before a copy has read it) nor
-the rounding of the GPU's own libraries. Files
-written under it are read under it, as on a machine with the GPU.
+the rounding of the GPU's own libraries. Files written under it are read under it, as on a machine with the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -57,6 +57,12 @@ ON_REQUEST = {
     aten.linalg_ldl_factor_ex,
 }  # fmt: skip
 """Factorizations that read their error code if ``check_errors`` is set."""
+
+
+FACTORIZATIONS = ERROR_CHECKS | ON_REQUEST | {
+    aten.linalg_solve_triangular, aten.triangular_solve, aten.linalg_qr, aten.cholesky_solve, aten.linalg_lu_solve,
+}  # fmt: skip
+"""Linear algebra that the GPU's libraries have for single and double precision only."""
 
 
 class Cost:
@@ -156,6 +162,33 @@ def as_indices(index: Any) -> Any:
     return index
 
 
+class PretendStream:
+    """A stream or an event of a device on which nothing is asynchronous: waiting for it is counted, and done at once."""
+
+    cuda_stream, device, device_index = 0, DEVICE, 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of a stream or an event."""
+
+    def synchronize(self) -> None:
+        """Count one synchronization."""
+        PretendCuda.current().synchronize()
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def elapsed_time(self, other: PretendStream) -> float:
+        """No time passes."""
+        return 0.0
+
+    def record(self, *args: Any) -> PretendStream:
+        """Itself."""
+        return self
+
+    wait = wait_event = wait_stream = record_event = record
+
+
 class FactoryCalls(TorchFunctionMode):
     """Calls that torch answers before it dispatches: tensors made from Python data, or moved there by name."""
 
@@ -167,6 +200,14 @@ class FactoryCalls(TorchFunctionMode):
                 return func(*args, **(kwargs | {"device": "cpu"})).to(device)
             if device is None and func is not torch.tensor and args and isinstance(args[0], PretendTensor):
                 return args[0].to(kwargs.get("dtype", args[0].dtype))
+        if func is torch.Tensor.pin_memory:
+            if isinstance(args[0], PretendTensor):
+                raise RuntimeError(f"cannot pin a tensor of {DEVICE}: only dense CPU tensors can be pinned")
+            pinned = args[0].clone()
+            PretendCuda.current().pinned[id(pinned)] = pinned
+            return pinned
+        if func is torch.Tensor.is_pinned:
+            return id(args[0]) in PretendCuda.current().pinned
         if func is torch.Tensor.new_tensor and isinstance(args[0], PretendTensor):
             device = kwargs.get("device") or DEVICE
             dtype = kwargs.get("dtype") or args[0].dtype
@@ -186,6 +227,8 @@ class PretendCuda(TorchDispatchMode):
         """Relative error added to float64 matrix products: a device that emulates them with too few bits."""
         self.map_location: Any = None
         """Where ``torch.load``, if it is running, was told to put tensors."""
+        self.pinned: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        """Host tensors that were pinned, by their ``id``."""
         self.patches = contextlib.ExitStack()
 
     @classmethod
@@ -199,14 +242,22 @@ class PretendCuda(TorchDispatchMode):
         torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
         stack = self.patches
         for name, answer in {
-            "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
+            "_lazy_init": None, "is_available": True, "device_count": 1, "current_device": 0,
             "is_initialized": True, "set_device": None, "empty_cache": None, "get_device_name": "pretend", "manual_seed": None,
             "manual_seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "max_memory_allocated": 0,
             "memory_allocated": 0, "reset_peak_memory_stats": None, "mem_get_info": (1 << 34, 1 << 34),
             "get_device_capability": (8, 0), "is_bf16_supported": True, "_exchange_device": 0, "_maybe_exchange_device": 0,
+            "memory_reserved": 0, "max_memory_reserved": 0, "memory_stats": {}, "is_current_stream_capturing": False,
+            "get_device_properties": SimpleNamespace(name="pretend", major=8, minor=0, total_memory=1 << 34),
+            "current_stream": PretendStream(), "default_stream": PretendStream(), "set_stream": None,
         }.items():  # fmt: skip
             if hasattr(torch.cuda, name):
                 stack.enter_context(mock.patch.object(torch.cuda, name, lambda *a, _out=answer, **k: _out))
+        for name, replacement in {
+            "synchronize": self.synchronize, "Stream": PretendStream, "Event": PretendStream,
+            "stream": lambda stream: contextlib.nullcontext(stream),
+        }.items():  # fmt: skip
+            stack.enter_context(mock.patch.object(torch.cuda, name, replacement))
         lifting = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
         torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifting)  # type: ignore[attr-defined]
@@ -226,6 +277,10 @@ class PretendCuda(TorchDispatchMode):
     ) -> None:
         super().__exit__(kind, error, trace)
         self.patches.close()
+
+    def synchronize(self, *args: Any, **options: Any) -> None:
+        """Count an explicit wait for the device."""
+        self.cost.synchronized["synchronize"] += 1
 
     def loading(self, load: Any) -> Any:
         """``torch.load`` that leaves word of its ``map_location`` for :func:`rebuild`."""
@@ -270,7 +325,6 @@ class PretendCuda(TorchDispatchMode):
             raise RuntimeError(f"CUDA error: invalid device ordinal {target}: one device is pretended")
         check_devices(packet, args, tensors)
         check_types(packet, tensors)
-        self.count(func, packet, args, kwargs, tensors)
         if kwargs.get("pin_memory"):
             raise RuntimeError("cannot pin a CUDA tensor: only dense CPU tensors can be pinned")
         cpu_args = [unwrap(a) for a in args]
@@ -281,6 +335,10 @@ class PretendCuda(TorchDispatchMode):
         if packet is aten._to_copy and stays != isinstance(args[0], PretendTensor):
             cpu_kwargs.pop("device")
         out = func(*cpu_args, **cpu_kwargs)
+        if any(t.numel() for t in (*tensors_in([out]), *([tensors[0]] if packet in COPIES else []))):
+            self.count(func, packet, args, kwargs, tensors)
+        elif not isinstance(out, torch.Tensor | list | tuple):
+            self.count(func, packet, args, kwargs, tensors)  # a number that was read
         if self.product_error and packet in (aten.mm, aten.addmm, aten.bmm) and out.dtype == torch.float64:
             out = out * (1 + self.product_error)
         if torch.Tag.inplace_view in func.tags:  # squeeze_ and its kind: the wrapper's own shape changes too
@@ -296,9 +354,13 @@ class PretendCuda(TorchDispatchMode):
         return not (packet is aten.copy_ and not isinstance(args[0], PretendTensor))
 
     def count(self, func: Any, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
-        """Add one operation to the launches, and to the synchronizations if the host waits."""
+        """Add one operation to the launches, and to the synchronizations if the host waits.
+
+        Not called for results without elements: kernels return before they start for those.
+        """
         name = str(packet).removeprefix("aten.")
-        if packet in ALLOCATIONS or packet in ALIASES or func.is_view or packet is aten._linalg_check_errors:
+        view = func.is_view or torch.Tag.inplace_view in func.tags
+        if packet in ALLOCATIONS or packet in ALIASES or view or packet is aten._linalg_check_errors:
             pass
         elif packet not in SCALAR_READS:
             self.cost.launched[name] += 1
@@ -344,10 +406,13 @@ def check_devices(packet: Any, args: Any, tensors: list[torch.Tensor]) -> None:
 
 
 def check_types(packet: Any, tensors: list[torch.Tensor]) -> None:
-    """Refuse products of integers: the GPU's library has none."""
+    """Refuse products of integers and factorizations in half precision: the GPU's libraries have none."""
     if packet in INTEGER_PRODUCTS and any(not (t.is_floating_point() or t.is_complex()) for t in tensors):
         kind = next(t.dtype for t in tensors if not t.is_floating_point())
         raise RuntimeError(f'"{packet.__name__}_cuda" not implemented for {kind}')
+    short = [t.dtype for t in tensors if t.is_floating_point() and t.element_size() < 4]
+    if packet in FACTORIZATIONS and packet not in (aten._linalg_check_errors, aten.multinomial) and short:
+        raise RuntimeError(f'"{packet.__name__}_cuda" not implemented for {short[0]}')
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:

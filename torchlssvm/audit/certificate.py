@@ -142,7 +142,7 @@ class Certificate:
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
         if len(secret) != NONCE_BYTES:
             return False
-        wanted = hashlib.sha256(secret + sample_id.encode()).hexdigest()
+        wanted = sample_commitment(sample_id, secret)
         return any(wanted in event["commitments"] for event in self.events)
 
     def opens(self, key: bytes, digest: str | None) -> bool:
@@ -238,6 +238,11 @@ EVENT_TYPES: dict[str, type] = {
     "samples": int,
     "commitments": list,
 }
+
+
+def sample_commitment(sample_id: str, nonce: bytes) -> str:
+    """SHA-256(nonce || id), as hex: a sample, or a name of a request, as journal and certificate have it."""
+    return hashlib.sha256(nonce + sample_id.encode()).hexdigest()
 
 
 def parse(text: str | bytes) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.audit.certificate import MAX_CERTIFICATE_BYTES, Certificate
+from torchlssvm.audit.certificate import Certificate, sample_commitment
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
@@ -23,6 +23,9 @@ from torchlssvm.wording import listed
 __all__ = ["ErasureReceipt"]
 
 RECEIPT_FORMAT = "torchlssvm-receipt-1"
+
+MAX_RECEIPT_BYTES = 2**31
+"""Bytes of a receipt: more than a store can keep of one erasure, which SQLite limits to a billion."""
 
 HEX_NONCE = re.compile("[0-9a-f]{64}")
 EVENT_FIELDS: dict[str, type] = {"event_id": str, "position": int, "ids": list, "nonces": list}
@@ -68,10 +71,11 @@ class ErasureReceipt:
                 raise VerificationError(
                     f"the certificate is not about the erasure {event['event_id'][:80]!r} of the receipt"
                 )
+            known = set(certified[event["event_id"]]["commitments"])
             for sample, nonce in zip(event["ids"], event["nonces"], strict=True):
-                if not certificate.covers(sample, nonce):
+                if sample_commitment(sample, bytes.fromhex(nonce)) not in known:
                     raise VerificationError(f"the certificate is not about the sample {sample[:80]!r} of the receipt")
-            if certified[event["event_id"]]["samples"] != len(event["ids"]):
+            if len(known) != len(set(event["ids"])) or len(known) != len(event["ids"]):
                 raise VerificationError(
                     f"the receipt names {len(event['ids'])} samples of an erasure of another number"
                 )
@@ -102,7 +106,7 @@ class ErasureReceipt:
     def load(cls, path: str | os.PathLike[str]) -> ErasureReceipt:
         """Read it from a regular file; VerificationError when it holds no receipt."""
         try:
-            data = loads(read_regular(path, MAX_CERTIFICATE_BYTES))
+            data = loads(read_regular(path, MAX_RECEIPT_BYTES))
         except ValueError as error:
             raise VerificationError(f"not a receipt: {str(error)[:200]}") from None
         return cls.from_dict(data)

@@ -11,7 +11,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
@@ -26,6 +26,9 @@ MAX_CHAIN = 8
 
 MAX_PARTS = 4096
 """Elements of one DER value; a response has a dozen."""
+
+DerElement: TypeAlias = tuple[int, bytes, bytes]
+"""Tag, content, and both with the length between them."""
 
 INTEGER, OCTET_STRING, OBJECT_ID, SEQUENCE, SET = 0x02, 0x04, 0x06, 0x30, 0x31
 BOOLEAN_TRUE, NULL = b"\x01\x01\xff", b"\x05\x00"
@@ -54,9 +57,9 @@ def encode(tag: int, *parts: bytes) -> bytes:
     return bytes([tag, 0x80 | len(size)]) + size + body
 
 
-def elements(data: bytes) -> list[tuple[int, bytes, bytes]]:
+def elements(data: bytes) -> list[DerElement]:
     """The DER elements of some bytes, each as tag, content and whole; ValueError if they are none."""
-    found: list[tuple[int, bytes, bytes]] = []
+    found: list[DerElement] = []
     at = 0
     while at < len(data):
         start, tag = at, data[at]
@@ -76,11 +79,18 @@ def elements(data: bytes) -> list[tuple[int, bytes, bytes]]:
     return found
 
 
-def inner(element: tuple[int, bytes, bytes], tag: int) -> list[tuple[int, bytes, bytes]]:
+def inner(element: DerElement, tag: int) -> list[DerElement]:
     """The elements inside one of a tag."""
     if element[0] != tag:
         raise ValueError(f"expected an element of tag {tag:#x}, got {element[0]:#x}")
     return elements(element[1])
+
+
+def sized(found: list[DerElement], least: int, most: int | None = None) -> list[DerElement]:
+    """Elements of which there must be so many."""
+    if not least <= len(found) <= (most or least):
+        raise ValueError(f"it has {len(found)} parts where RFC 3161 has {least}{'' if most is None else f' to {most}'}")
+    return found
 
 
 def imprint(data: bytes) -> bytes:
@@ -120,37 +130,37 @@ class TimeStamp:
     def from_der(cls, data: bytes) -> TimeStamp:
         """Read a TimeStampResp; VerificationError when it is none, or refuses."""
         try:
-            (whole,) = elements(data)
-            status, *token = inner(whole, SEQUENCE)
-            code = inner(status, SEQUENCE)[0]
+            (whole,) = sized(elements(data), 1)
+            status, *token = sized(inner(whole, SEQUENCE), 1, 2)
+            code = sized(inner(status, SEQUENCE), 1, 3)[0]
             if code[0] != INTEGER or int.from_bytes(code[1], "big") > 1 or not token:
                 raise VerificationError(
                     f"the authority has not granted the time stamp (status {int.from_bytes(code[1], 'big')})"
                 )
             return cls._from_token(token[0])
-        except (ValueError, IndexError, StopIteration) as error:
-            raise VerificationError(f"not a time stamp: {error or type(error).__name__}") from None
+        except ValueError as error:
+            raise VerificationError(f"not a time stamp: {error}") from None
 
     @classmethod
-    def _from_token(cls, token: tuple[int, bytes, bytes]) -> TimeStamp:
-        kind, content = inner(token, SEQUENCE)
+    def _from_token(cls, token: DerElement) -> TimeStamp:
+        kind, content = sized(inner(token, SEQUENCE), 2)
         if kind[2] != SIGNED_DATA:
             raise ValueError("the token is not signed data")
-        (signed,) = inner(content, 0xA0)
-        _, _, packed, *rest = inner(signed, SEQUENCE)
-        kind, content = inner(packed, SEQUENCE)
+        (signed,) = sized(inner(content, 0xA0), 1)
+        _, _, packed, *rest = sized(inner(signed, SEQUENCE), 4, 6)
+        kind, content = sized(inner(packed, SEQUENCE), 2)
         if kind[2] != STAMP_INFO:
             raise ValueError("what is signed is no time stamp")
-        ((tag, info, _),) = inner(content, 0xA0)
+        ((tag, info, _),) = sized(inner(content, 0xA0), 1)
         if tag != OCTET_STRING:
             raise ValueError("what is signed is no text of bytes")
-        ((_, fields, _),) = elements(info)
-        _, _, stamped, _, (_, moment, _), *_ = elements(fields)
-        algorithm, digest = inner(stamped, SEQUENCE)
-        if inner(algorithm, SEQUENCE)[0][2] != SHA256:
+        ((_, fields, _),) = sized(elements(info), 1)
+        _, _, stamped, _, (_, moment, _), *_ = sized(elements(fields), 5, 10)
+        algorithm, digest = sized(inner(stamped, SEQUENCE), 2)
+        if sized(inner(algorithm, SEQUENCE), 1, 2)[0][2] != SHA256:
             raise ValueError("the stamp is over another hash than SHA-256")
         certificates = next((elements(e[1]) for e in rest if e[0] == 0xA0), [])
-        (signer,) = inner(rest[-1], SET)
+        (signer,) = sized(inner(rest[-1], SET), 1)
         return cls(
             as_time(moment), digest[1], info, read_signer(inner(signer, SEQUENCE)), tuple(c[2] for c in certificates)
         )
@@ -221,18 +231,18 @@ def as_time(text: bytes) -> datetime:
     return datetime.strptime(whole, "%Y%m%d%H%M%S").replace(tzinfo=timezone.utc)
 
 
-def read_signer(fields: list[tuple[int, bytes, bytes]]) -> tuple[bytes, bytes, str]:
+def read_signer(fields: list[DerElement]) -> tuple[bytes, bytes, str]:
     """The signed attributes as a SET, the signature, and the name of its hash, from a SignerInfo."""
-    _, _, algorithm, attributes, _, signature, *_ = fields
-    name = HASHES.get(inner(algorithm, SEQUENCE)[0][2])
+    _, _, algorithm, attributes, _, signature, *_ = sized(fields, 6, 7)
+    name = HASHES.get(sized(inner(algorithm, SEQUENCE), 1, 2)[0][2])
     if name is None or attributes[0] != 0xA0 or signature[0] != OCTET_STRING:
         raise ValueError("its signature has another form than RFC 3161 asks for, or another hash than SHA-2")
     return encode(SET, attributes[1]), signature[1], name
 
 
-def attribute(element: tuple[int, bytes, bytes]) -> tuple[bytes, bytes]:
+def attribute(element: DerElement) -> tuple[bytes, bytes]:
     """The object identifier and the values of an attribute."""
-    kind, values = inner(element, SEQUENCE)
+    kind, values = sized(inner(element, SEQUENCE), 2)
     return kind[2], values[1]
 
 

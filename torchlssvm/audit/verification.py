@@ -18,11 +18,13 @@ import torch
 
 from torchlssvm.audit import keys, version_0_1
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
-from torchlssvm.linear import LinearHead
+from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
+from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -128,7 +130,8 @@ def _check_state(
             return digest == expected if store is not None else _opens(cert, digest, opening)
 
         checks |= _check_head(head, is_expected, store)
-        checks |= _check_calibration(getattr(head, "head", head), cert, store)
+        checks |= _check_rho(getattr(head, "head", head))
+        checks |= _check_calibration(getattr(head, "head", head), cert, store, opening)
     return checks
 
 
@@ -206,7 +209,7 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{len(erased)} samples, not in the store under their old commitments",
+        "erased": f"{len(erased)} samples, not in the store under their old commitments; one added again would have a new one",
         "rows": f"{count} samples are left, {how}",
     }
     if facts.last_change <= cert.position:
@@ -329,7 +332,23 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
         raise VerificationError("the head holds other rows than the store")
 
 
-def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
+def _check_rho(head: Any) -> dict[str, str]:
+    """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding."""
+    if not isinstance(head, LSSVMHead) or head.data_choices.rho_rule is None:
+        return {}
+    if head.data_choices.made["rho"][0] != head.version:
+        return {"rho": head.choices["rho"]}
+    above = excess(head.view(), head.rho)
+    if not above <= MINIMUM_TOLERANCE:
+        raise VerificationError(
+            f"rho is {head.rho!r}, and its error lies {above:.2g} above the least: the samples held do not give it by GCV"
+        )
+    return {"rho": f"{head.rho!r}, least by GCV for the samples held (to {above:.1g})"}
+
+
+def _check_calibration(
+    head: Any, cert: Certificate, store: SampleStore | None, opening: Opening | None
+) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
     if not isinstance(head, LinearHead):
         return {}
@@ -342,7 +361,8 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):
             return {"calibration": "made since the certificate; not checked without the store"}
-        if said != head.choices["calibration"]:
+        key = None if opening is None else opening.secret()
+        if said != (head.choices if cert.old else public_choices(head, key))["calibration"]:
             raise VerificationError("the calibration is not the one of the certificate")
         return {"calibration": "as the certificate says"}
     if calibration.grouped:

@@ -35,6 +35,7 @@ from torchlssvm.cli import (
     remove,
     report,
     request,
+    set_options,
     show,
     stats,
     subjects,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 COMMANDS: tuple[Callable[[Commands], None], ...] = (
     init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
-    certificate.register,
+    certificate.register, set_options.register,
     request.register, receipt.register, subjects.register, show.register, suppression.register, readmit.register,
     pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
     report.register, fit.register,

@@ -81,6 +81,8 @@ def run_add(options: argparse.Namespace) -> int:
                 except ValueError as error:
                     raise ValueError(f"{batch.where}: {error} ({counts['added']} samples before were added)") from error
                 bar.advance(len(batch.ids))
+        with ProgressBar(options, "choosing rho"):
+            store.choose_rho()
         state = store.stats()
     text = (
         f"{counts['added']} samples added, {counts['skipped']} were there already; the store holds {state['samples']}"

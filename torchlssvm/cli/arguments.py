@@ -79,6 +79,11 @@ def seconds(text: str) -> float:
     return value
 
 
+def regularization(text: str) -> float | str:
+    """A number, or gcv."""
+    return text if text == "gcv" else float(text)
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
     value = int(text)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import UsageError, add_command, count
+from torchlssvm.cli.arguments import UsageError, add_command, count, regularization
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.cli.store_folder import holds_store
 
@@ -26,7 +26,10 @@ def register(commands: Commands) -> None:
         "--head", choices=("lssvm", "margin"), default="lssvm",
         help="least squares (default), or the squared hinge of a max-margin classifier",
     )  # fmt: skip
-    parser.add_argument("--rho", type=float, default=1.0, metavar="R", help="regularization (default: 1)")
+    parser.add_argument(
+        "--rho", type=regularization, metavar="gcv|R",
+        help="regularization; gcv: chosen from the samples after each command (default; 1 for a margin head)",
+    )  # fmt: skip
     parser.add_argument(
         "--intercept",
         choices=("free", "penalized", "none"),
@@ -64,7 +67,11 @@ def run_init(options: argparse.Namespace) -> int:
         raise UsageError("--weights needs --backbone")
     if options.features is None and options.backbone is None:
         raise UsageError("give --features J or --backbone NAME")
-    build: dict[str, Any] = {"rho": options.rho, "intercept": options.intercept, "grid": parse_grid(options.grid)}
+    build: dict[str, Any] = {
+        "rho": options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0,
+        "intercept": options.intercept,
+        "grid": parse_grid(options.grid),
+    }
     build["class_weight"] = parse_class_weight(options.class_weight)
     build |= {"normalize": options.normalize, "scale": options.scale}
     chosen = settings.Settings(names or [])
@@ -114,7 +121,9 @@ def parse_grid(text: str) -> Any:
 
     try:
         return as_grid(text)
-    except ValueError:
+    except ValueError as error:
+        if not str(error).startswith("grid must"):
+            raise
         raise UsageError(f"--grid takes auto, none, LIMIT or LIMIT:BITS, e.g. 8:20; got {text!r}") from None
 
 

@@ -61,7 +61,7 @@ def passphrase_from(path: Path) -> bytes:
 def ask(prompt: str) -> str:
     """Ask for a passphrase on the terminal; ValueError when there is none."""
     if sys.stdin is None or not sys.stdin.isatty():
-        raise ValueError("the private key is protected by a passphrase: give --passphrase-file, or use a terminal")
+        raise ValueError("a passphrase is asked for, and there is no terminal: give --passphrase-file")
     return getpass.getpass(prompt, stream=sys.stderr)
 
 

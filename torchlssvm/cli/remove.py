@@ -20,7 +20,7 @@ from torchlssvm.cli.key_arguments import add_signing_key, signing_key
 from torchlssvm.cli.receipt_file import check_receipt_path, receipt_path, write_receipt
 from torchlssvm.cli.store_folder import open_store, refuse_inside_store
 from torchlssvm.cli.suppression_arguments import add_suppression_key, protection
-from torchlssvm.wording import counted
+from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -74,6 +74,7 @@ def run_remove(options: argparse.Namespace) -> int:
         out = receipt_path(options.receipt, options.certificate, options.store, options.request or events[0].event_id)
         check_receipt_path(out, options.store)
         receipts = store.apply(events, request=options.request, keep_receipt=True)
+        store.choose_rho()
         done = [receipt.event_id for receipt in receipts]
         nonces = {name: nonce for receipt in receipts for name, nonce in receipt.nonces.items()}
         said = receipts_to_json(receipts, store) | {"nonces": nonces, "compacted": False, "certificate": None}
@@ -81,6 +82,11 @@ def run_remove(options: argparse.Namespace) -> int:
         if any(receipt.applied for receipt in receipts):
             subjects = sum("subject" in whose for whose in targets)
             text.append(protection(store, options.request, said["samples"], subjects))
+        if options.request is not None:
+            left = store.requests.still_held(store.requests.get(options.request))
+            said["still_held"] = [n.name for n in left]
+            if left:
+                text.append(f"request {options.request} is not done: samples are held of {listed(said['still_held'])}")
         waiting = [e for e in store.unwritten_receipts() if e in done]
         said["receipt"] = str(out) if waiting else None
         text.append(write_receipt(store, waiting, out) if waiting else "no receipt is written: there was one before")

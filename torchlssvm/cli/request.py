@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import add_command
@@ -75,8 +76,10 @@ def run_open(options: argparse.Namespace) -> int:
             reason=options.reason, operator=options.operator,
         )  # fmt: skip
         said = to_json(made) | {"held": held(store, made)}
+        store_subjects = store.subjects()
     lines = [f"request {made.id}: received on {made.received[:10]}, an answer is due by {made.due} ({time_left(made)})"]
     lines += [f"  {name}: {counted(n, 'sample')} held" for name, n in said["held"].items()]
+    lines += [f"  {line}" for name, n in said["held"].items() if not n for line in look_alikes(store_subjects, name)]
     lines.append(f"next: torchlssvm preview {options.store} --request {made.id}")
     emit(options, said, "\n".join(lines))
     return OK
@@ -137,6 +140,17 @@ def held(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
     """The names of a request that are still kept, and the number of samples held of each."""
     counts = {s: store.count_of(s) for s in request.named("subject")}
     return counts | {i: int(i in store) for i in request.named("id")}
+
+
+def look_alikes(subjects: Iterable[str], name: str) -> list[str]:
+    """Say which subjects of a store differ from a name in case, spaces or the form of their letters only."""
+    from torchlssvm.events import folded
+
+    wanted = " ".join(folded(name).split())
+    found = [s for s in subjects if s != name and " ".join(folded(s).split()) == wanted]
+    return [
+        f"attention: the store holds samples of {s!r}, which is written in another way than {name!r}" for s in found
+    ]
 
 
 def time_left(request: ErasureRequest) -> str:

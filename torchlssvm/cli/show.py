@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import add_command
 from torchlssvm.cli.console import OK, emit
+from torchlssvm.cli.request import look_alikes
 from torchlssvm.cli.store_folder import open_store
 from torchlssvm.wording import counted
 
@@ -40,8 +41,15 @@ def run_show(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store, store.view():
         kept = settings.load(store)
         reports = [AccessReport.of(store, name) for name in dict.fromkeys(options.subject)]
+        similar = [line for r in reports if not r.samples for line in look_alikes(store.subjects(), r.subject)]
     said = {"store": str(options.store), "subjects": [to_json(r, kept, options.values) for r in reports]}
-    emit(options, said, "\n\n".join(to_text(r, kept, str(options.store)) for r in reports) + f"\n\n{UNKNOWN}")
+    emit(
+        options,
+        said,
+        "\n\n".join(to_text(r, kept, str(options.store)) for r in reports)
+        + "".join(f"\n{line}" for line in similar)
+        + f"\n\n{UNKNOWN}",
+    )
     return OK
 
 

@@ -16,7 +16,7 @@ halved until the bad events are alone; the others are applied in their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,19 +29,18 @@ from torchlssvm.corrections.pending_events import Pending, PendingEvents
 from torchlssvm.corrections.planned_changes import PlannedChanges
 from torchlssvm.corrections.sample_hashes import HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
-from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError, TorchLSSVMError
+from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
+from torchlssvm.store.sample_store import REFUSALS
 
 __all__ = ["Corrector"]
 
-REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of a head or a store for a bad event, with the state as it was. Others, e.g. torch out of memory, are raised."""
-
 FAULTS = (StoreError, InterruptedUpdateError)
-"""Of these, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
+"""Of the refusals, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
 
 UNCERTIFIED_NOTE = "uncertified"
 """The note of a store with the removals that were applied and have no certificate yet."""
@@ -151,10 +150,7 @@ class Corrector:
         except FAULTS:
             raise
         except REFUSALS as error:
-            if len(given) == 1:
-                return [Outcome.refusal(given[0], error)]
-            half = len(given) // 2
-            return self._through_store(store, given[:half]) + self._through_store(store, given[half:])
+            return _in_halves(given, error, lambda part: self._through_store(store, part))
         if self.seen is not None:
             self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
         return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
@@ -335,10 +331,7 @@ class Corrector:
             except FAULTS:
                 raise
             except REFUSALS as error:
-                if len(given) == 1:
-                    return [Outcome.refusal(given[0], error)]
-                half = len(given) // 2
-                return self._jointly(given[:half]) + self._jointly(given[half:])
+                return _in_halves(given, error, self._jointly)
         self.applied.update(dict.fromkeys(event.event_id for event in accepted))
         for name, value in held.items():
             if value is None:
@@ -448,7 +441,7 @@ class Corrector:
         """Applied events and held samples, as primitives and tensors; empty with a store, which keeps them."""
         if self.store is not None:
             return {}
-        packed = torch.frombuffer(bytearray(b"".join(self.hashes.values())), dtype=torch.uint8) if self.hashes else None
+        packed = bytes_to_tensor(b"".join(self.hashes.values())) if self.hashes else None
         out: dict[str, Any] = {
             "applied": list(self.applied),
             "ids": list(self.hashes),
@@ -464,10 +457,18 @@ class Corrector:
         """Restore :meth:`state_dict`; the head itself is loaded elsewhere."""
         if self.store is not None or not state:
             return
-        packed = b"" if state["hashes"] is None else bytes(state["hashes"].tolist())
+        packed = b"" if state["hashes"] is None else tensor_to_bytes(state["hashes"])
         self.applied = dict.fromkeys(state["applied"])
         self.hashes = {name: packed[HASH_BYTES * k : HASH_BYTES * (k + 1)] for k, name in enumerate(state["ids"])}
         self.complete = state["complete"]
         self.pending.load_state_dict(state.get("pending", []))  # version 0.1.0 held no events
         if self.samples.by_ids:
             self.samples.ids = dict(zip(state["names"], state["numbers"], strict=True))
+
+
+def _in_halves(given: list[Event], error: Exception, apply: Callable[[list[Event]], list[Outcome]]) -> list[Outcome]:
+    """Apply the two halves of a burst that was refused; of one event alone, the refusal."""
+    if len(given) == 1:
+        return [Outcome.refusal(given[0], error)]
+    half = len(given) // 2
+    return apply(given[:half]) + apply(given[half:])

@@ -21,9 +21,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
 from torchlssvm.errors import StoreError
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.store import UNTIL_COMPACTION, SampleStore
 from torchlssvm.store.snapshots import write_durably
 
@@ -126,13 +125,13 @@ class SeenSamples:
         if self.store is not None or not sealed:
             return {}
         parts = {"key": self.key, "sealed": b"".join(sorted(sealed))}
-        return {name: torch.frombuffer(bytearray(part), dtype=torch.uint8) for name, part in parts.items()}
+        return {name: bytes_to_tensor(part) for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`; hashes that version 0.1.0 saved without a key are sealed."""
         if self.store is not None:
             return
-        parts = {name: bytes(part.tolist()) for name, part in state.items()}
+        parts = {name: tensor_to_bytes(part) for name, part in state.items()}
         self.key, self.hashes = parts.get("key", self.key), set()
         self.sealed = set(_chunks(parts.get("sealed", b""))) | set(map(self._seal, _chunks(parts.get("hashes", b""))))
 

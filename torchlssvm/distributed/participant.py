@@ -93,6 +93,7 @@ class Participant:
         with self.head.locked(), self.head.changing():
             self.statistics.adopt(agreed)
             self.head.rows.agree(rows)
+            self.head.data_choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
             self.head.solver.reset()
 
     def add_sums(self, total: Statistics) -> None:

@@ -19,7 +19,7 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
     if stats.accumulator is None:
         return
     K, moments = stats.num_classes, stats.moments
-    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.accumulator.diag.amin())
+    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.diagonal().amin())
     if counts is None:
         return
     if min(counts[0]) < 0:

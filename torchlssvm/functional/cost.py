@@ -20,14 +20,17 @@ LEAST_PIVOT = 1e-2
 """Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
 
 
+CHANGED_NUMBERS = 2**22
+"""Numbers (32 MiB) in the rows of a change beyond which a solve is made, past J = 5,000: Theorem 1 holds six such arrays."""
+
+
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     """Tell whether to solve from statistics rather than to apply Theorem 1.
 
     changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    return (
-        J < SMALLEST_UPDATED_SYSTEM or changed > (J // 8 if inverse else J // 6) or since > COLUMNS_BETWEEN_SOLVES * J
-    )
+    many = changed > (J // 8 if inverse else J // 6) or changed * J > CHANGED_NUMBERS
+    return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J
 
 
 def batch_size(J: int) -> int:

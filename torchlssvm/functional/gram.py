@@ -118,11 +118,54 @@ def unpack(packed: Tensor, J: int) -> Tensor:
     return full.tril_() + full.tril(-1).mT
 
 
-def lower_bytes(packed: Tensor, J: int, R: int) -> bytes:
-    """The canonical bytes: the lower triangle of M row by row, then V row by row, as little-endian int64."""
+def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
+    """total += alpha * sum over rows of [q; z] q^T, by one product strip at a time: for sums too large to be kept twice.
+
+    total: in strips to keep; rows, scaled: as for :func:`accumulate_`, whose products are exact.
+    """
+    right = rows if scaled is None else scaled
+    R = rows.shape[1] - J
+    kept = iter(strip_views(total, J))
+    c, d, view = next(kept)
+    for a, b, _ in strips(J, product=True):
+        part = (rows[:, a:b].mT @ right[:, :b]).mul_(alpha)
+        while True:
+            view[max(a - c, 0) : b - c].add_(part[max(c - a, 0) : d - a, :d].to(total.dtype))
+            if d > b or d == J:
+                break
+            c, d, view = next(kept)
+            if c >= b:
+                break
+        del part
+    if R:
+        side_view(total, J, R).add_((rows[:, J:].mT @ right[:, :J]).mul_(alpha).to(total.dtype))
+
+
+HASHED_NUMBERS = 2**21
+"""Numbers (16 MiB) whose bytes are made at a time, for a hash."""
+
+
+def hashed_blocks(J: int) -> list[tuple[int, int]]:
+    """Ranges of strips whose numbers are hashed together: one for all but very large matrices."""
+    out, first, size = [], 0, 0
+    for i, (a, b, _) in enumerate(strips(J)):
+        if size and size + (b - a) * b > HASHED_NUMBERS:
+            out.append((first, i))
+            first, size = i, 0
+        size += (b - a) * b
+    return [*out, (first, len(strips(J)))]
+
+
+def lower_bytes(packed: Tensor, J: int, R: int, block: tuple[int, int] | None = None) -> bytes:
+    """The canonical bytes: the lower triangle of M row by row, then V row by row, as little-endian int64.
+
+    ``block``: of these strips only, and V with the last.
+    """
+    first, last = (0, len(strips(J))) if block is None else block
     rows = [
         view.masked_select(torch.ones(b - a, b, dtype=torch.bool, device=view.device).tril_(a))
-        for a, b, view in strip_views(packed, J)
+        for a, b, view in strip_views(packed, J)[first:last]
     ]
-    flat = torch.cat([*rows, side_view(packed, J, R).reshape(-1)])
-    return flat.cpu().numpy().astype("<i8", copy=False).tobytes()
+    if last == len(strips(J)):
+        rows.append(side_view(packed, J, R).reshape(-1))
+    return torch.cat(rows).cpu().numpy().astype("<i8", copy=False).tobytes()

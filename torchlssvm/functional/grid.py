@@ -139,9 +139,12 @@ def as_grid(option: Any, name: str = "grid") -> FixedPoint | str | None:
     if isinstance(option, str):
         if option in ("auto", "none"):
             return None if option == "none" else option
-        limit, *counts = option.split(":")
-        with contextlib.suppress(ValueError, TypeError):
-            return FixedPoint(float(limit), *(int(c) for c in counts))
+        limit, *counts = option.split(":", 2)
+        numbers_given: list[Any] = []
+        with contextlib.suppress(ValueError):
+            numbers_given = [float(limit), *(int(c) for c in counts)]
+        if numbers_given:
+            return FixedPoint(*numbers_given)
     raise ValueError(
         f"{name} must be a number (the largest feature), a FixedPoint, 'auto' or None (float64 sums), or as text a limit with "
         f"bits, '8:20'; got {option!r}"

@@ -68,14 +68,14 @@ class Change(NamedTuple):
     delta: Tensor
 
 
-class Step(NamedTuple):
+class ActiveSetStep(NamedTuple):
     """A step p (D,) in whitened coordinates, f'(z) = f(z) + u_z . p; samples of a reach up to ``size`` may change sides."""
 
     p: Tensor
     size: float
 
 
-def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None = None) -> Step | None:
+def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None = None) -> ActiveSetStep | None:
     """Step of a change, with the samples at hand on their sides; None where it does not come to rest.
 
     left: (c,) weights of the samples at hand without those that go; side: (s, c) products with them, if known.
@@ -100,12 +100,12 @@ def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None 
         came = torch.where(fixed, on, _sides(own, on))
         if torch.equal(turned, flipped) and torch.equal(came, on):
             size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * SAFETY
-            return Step(T[:s] @ change.U + T[s:] @ near.U[S], size)
+            return ActiveSetStep(T[:s] @ change.U + T[s:] @ near.U[S], size)
         flipped, on = turned, came
     return None
 
 
-def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tensor) -> list[Step | None]:
+def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tensor) -> list[ActiveSetStep | None]:
     """Steps of samples that go one at a time.
 
     place: (B,) of each among the samples at hand, -1 for none; left: (B,) its weight that stays.
@@ -120,10 +120,10 @@ def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tens
     turned[mine, place[mine]] = False
     plain = ((pivot > LEAST_PIVOT) & ~turned.any(1)).tolist()
     sizes = (T.abs() * g.sqrt() * SAFETY).tolist()
-    out: list[Step | None] = []
+    out: list[ActiveSetStep | None] = []
     for i, (done, size) in enumerate(zip(plain, sizes, strict=True)):
         if done:
-            out.append(Step(T[i] * change.U[i], size))
+            out.append(ActiveSetStep(T[i] * change.U[i], size))
             continue
         weight = near.weight
         if place[i] >= 0:

@@ -57,13 +57,10 @@ def factor_change(G: Tensor, d: Tensor, adds: int) -> FactoredChange:
     negative.
     """
     if d.shape[0] == 1:  # Corollaries 1 and 2: T is a number, and must have the sign of d
-        s = (G + d.reciprocal()) * d.sign()
-        W, info, none = s.rsqrt(), (s <= 0).to(torch.int32)[0, 0], G[:0, :0]
-        return (
-            FactoredChange(W, G[:, :0], none, info, d[0])
-            if adds
-            else FactoredChange(none, G[:0], W, info, s[0, 0] * -d[0])
-        )
+        T, none = G + d.reciprocal(), G[:0, :0]
+        if adds:
+            return FactoredChange(T.rsqrt(), G[:, :0], none, (T <= 0)[0, 0], d[0])
+        return FactoredChange(none, G[:0], T.neg().rsqrt(), (T >= 0)[0, 0], T[0, 0] * d[0])
     T = G + torch.diag(d.reciprocal())
     Wa, info_a, _ = _inverse_factor(T[:adds, :adds])
     H = Wa @ T[:adds, adds:]

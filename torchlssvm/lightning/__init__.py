@@ -8,6 +8,7 @@ from torchlssvm.lightning.fit_head import FitHead
 from torchlssvm.lightning.label_audit import LabelAudit
 from torchlssvm.lightning.module import LSSVMModule
 from torchlssvm.lightning.online_probe import OnlineProbe
+from torchlssvm.lightning.prediction_file import PredictionFile
 
 __all__ = [
     "Cifar10Data",
@@ -20,5 +21,6 @@ __all__ = [
     "LSSVMModule",
     "LabelAudit",
     "OnlineProbe",
+    "PredictionFile",
     "ResumableLoader",
 ]

@@ -6,10 +6,19 @@ import warnings
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from torchlssvm.lightning.data_correction import DataCorrection
 from torchlssvm.lightning.module import LSSVMModule
+from torchlssvm.lightning.prediction_file import PredictionFile
+
+
+class HeadCLI(LightningCLI):
+    """Command line with a file for predictions: ``--predictions.path``."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the callback that writes the file."""
+        parser.add_lightning_class_args(PredictionFile, "predictions")
 
 
 def run(args: Sequence[str]) -> bool:
@@ -18,7 +27,7 @@ def run(args: Sequence[str]) -> bool:
     Returns whether all events of a fit were answered; only the first rank says that one was not, so that the others end well.
     """
     warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # we are the command line
-    cli = LightningCLI(
+    cli = HeadCLI(
         LSSVMModule, LightningDataModule, subclass_mode_model=False, subclass_mode_data=True, args=list(args),
         auto_configure_optimizers=False, trainer_defaults={"max_epochs": 1}, save_config_kwargs={"overwrite": True},
         seed_everything_default=0,

@@ -45,6 +45,10 @@ class CorrectionReport:
     milliseconds: float
 
 
+COUNTED = ("applied", "samples", "repeated", "held", "refused")
+"""Counts of a report that the line at the end of a fit adds up, in its order."""
+
+
 class DataCorrection(Callback):
     """Takes events from a source and applies each exactly once, on all ranks, while training or validation runs.
 
@@ -105,6 +109,7 @@ class DataCorrection(Callback):
         self.certificates = None if certificates is None else Path(certificates)
         self.position = 0
         self.reports: list[CorrectionReport] = []
+        self._told = 0  # reports that the line at the end of a fit has covered
         self.refused = 0
         """Events of the last fit that could not be applied."""
         self.corrector: Corrector | None = None
@@ -174,6 +179,11 @@ class DataCorrection(Callback):
         """Apply what arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
             pass  # a file has an end, also where it holds more than one look takes
+        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in COUNTED}
+        self._told = len(self.reports)
+        if any(totals.values()):
+            done = ", ".join(f"{totals[name]} {name}" for name in COUNTED if totals[name] or name == "applied")
+            pl_module.print(f"torchlssvm: corrections of {self.name}: {done}")
         if self.refused and self.dead_letters is not None:
             pl_module.print(
                 f"torchlssvm: {self.refused} event(s) could not be applied: {self.dead_letters.path} has them, with the reasons"

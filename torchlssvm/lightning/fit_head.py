@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import Frozen, find_features, find_head, log_metrics, moment
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
 
@@ -91,6 +92,8 @@ class FitHead(Callback):
                 phi = phi.flatten(1) if phi.ndim > 2 else phi
                 self._add(head, phi.detach(), batch.y[:keep])
         ranks.level(head)
+        if isinstance(head, LSSVMHead):
+            head.choose_rho()
         self.fits += 1
         log_metrics(trainer, {"head_samples": float(samples.count)})
 

@@ -116,6 +116,7 @@ class LabelAudit(Callback):
         self.suspects = ranks.on_first(work)
         self.audits += 1
         log_metrics(trainer, {"suspicious_labels": float(len(self.suspects))})
+        pl_module.print(f"torchlssvm: {len(self.suspects)} labels look wrong, the worst first in {self.path}")
         return self.suspects
 
     def _machine_ids(self, ids: list[str]) -> list[int] | None:

@@ -10,16 +10,21 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
+from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
-from torchlssvm.linear import LinearHead
-from torchlssvm.linear.labelled_batches import TrainingBatch, unpack
+from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
+
+MAX_RECALLED_CLASSES = 50
+"""Classes up to which the recall of each is logged unless asked for: more would flood a logger."""
 
 CHECKPOINT_KEY = "torchlssvm"
 """The entry of a Lightning checkpoint with the state of a run."""
@@ -68,10 +73,17 @@ class LSSVMModule(LightningModule):
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine, or a head made
             elsewhere: the options below are then left out.
-        rho, intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
+        rho: of the head; None is ``"gcv"``, chosen from the statistics alone, before each validation of a fit and at the end of
+            each epoch; 1.0 for a ``MarginHead``, or with ``select_rho``.
+        intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
             ``MarginHead`` has no ``multiclass`` and no ``folds``.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
-        select_rho: choose rho before each validation of a fit, and at the end of each epoch: ``"gcv"`` needs no samples.
+        select_rho: choose rho at the same moments out of 100 values by ``"gcv"``, or ``"kfold"`` with ``folds``.
+        recall: log the recall of each class, ``val_recall_0`` and so on; None: where there are at most 50 classes. Accuracy and
+            ``val_loss``, the mean squared error against targets -1 and +1, are always logged (one against one: the share of
+            wrong answers).
+        batch_names: names of the parts of batches that are dicts, e.g. ``{"x": "photo", "y": "species"}``; ``image`` and
+            ``label`` are known.
         store: the folder of a store.
         suppression_list: a file that keeps out who was erased on request, as for :class:`~torchlssvm.store.SampleStore`.
         suppression_key: its key, never saved; by default the environment variable ``TORCHLSSVM_SUPPRESSION_KEY``.
@@ -105,7 +117,7 @@ class LSSVMModule(LightningModule):
         in_features: int | None = None,
         feature_map: nn.Module | None = None,
         head: nn.Module | str | None = None,
-        rho: float = 1.0,
+        rho: float | str | None = None,
         intercept: str = "free",
         class_weight: str | None = None,
         multiclass: str = "ovr",
@@ -115,6 +127,8 @@ class LSSVMModule(LightningModule):
         scale: str | None = None,
         grid: FixedPoint | float | str | None = "auto",
         select_rho: str | None = None,
+        recall: bool | None = None,
+        batch_names: dict[str, str] | None = None,
         store: str | None = None,
         suppression_list: str | None = None,
         suppression_key: str | None = None,
@@ -130,8 +144,8 @@ class LSSVMModule(LightningModule):
         options: dict[str, Any] = {}
         if not isinstance(head, nn.Module):
             options = {
-                "rho": rho, "intercept": intercept, "class_weight": class_weight, "per_class": per_class,
-                "normalize": normalize, "scale": scale, "grid": grid,
+                "rho": rho or ("gcv" if select_rho is None and head != "margin" else 1.0), "intercept": intercept,
+                "class_weight": class_weight, "per_class": per_class, "normalize": normalize, "scale": scale, "grid": grid,
             }  # fmt: skip
             own = {"multiclass": (multiclass, "ovr"), "folds": (folds, 0)}  # of an LSSVMHead alone, with their defaults
             given = {name: value for name, (value, default) in own.items() if value != default}
@@ -147,7 +161,12 @@ class LSSVMModule(LightningModule):
         self._ddp_params_and_buffers_to_ignore = names
         self.learner = Learner(self.classifier.head)
         self.accuracy = nn.ModuleDict({s: MulticlassAccuracy(num_classes, average="micro") for s in ("val", "test")})
-        self.recall = nn.ModuleDict({s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")})
+        each = num_classes <= MAX_RECALLED_CLASSES if recall is None else recall
+        self.recall = nn.ModuleDict(
+            {s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")} if each else {}
+        )
+        self.loss = nn.ModuleDict({s: MeanMetric() for s in ("val", "test")})
+        check_names(batch_names)
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
         self._loader: dict[str, Any] | None = None  # the description of its train loader
@@ -184,7 +203,7 @@ class LSSVMModule(LightningModule):
         loss = torch.zeros((), device=self.device)
         if not self._begun:
             self._check_loader(self.trainer.train_dataloader)
-        part = self._real(unpack(batch), "train", self.trainer.train_dataloader)
+        part = self._real(self._unpack(batch), "train", self.trainer.train_dataloader)
         if part.ids is None and self.current_epoch > 0:
             warn_once(
                 self, "samples without ids are counted in the first epoch only: this epoch changes nothing. Use max_epochs=1, "
@@ -210,6 +229,9 @@ class LSSVMModule(LightningModule):
                 self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
             )
         return loss
+
+    def _unpack(self, batch: Any) -> TrainingBatch:
+        return unpack(batch, self.hparams["batch_names"])
 
     def _real(self, batch: TrainingBatch, stage: str, loader: Any) -> TrainingBatch:
         """Cut off what a distributed sampler repeats to make all ranks even."""
@@ -250,6 +272,13 @@ class LSSVMModule(LightningModule):
         if method is not None and not self.learner.empty and self._settled != head.version:
             head.select_rho(method=method)
             self._settled = head.version
+        elif method is None and isinstance(head, LSSVMHead):
+            if self.learner.store is not None:
+                self.learner.store.choose_rho()
+            if self.learner.path is not None:
+                self._level()
+            else:
+                head.choose_rho()
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
@@ -286,36 +315,55 @@ class LSSVMModule(LightningModule):
         self._judge("test", batch, self.trainer.test_dataloaders)
 
     def _judge(self, stage: str, batch: Any, loader: Any) -> None:
-        part = self._real(unpack(batch), stage, loader)
+        part = self._real(self._unpack(batch), stage, loader)
         if not self.learner.empty and len(part.y):
-            predicted = self(part.x).argmax(1)
-            for metric in (self.accuracy[stage], self.recall[stage]):
+            scores = self(part.x)
+            predicted = scores.argmax(1)
+            for metric in [group[stage] for group in (self.accuracy, self.recall) if stage in group]:
                 metric.update(predicted, part.y)  # type: ignore[operator]
+            if getattr(self.head, "multiclass", "ovr") == "ovo":
+                loss = (predicted != part.y).double()
+            else:
+                loss = (scores - (2.0 * nn.functional.one_hot(part.y.long(), scores.shape[1]) - 1.0)).square().mean(1)
+            self.loss[stage].update(loss)  # type: ignore[operator]
 
     def on_validation_epoch_end(self) -> None:
-        """Log accuracy and the recall of each class."""
+        """Log accuracy, loss and the recall of each class."""
         self._log_metrics("val")
 
+    def on_test_epoch_start(self) -> None:
+        """All ranks judge the same head; NotFittedError if it holds nothing, which Lightning would pass over in silence."""
+        self._level()
+        if self.learner.empty:
+            raise NotFittedError(
+                "there is nothing to test: the head holds no samples. Fit the module first, or give the checkpoint of a run "
+                "(ckpt_path) or its store"
+            )
+
     def on_test_epoch_end(self) -> None:
-        """Log accuracy and the recall of each class."""
+        """Log accuracy, loss and the recall of each class."""
         self._log_metrics("test")
 
     def _log_metrics(self, stage: str) -> None:
         self._at.pop(stage, None)
         if self.trainer.sanity_checking or self.learner.empty:
             return
-        accuracy, recall = self.accuracy[stage], self.recall[stage]
+        found: dict[str, Any] = {}
         with warnings.catch_warnings():  # a rank may have had no sample at all
             warnings.simplefilter("ignore", UserWarning)
-            self.log(f"{stage}_accuracy", accuracy.compute(), prog_bar=True)  # type: ignore[operator]
-            each = recall.compute()  # type: ignore[operator]
-        self.log_dict({f"{stage}_recall_{k}": value for k, value in enumerate(each)})
-        accuracy.reset()  # type: ignore[operator]
-        recall.reset()  # type: ignore[operator]
+            for name, group in (("accuracy", self.accuracy), ("loss", self.loss), ("recall", self.recall)):
+                if stage in group:
+                    found[name] = group[stage].compute()  # type: ignore[operator]
+                    group[stage].reset()  # type: ignore[operator]
+        each = {f"{stage}_recall_{k}": value for k, value in enumerate(found.pop("recall", ()))}
+        # The metrics have added the ranks up: the mean of equal values is the value, and Lightning has nothing to warn of.
+        for name, value in found.items():
+            self.log(f"{stage}_{name}", value, prog_bar=name == "accuracy", sync_dist=True)
+        self.log_dict(each, sync_dist=True)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Compute scores (B, K) of a batch with or without labels."""
-        return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch))  # type: ignore[no-any-return]
+        return self(batch if isinstance(batch, Tensor) else unpack_inputs(batch, self.hparams["batch_names"]))  # type: ignore[no-any-return]
 
     # -- the store and checkpoints -------------------------------------------------------------------------------------
 
@@ -393,9 +441,15 @@ def unanswered_text(waiting: list[str], store: str | None) -> str:
     return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
 
 
-def unpack_inputs(batch: Any) -> Tensor:
+def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:
     """The inputs of a batch with or without labels."""
-    return batch["x"] if isinstance(batch, dict) else batch[0]  # type: ignore[no-any-return]
+    if not isinstance(batch, dict):
+        return batch[0]  # type: ignore[no-any-return]
+    known = check_names(names)["x"]
+    found = next((batch[name] for name in known if name in batch), None)
+    if found is None:
+        raise ValueError(f"a batch to predict is a tensor, a tuple, or a dict with {known[0]!r}; got {sorted(batch)}")
+    return found  # type: ignore[no-any-return]
 
 
 def warn_once(module: Any, message: str) -> None:

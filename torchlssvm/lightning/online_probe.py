@@ -11,9 +11,9 @@ from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.head_lookup import log_metrics, moment
-from torchlssvm.linear import LinearHead, head_class
-from torchlssvm.linear.labelled_batches import unpack
+from torchlssvm.lightning.head_lookup import moment
+from torchlssvm.linear import LinearHead, LSSVMHead, head_class
+from torchlssvm.linear.labelled_batches import check_names, unpack
 
 
 class OnlineProbe(Callback):
@@ -27,20 +27,33 @@ class OnlineProbe(Callback):
         layer: the dotted name of the module whose output (B, J) are the features.
         num_classes: K.
         window: samples in the window of each rank.
-        rho: of the head.
-        name: what the accuracy is logged as.
+        rho: of the head; None is ``"gcv"``, chosen before each validation, and 1.0 for a margin head.
+        name: what the accuracy is logged as, through the module: ``EarlyStopping(monitor="probe_accuracy", mode="max")`` and
+            ``ModelCheckpoint`` see it.
         head: ``"lssvm"`` or ``"margin"``, the kind of probe.
+        batch_names: names of the parts of batches that are dicts; ``image`` and ``label`` are known.
+
+    Batches may hold several views, ((x1, x2), y) or (x1, x2, y): the probe learns and judges the first view, that is, the first
+    output of the layer in a step, or the first B rows of it where views go through together.
 
     >>> OnlineProbe("backbone", num_classes=10).state_key
     'OnlineProbe(layer=backbone, name=probe_accuracy)'
     """
 
     def __init__(
-        self, layer: str, num_classes: int, window: int = 4096, rho: float = 1.0, name: str = "probe_accuracy",
+        self,
+        layer: str,
+        num_classes: int,
+        window: int = 4096,
+        rho: float | str | None = None,
+        name: str = "probe_accuracy",
         head: str = "lssvm",
-    ):  # fmt: skip
+        batch_names: dict[str, str] | None = None,
+    ):
         self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
-        self.rho, self.name, self.kind = rho, name, head_class(head)
+        self.name, self.kind, self.batch_names = name, head_class(head), batch_names
+        self.rho: Any = rho or ("gcv" if self.kind is LSSVMHead else 1.0)
+        check_names(batch_names)
         self.window: SlidingWindow | None = None
         self.probe: LinearHead | None = None  # of all ranks, made for a validation
         self.accuracy: float | None = None
@@ -71,12 +84,12 @@ class OnlineProbe(Callback):
             self._hook = None
 
     def _capture(self, module: Any, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and self._captured is None:
             self._captured = output.detach().flatten(1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Take the features of this batch into the window."""
-        x, y = self._real(unpack(args[1]).y, trainer.train_dataloader)
+        x, y = self._real(self._labels(args[1]), trainer.train_dataloader)
         if x is None or not len(x):
             return
         self.seen += len(x)
@@ -88,6 +101,9 @@ class OnlineProbe(Callback):
             self._move(FixedPoint.auto(largest(x)))
             self.window.add(x, y)  # type: ignore[union-attr]
 
+    def _labels(self, batch: Any) -> Tensor:
+        return unpack(batch, self.batch_names, views=True).y
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count samples from the start of the epoch."""
         self._position = 0
@@ -97,7 +113,8 @@ class OnlineProbe(Callback):
         x, self._captured = self._captured, None
         keep = ranks.without_padding(loader, self._position, len(y))
         self._position += len(y)
-        return (None if x is None or len(x) != len(y) else x[:keep]), y[:keep]
+        views = 0 if x is None or not len(y) else len(x) / len(y)
+        return (x[:keep] if x is not None and views in (1, 2, 3, 4) else None), y[:keep]
 
     def _new(self, x: Tensor, grid: FixedPoint) -> SlidingWindow:
         head = self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
@@ -117,6 +134,8 @@ class OnlineProbe(Callback):
         self._position, self._train_position = 0, self._position
         self._captured = None
         self.probe = None if trainer.sanity_checking else self._together()
+        if isinstance(self.probe, LSSVMHead):
+            self.probe.choose_rho()
 
     def _together(self) -> Any:
         """Merge all ranks' windows into one head, on the coarsest of their grids."""
@@ -141,13 +160,13 @@ class OnlineProbe(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Count the probe's right answers on the features of this batch."""
-        x, y = self._real(unpack(args[1]).y, trainer.val_dataloaders)
+        x, y = self._real(self._labels(args[1]), trainer.val_dataloaders)
         if self.probe is not None and x is not None and len(x) and self.probe.n:
             self._right += int((self.probe.predict(x) == y).sum())
             self._total += len(y)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the accuracy on all ranks' validation samples."""
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the accuracy on all ranks' validation samples, through the module."""
         self._position = self._train_position
         if trainer.sanity_checking:
             return
@@ -155,7 +174,7 @@ class OnlineProbe(Callback):
         total = sum(t for _, t in sums)
         if total:
             self.accuracy = sum(r for r, _ in sums) / total
-            log_metrics(trainer, {self.name: self.accuracy})
+            pl_module.log(self.name, self.accuracy, sync_dist=True)  # the same on all ranks
 
     def state_dict(self) -> dict[str, Any]:
         """Number of samples seen, and the last accuracy."""

@@ -14,6 +14,7 @@ from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear.data_choices import OUTDATED
 
 T = TypeVar("T")
 
@@ -83,10 +84,14 @@ def copy_from_first(head: LinearHead) -> None:
     if not are_several():
         return
     state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else None)
-    options = share((head.rho, head.class_weight))
+    choices = head.data_choices
+    now = choices.made.get("rho", (None,))[0] == head.version
+    rho, chosen = share((head.solver.options.rho, (choices.made["rho"][1], now) if "rho" in choices.made else None))
     if not is_first() and state is not None:
         adopt(head, state)
-        head.rho = options[0]
+        head.rho = rho
+        if chosen is not None:
+            head.data_choices.record("rho", head.version if chosen[1] else OUTDATED, chosen[0])
 
 
 def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:

@@ -32,11 +32,20 @@ from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
+FOLLOWED_ROUNDS = 4
+"""Full Newton steps after a change of samples, with margins of the samples near 1 alone, before a search with a line search."""
+
+LARGEST_NEAR = 8
+"""With one in so many samples near their margins those of all are computed anew: they are near no more then."""
+
 MAX_ROUNDS = 200
 """Newton rounds of one class before giving up; 7 to 9 are usual, and a line search makes them finite."""
 
 CLASSES_AT_ONCE = 8
 """Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
+
+LONGEST_STEP = 4.0
+"""Newton steps are lengthened up to this where the objective falls on: with too many samples active they fall short."""
 
 SLOW_ROUNDS = 20
 """Rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps at a small rho."""
@@ -126,6 +135,7 @@ class ActiveSetSolver:
         self._margins = torch.zeros(K, self.rows.n, dtype=torch.float64, device=device)
         self._fresh = torch.ones(K, self.rows.n, dtype=torch.bool, device=device)
         self._ties = torch.zeros(K, self.rows.n, dtype=torch.bool, device=device)
+        self._at_w, self._at_b = torch.zeros_like(self.w), torch.zeros_like(self.b)  # the weights that margins are of
         self._groups: WeightGroups | None = None
         self._scale: RowScale | None = None  # made when it is needed
         self._current = False
@@ -152,6 +162,8 @@ class ActiveSetSolver:
         )
         self.w = torch.cat([self.w, self.w.new_zeros(len(self.w), k)], 1)
         self.b = torch.cat([self.b, self.b.new_zeros(k)])
+        self._at_w = torch.cat([self._at_w, self._at_w.new_zeros(len(self.w), k)], 1)
+        self._at_b = torch.cat([self._at_b, self._at_b.new_zeros(k)])
         self._groups, self._current = None if self.options.follows_counts else self._groups, False
         if self._groups is not None:
             self._groups = WeightGroups(self._groups.values, self._groups.of_class + (0,) * k)
@@ -300,6 +312,7 @@ class ActiveSetSolver:
         self._use_weights(WeightGroups.of(self._class_weights(), len(self.states)))
         self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
         todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
+        todo = [k for k in todo if not self._follow(k)]
         for a in range(0, len(todo), CLASSES_AT_ONCE):
             labels = todo[a : a + CLASSES_AT_ONCE]
             try:
@@ -323,7 +336,15 @@ class ActiveSetSolver:
     def margins(self, k: int) -> Tensor:
         """Margins of all rows for a class (n,), up to date."""
         self.weights()
-        return self._margins[k].clone()
+        return self._margins_now(k).clone()
+
+    def _margins_now(self, k: int) -> Tensor:
+        """Margins (n,) by the weights in use; those at hand may be of weights of before."""
+        if not torch.equal(self._at_w[:, k], self.w[:, k]) or not torch.equal(self._at_b[k], self.b[k]):
+            found = hinge.scores(self.rows.q, self.w[:, k : k + 1] * self.scale.step, self.b[k : k + 1])
+            self._margins[k] = found[:, 0] * self.signs(k)
+            self._at_w[:, k], self._at_b[k] = self.w[:, k], self.b[k]
+        return self._margins[k]
 
     def fitted(self, k: int) -> bool:
         """True for a class with samples of both signs and an active set that is not empty."""
@@ -359,6 +380,7 @@ class ActiveSetSolver:
         out.states = [replace(state) for state in self.states]
         out._set_caches([cache.clone() for cache, _ in self._caches()])
         out.w, out.b = self.w.clone(), self.b.clone()
+        out._at_w, out._at_b = self._at_w.clone(), self._at_b.clone()
         out.restart()
         return out
 
@@ -399,6 +421,7 @@ class ActiveSetSolver:
             if state.constant != constant:
                 self.states[k] = ClassState(constant=constant)
                 self.w[:, k], self.b[k] = 0.0, constant
+                self._at_w[:, k], self._at_b[k] = 0.0, constant
             self._active[k], self._fresh[k], self._ties[k] = False, False, False
             self._margins[k] = 1.0
             self.states[k].touched = False
@@ -409,12 +432,12 @@ class ActiveSetSolver:
             return True
         slots = torch.nonzero(self._fresh[k])[:, 0]
         if len(slots):
-            w = self.w[:, k : k + 1] * self.scale.step
-            found = hinge.scores(self.rows.q[slots], w, self.b[k : k + 1]) * self._signs(slots, [k])
-            margins = found[:, 0]
+            w = torch.stack([self.w[:, k], self._at_w[:, k]], 1) * self.scale.step
+            found = hinge.scores(self.rows.q[slots], w, torch.stack([self.b[k], self._at_b[k]]))
+            margins, kept = (found * self._signs(slots, [k])).unbind(1)
             close = (margins - 1.0).abs() <= self._bound(k, state, slots)
             joins = margins < 1.0
-            self._margins[k, slots], self._active[k, slots], self._fresh[k] = margins, joins, False
+            self._margins[k, slots], self._active[k, slots], self._fresh[k] = kept, joins, False
             if bool((joins | close).any()):
                 state.touched = True
             slots = slots[joins]
@@ -429,6 +452,69 @@ class ActiveSetSolver:
         size = float(scale.point(self.w[:, k], self.b[k])[: rows.in_features].norm())
         computed = hinge.rounding_bound(lengths, rows.in_features, size, float(self.b[k]))
         return ((lengths + state.slack[2]) * state.slack[0] + state.slack[1] + computed) * SAFETY
+
+    # -- small changes -------------------------------------------------------------------------------------------------
+
+    def _follow(self, k: int) -> bool:
+        """Bring a class up to date after a small change, and prove its active set; False where a search has to be made.
+
+        Margins are kept from the last search. With the weights moved since by d and d_b, none has moved by more than
+        |q_i - c| |d| + |c^T d + d_b|: only samples that close to 1 need a look.
+        """
+        state, rows, scale, J = self.states[k], self.rows, self.scale, self.rows.in_features
+        if not state.fitted or state.solution is None or scale.standard is not None:
+            return False
+        solution: Solution | None = state.solution
+        assert self._groups is not None
+        lengths, signs = scale.lengths(rows.q, rows.norms), self.signs(k)
+        active, kept = self._active[k].clone(), (self._margins[k] - 1.0).abs()
+        old_error = self._accuracy(scale, self._at_w[:, k], self._at_b[k], lengths)[1]
+        for rounds in range(1, FOLLOWED_ROUNDS + 1):
+            if solution is None:
+                return False
+            try:
+                solution.take_in()
+            except (NotPositiveDefinite, TooInaccurate):
+                state.solution = None
+                return False
+            w, b = (part[..., 0] for part in scale.weights(solution, J))
+            move = (w - self._at_w[:, k]) * scale.step
+            shift = abs(float(rows.centre @ move + (b - self._at_b[k])))
+            point, error = self._accuracy(scale, w, b, lengths)
+            drift = (rows.spreads * float(move.norm()) + shift) * SAFETY + 4 * (error + old_error)
+            near = torch.nonzero(kept <= drift)[:, 0]
+            if len(near) * LARGEST_NEAR > rows.n:
+                self._margins[k] = hinge.scores(rows.q, (w * scale.step)[:, None], b[None])[:, 0] * signs
+                self._at_w[:, k], self._at_b[k] = w, b
+                kept, old_error, drift = (self._margins[k] - 1.0).abs(), error, 4 * error
+                near = torch.nonzero((kept <= drift) | ((self._margins[k] < 1.0) != active))[:, 0]
+            margins = hinge.scores(rows.q[near], (w * scale.step)[:, None], b[None])[:, 0] * signs[near]
+            wanted = margins < 1.0
+            turns = near[wanted != active[near]]
+            if not len(turns):
+                return self._settle(k, solution, active, near, margins, drift, lengths, error, point, w, b, rounds)
+            active[turns] = ~active[turns]
+            copies = torch.where(active[turns], rows.copies[turns], -rows.copies[turns])
+            solution = state.solution = self._queue(solution, k, turns, copies)
+            self._active[k] = active
+        return False
+
+    def _settle(
+        self, k: int, solution: Solution, active: Tensor, near: Tensor, margins: Tensor, drift: Tensor, lengths: Tensor,
+        error: Tensor, point: Tensor, w: Tensor, b: Tensor, rounds: int,
+    ) -> bool:  # fmt: skip
+        """Prove the active set of a class with the margins of the samples near 1, and note its weights; False without proof."""
+        scale = self.scale
+        size = self._gradient_size(k, scale, solution, active, w, b, point, lengths, error)
+        centre = self._centre(solution)
+        bound = ((lengths + centre) * size[0] + size[1] + error) * SAFETY
+        far = (self._margins[k] - 1.0).abs() > drift + bound
+        far[near] = (margins - 1.0).abs() > bound[near]
+        if not bool(far.all()):
+            return False
+        self.states[k] = ClassState(solution, True, None, False, (*size, centre), rounds)
+        self.w[:, k], self.b[k], self._active[k], self._ties[k] = w, b, active, False
+        return True
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -450,20 +536,20 @@ class ActiveSetSolver:
                     )
             pairs = [s.scale.weights(s.solution, J) for s in searches]  # type: ignore[arg-type]
             w, b = torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs])
-            signs = self._signs(None, [s.label for s in searches])
-            active = torch.stack([s.active for s in searches], 1)
-            found = hinge.sweep(rows.q, w * scale.step, b, signs, weight, active)
+            found = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, [s.label for s in searches])
             left = []
             for c, s in enumerate(searches):
-                margins = found.margins[:, c].contiguous()
-                long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
-                point, error = self._accuracy(s.scale, w[:, c], b[c], long)
-                size = self._gradient_size(
-                    s, found.gradient[:, c], float(found.gradient_b[c]), point, margins, weight, long, error
-                )
-                if self._step(s, margins, weight, size, long, error):
-                    self._finish(s, w[:, c], b[c], margins, size)
-                    continue
+                margins = found[:, c].contiguous()
+                if not self._advance(s, margins, weight):
+                    long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
+                    point, error = self._accuracy(s.scale, w[:, c], b[c], long)
+                    assert s.solution is not None
+                    size = self._gradient_size(
+                        s.label, s.scale, s.solution, s.active, w[:, c], b[c], point, long, error
+                    )
+                    if self._prove(s, margins, size, long, error):
+                        self._finish(s, w[:, c], b[c], margins, size)
+                        continue
                 left.append(s)
                 if s.rounds == SLOW_ROUNDS and not s.proving:
                     s.sums = s.sums or self._sums(s)
@@ -478,7 +564,7 @@ class ActiveSetSolver:
         rows, scale, J = self.rows, self.scale, self.rows.in_features
         out, cold = [], [k for k in labels if not self.states[k].fitted]
         for k in (k for k in labels if k not in cold):
-            state, margins = self.states[k], self._margins[k].clone()
+            state, margins = self.states[k], self._margins_now(k).clone()
             w = scale.point(self.w[:, k], self.b[k])
             if scale.standard is not None and scale.intercept == "none":  # another mean, another intercept
                 b = -(scale.standard.centre.mean * scale.step) @ self.w[:, k : k + 1]
@@ -492,15 +578,19 @@ class ActiveSetSolver:
             w, b = scale.weights(ridge, J)
             margins = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, cold)
             for c, k in enumerate(cold):
-                mine = margins[:, c].contiguous()
-                value = float(ridge.w[:, c].square().sum() + hinge.loss(mine, weight))
+                mine, point = margins[:, c].contiguous(), ridge.w[:, c].clone()
+                curvature = LONGEST_STEP**2 * float(point @ point)
+                zero = torch.zeros_like(mine)
+                t = LONGEST_STEP * hinge.lowest_on_segment(zero, LONGEST_STEP * mine, weight, 0.0, curvature)
+                mine, point = mine * t, point * t
+                value = float(point @ point + hinge.loss(mine, weight))
                 active = mine < 1.0
                 total: ActiveSums | None = totals[c]
                 if 2 * int(active.sum()) > rows.n:
                     totals[c].change(torch.nonzero(~active)[:, 0], -1)
                 else:
                     total = None
-                out.append(Search(k, active, None, total, Position(ridge.w[:, c].clone(), mine, value), scale))
+                out.append(Search(k, active, None, total, Position(point, mine, value), scale))
         return out
 
     def _solve(self, s: Search, small: bool) -> None:
@@ -537,16 +627,19 @@ class ActiveSetSolver:
         return point, hinge.rounding_bound(lengths, J, float(point[:J].norm()), float(b))
 
     def _gradient_size(
-        self, s: Search, gradient: Tensor, gradient_b: float, point: Tensor, margins: Tensor, weight: Tensor,
+        self, k: int, scale: RowScale, solution: Solution, active: Tensor, w: Tensor, b: Tensor, point: Tensor,
         lengths: Tensor, error: Tensor,
     ) -> tuple[float, float]:  # fmt: skip
-        """Bounds on |g'| and |g_b| / n on the set of the search, the rounding of both included."""
-        scale, J, solution = s.scale, self.rows.in_features, s.solution
-        assert solution is not None
-        mine = weight * s.active
-        ridge = point[:J]
-        part = error + (int(s.active.sum()) + 8) * hinge.ROUNDING * (1.0 - margins).abs()
-        rounding, rounding_b = float(mine @ (lengths * part)), float(mine @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
+        """Bounds on |g'| and |g_b| / n on the active set of a class, the rounding of both included."""
+        rows, J = self.rows, self.rows.in_features
+        assert self._groups is not None
+        slots = torch.nonzero(active)[:, 0]
+        weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
+        found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight)
+        gradient, gradient_b, ridge = found.gradient[:, 0], float(found.gradient_b[0]), point[:J]
+        part = error[slots] + (len(slots) + 8) * hinge.ROUNDING * (1.0 - found.margins[:, 0]).abs()
+        rounding = float(weight @ (lengths[slots] * part))
+        rounding_b = float(weight @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
         rounding += 16 * hinge.ROUNDING * float(ridge.norm())
         if scale.offset is not None:
             rounding += float(scale.offset.norm()) * rounding_b
@@ -557,17 +650,15 @@ class ActiveSetSolver:
             constant = gradient_b / scale.root + float(point[J])
             rounding_b = rounding_b / scale.root + 16 * hinge.ROUNDING * abs(float(point[J]))
             return float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0
-        total = float(mine.sum())
+        total = float(weight.sum())
         if total == 0:
             return float(ridge.norm()), 0.0
         centred = g - solution.mu * gradient_b
         rounding += float(solution.mu.norm()) * rounding_b
         return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
 
-    def _step(
-        self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor
-    ) -> bool:
-        """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
+    def _advance(self, s: Search, margins: Tensor, weight: Tensor) -> bool:
+        """Go on to the next set of a search; False where the objective falls no more and the set is to be proven."""
         solution = s.solution
         assert solution is not None
         target = solution.w[:, 0]
@@ -576,29 +667,34 @@ class ActiveSetSolver:
         differs = wanted != s.active
         position = s.position
         if not s.proving and bool(differs.any()) and not _settled(position.value, value):
-            if value >= position.value:
-                step = target - position.w
-                t = hinge.lowest_on_segment(
-                    position.margins, margins, weight, float(position.w @ step), float(step @ step)
-                )
-                if 0.0 < t < 1.0:
-                    mixed = torch.lerp(position.margins, margins, t)
-                    at = torch.lerp(position.w, target, t)
-                    between = float(at @ at + hinge.loss(mixed, weight))
-                    if not _settled(position.value, between) and between < position.value:
-                        s.position = Position(at, mixed, between)
-                        self._turn(s, mixed < 1.0)
-                        return False
-            else:
+            step = target - position.w
+            stop = torch.lerp(position.margins, margins, LONGEST_STEP)
+            slope, curvature = float(position.w @ step), float(step @ step)
+            t = LONGEST_STEP * hinge.lowest_on_segment(
+                position.margins, stop, weight, LONGEST_STEP * slope, LONGEST_STEP**2 * curvature
+            )
+            mixed, at = torch.lerp(position.margins, margins, t), torch.lerp(position.w, target, t)
+            between = float(at @ at + hinge.loss(mixed, weight))
+            if between < min(position.value, value) and not _settled(position.value, between):
+                s.position = Position(at, mixed, between)
+                self._turn(s, mixed < 1.0)
+                return True
+            if value < position.value:
                 s.position = Position(target.clone(), margins, value)
                 self._turn(s, wanted)
-                return False
+                return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
             s.position = Position(target.clone(), margins, value)
             rho = max(self.options.rho, s.scale.rho / LADDER_STEP)
             self._change_rho(s, rho, weight)
-            return False
+            return True
         s.proving = True
+        return False
+
+    def _prove(self, s: Search, margins: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor) -> bool:
+        """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
+        solution, wanted = s.solution, margins < 1.0
+        assert solution is not None
         bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
         near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
         s.ties = None
@@ -650,6 +746,7 @@ class ActiveSetSolver:
         self.states[k] = ClassState(s.solution, True, None, False, slack, s.rounds)
         self.w[:, k], self.b[k] = w, b
         self._active[k], self._margins[k], self._fresh[k] = s.active, margins, False
+        self._at_w[:, k], self._at_b[k] = w, b
         self._ties[k] = False if s.ties is None else s.ties
 
     # -- parts, for files and copies -----------------------------------------------------------------------------------
@@ -691,6 +788,7 @@ class ActiveSetSolver:
         self._groups = WeightGroups.of(self._class_weights(), K)
         self._margins = (hinge.scores(self.rows.q, w * self.scale.step, b) * self._signs(None, list(range(K)))).mT
         self._margins, self._fresh = self._margins.contiguous(), torch.zeros_like(self._active)
+        self._at_w, self._at_b = w.clone(), b.clone()
         counts = self.stats.counts.tolist()
         for k, (slack, centre_b, centre, rounds, fitted) in enumerate(state["proofs"].tolist()):
             if fitted:

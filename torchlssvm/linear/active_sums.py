@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
-from torchlssvm.functional.system import Centre, Factor, Sums, factor_, fill_system, workspace
+from torchlssvm.functional.system import Factor, Sums, factor_, workspace
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import divide, repaired, write_constant
+from torchlssvm.linear.normal_equations import repaired, write_system
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
@@ -164,17 +165,7 @@ def solve_sums(
     work = workspace(D, device)
     standard = scale.standard
     ridge = scale.rho / scale.step**2 if standard is None else scale.rho
-    about = None if standard is None or centred else standard.centre
-
-    def fill() -> Centre | None:
-        centre = fill_system(work, groups, J, ridge if standard is None else 0.0, centred, small, about)
-        if penalized:
-            write_constant(work, groups, J, scale.rho if standard is None else 0.0, about)
-        if standard is not None:
-            divide(work[:J, :J], work[J:D, :J], standard.deviation)
-            work.diagonal()[:D].add_(scale.rho)
-        return centre
-
+    fill = partial(write_system, work, groups, J, ridge, scale.rho, scale.intercept, small, standard)
     centre = fill()
     rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
     y = torch.zeros(len(sums), dtype=torch.float64, device=device)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
+from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES, LinearHead, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
 from torchlssvm.sample_adapter import SampleAdapter
@@ -63,7 +64,8 @@ def attach(
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says.
-        head_options: passed on to the head that is made on the device of the model.
+        head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
 
     Example:
         >>> import torch
@@ -106,7 +108,10 @@ def _attach(
         raise ValueError(f"in_features must be 1 or more, got {J} (a lazy layer knows its width after one batch)")
     if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
-        head = kind(J, num_classes, **{"device": tensors[-1].device if tensors else None, **head_options})
+        usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
+        if kind is LSSVMHead and head_options.get("statistics", True):
+            usual["rho"] = "gcv"
+        head = kind(J, num_classes, **{**usual, **head_options})
     head = _checked_head(head, J, num_classes)
     # Every check is behind us: from here on the model changes.
     if last is None:
@@ -130,6 +135,9 @@ class KeptSamples(Protocol):
 
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
+
+    def settle(self) -> None:
+        """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
@@ -250,12 +258,12 @@ class AttachedClassifier(nn.Module):
                 "torch.stack([transform(image) for image in images]) with the transform of the network's weights"
             )
         if isinstance(images, np.ndarray) or hasattr(images, "convert"):  # an array, or a picture of PIL
-            kind = (
+            what = (
                 "array: use torch.from_numpy(images)"
                 if isinstance(images, np.ndarray)
                 else "picture: use transform(image)[None]"
             )
-            raise ValueError(f"images must be a tensor (B, ...), got an {kind}".replace("an picture", "a picture"))
+            raise ValueError(f"images must be a tensor (B, ...), got an {what}".replace("an picture", "a picture"))
         bytes_in = isinstance(images, Tensor) and images.dtype == torch.uint8
         if bytes_in and any(p.is_floating_point() for p in self.backbone.parameters()):
             raise ValueError(
@@ -495,8 +503,10 @@ class AttachedClassifier(nn.Module):
             )
 
     def _settle(self) -> None:
-        """Bring the weights up to date at the end of a fit."""
-        if SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
+        """Choose what is chosen from data anew, and solve, at the end of a fit."""
+        if self.samples is not None:
+            self.samples.settle()
+        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:

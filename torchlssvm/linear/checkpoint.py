@@ -70,8 +70,8 @@ class LiveBuffers(dict[str, Any]):
                 value = published(head, name)
                 if old is None or old.shape != value.shape or old.device != value.device:
                     old = self[name] = value.clone()
-                elif shared or checks.is_fake(value) or not torch.equal(old, value):
-                    old.copy_(value)
+                elif shared or old.device.type != "cpu" or checks.is_fake(value) or not torch.equal(old, value):
+                    old.copy_(value)  # on a device without a comparison, which would wait for it
                 if name == "C":
                     self._inverse_of = (head.version, head.solver.stamp, old, old._version)
 
@@ -121,25 +121,32 @@ def pack(meta: dict[str, Any]) -> Tensor:
     return bytes_to_tensor(json.dumps(meta, sort_keys=True).encode())
 
 
+def save_options(head: LSSVMHead | MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Options and choices made from data, as JSON fields, and the tensor of a calibration that is not void."""
+    weight, choices = head.class_weight, head.data_choices
+    numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
+    meta: dict[str, Any] = {
+        "rho": head.rho,
+        "intercept": head.intercept,
+        "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
+        "made": choices.to_json(head.version),
+    }
+    if choices.calibration is None or not meta["made"].get("calibration", ("", False))[1]:
+        return meta, {}
+    return meta | {"calibration": choices.calibration.describe()}, {"calibration": choices.calibration.values.clone()}
+
+
 def save(head: LSSVMHead) -> dict[str, Tensor]:
     """State beside the buffers: P, the solution's own coordinates, the statistics, the options."""
     with torch.inference_mode(False), torch.no_grad():
-        out = {"P": head.P.clone()}
-        weight = head.class_weight
-        numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
-        meta: dict[str, Any] = {
+        meta, out = save_options(head)
+        out["P"] = head.P.clone()
+        meta |= {
             "format": HEAD_FORMAT,
-            "rho": head.rho,
-            "intercept": head.intercept,
             "multiclass": head.multiclass,
-            "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
             "statistics": head.statistics is not None,
             "uncertifiable": head.uncertifiable,
-            "made": head.data_choices.to_json(head.version),
         } | head.row_options()
-        calibration = head.data_choices.calibration if meta["made"].get("calibration", ("", False))[1] else None
-        if calibration is not None:
-            meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
         if head.statistics is not None:
             out |= {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
             out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
@@ -170,13 +177,11 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of :class:`~torchlssvm.LSSVMHead` from what its ``config`` returned."""
-    grids = {
-        k: grid_from_json(config[k]) if isinstance(config[k], list) else config[k] for k in ("grid", "target_grid")
-    }
+    grids = {k: config[k] for k in ("grid", "target_grid") if k in config}
     weight = config["class_weight"]
     return (
         config
-        | grids
+        | {k: grid_from_json(grid) if isinstance(grid, list) else grid for k, grid in grids.items()}
         | {"class_weight": torch.tensor(weight, dtype=torch.float64) if isinstance(weight, list) else weight}
     )
 
@@ -334,36 +339,43 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
         head.rows.hash()
         if head.statistics is not None and not checks.is_fake(head.counts) and head.statistics.has_pending:
             head.history.copied()
-        state = head.__dict__.copy()
-        del state["_lock"]
-        state["_view"] = state["_published"] = None
         agreed = _agreed_after_loading(head.statistics, head.rows.held)  # no trace of rows removed since
-        state["rows"] = head.rows.replaced(head.rows.held, agreed)
-        state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
-        return state
+        return attributes(head) | {"_view": None, "rows": head.rows.replaced(head.rows.held, agreed)}
 
 
-def thaw(head: LSSVMHead, state: dict[str, Any]) -> None:
-    """Take over attributes that :func:`freeze` returned."""
+def attributes(head: LSSVMHead | MarginHead) -> dict[str, Any]:
+    """Attributes of a head for :func:`thaw`: without its lock and the weights that it published, the buffers as they are."""
+    buffers = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
+    kept = {name: value for name, value in vars(head).items() if name != "_lock"}
+    return kept | {"_published": None, "_buffers": buffers}
+
+
+def thaw(head: LSSVMHead | MarginHead, state: dict[str, Any]) -> None:
+    """Take over what :func:`attributes` returned."""
     buffers = state.pop("_buffers")
     head.__dict__.update(state)
     give_lock(head)
     make_live(head, buffers)
 
 
-def move(head: LSSVMHead, device: torch.device) -> None:
-    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
-    if device == head.device:
-        return
+def options_on(head: LSSVMHead | MarginHead, device: torch.device) -> SolverOptions:
+    """The options of a head on a device it moves to; RuntimeError for the meta device."""
     if device.type == "meta":
         raise RuntimeError(
             "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
         )
+    weight = head.class_weight
+    return SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
+
+
+def move(head: LSSVMHead, device: torch.device) -> None:
+    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
+    if device == head.device:
+        return
     with head.locked(), torch.inference_mode(False), torch.no_grad():
+        options = options_on(head, device)
         solution = head.solver.state()
         P = head.P.to(device, copy=True)
-        weight = head.class_weight
-        options = SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
         statistics, old = head.statistics, head.solver
         moved = {k: v.to(device, copy=True) for k, v in solution.items()}
         solver: Solver

@@ -62,6 +62,9 @@ class CompactSolver:
                 counts = counts + sign * one.sum()
         return counts
 
+    def release(self, rows: int) -> None:
+        """Do nothing: there are no statistics to solve from."""
+
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None = None) -> None:
         """Apply Theorem 1 to checked batches, all or none; RemovalError if the result cannot be."""
         del rows  # the features are used as given

@@ -7,6 +7,12 @@ from typing import Any
 
 from torchlssvm.linear.diagnostics.calibration import Calibration
 
+RHO_DUE = "to be chosen by gcv at the first read"
+"""Description of a rho that is chosen by the rule "gcv" as soon as there are enough samples."""
+
+RHO_CHOSEN = "chosen by gcv out of powers of two"
+"""Description of a rho that was chosen by the rule "gcv", and is chosen again at the moments that the head names."""
+
 OUTDATED = -1
 """Version of a choice that was made before samples changed: versions of a head start at 0."""
 
@@ -27,6 +33,21 @@ class DataChoices:
         """Remember a choice made for the samples held at this version."""
         self.made[name] = (version, description)
 
+    @property
+    def rho_rule(self) -> str | None:
+        """Rule by which rho is chosen again and again: "gcv"; None for a rho that was given, or chosen once."""
+        return "gcv" if self.made.get("rho", (0, ""))[1] in (RHO_DUE, RHO_CHOSEN) else None
+
+    @property
+    def rho_due(self) -> bool:
+        """True if rho is to be chosen by its rule at the next read."""
+        return self.made.get("rho", (0, ""))[1] == RHO_DUE
+
+    def reopen_rho(self) -> None:
+        """Let a rho with a rule be chosen again at the next read: other samples have shaped it."""
+        if self.rho_rule is not None:
+            self.record("rho", OUTDATED, RHO_DUE)
+
     def record_calibration(self, calibration: Calibration, version: int) -> None:
         """Remember a calibration made for the samples held at this version."""
         self.calibration = calibration
@@ -46,6 +67,9 @@ class DataChoices:
         """Choices as text, each with a note that tells whether it was made for this version."""
         out = {}
         for name, (at, text) in self.made.items():
+            if text == RHO_DUE:
+                out[name] = text
+                continue
             value = f"{rho!r}, {text}" if name == "rho" else text
             out[name] = (
                 f"{value}, made for the samples held" if at == version else f"{value}, made before samples changed"

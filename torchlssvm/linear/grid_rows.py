@@ -22,6 +22,9 @@ from torchlssvm.statistics.batch import SampleBatch
 KEY_BYTES = 16
 """Bytes of a row's hash in the index; two rows with one hash are told apart by their numbers."""
 
+CENTRED_ROWS = 1024
+"""Rows that are turned into float64 at a time: 10 MB at 1,280 features."""
+
 HEAVIEST_ROW = 2**52
 """Copies of a row times its largest square: past this one row's products would not be exact in float64."""
 
@@ -71,6 +74,9 @@ class GridRows:
         self._copies = torch.empty(0, dtype=torch.float64, device=self.device)
         self._norms = torch.empty(0, dtype=torch.float64, device=self.device)
         self._peaks = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._spreads = torch.empty(0, dtype=torch.float64, device=self.device)
+        self.centre = torch.zeros(self.in_features, dtype=torch.float64, device=self.device)
+        self._recentre = False
         self._keys: list[bytes] = []
         self._where: dict[bytes, int] = {}
 
@@ -98,6 +104,11 @@ class GridRows:
     def peaks(self) -> Tensor:
         """Largest magnitudes of the rows (n,), in steps."""
         return self._peaks[: self.n]
+
+    @property
+    def spreads(self) -> Tensor:
+        """Distances of the rows from ``centre`` (n,), in steps: a point near their mean, renewed when the array grows."""
+        return self._spreads[: self.n]
 
     @property
     def capacity(self) -> int:
@@ -140,7 +151,7 @@ class GridRows:
         self._refuse_heavy(q_new, counts_new, slots)
         origin = []
         for key, _ in new:
-            known = left.get(self._key(source[key][0], -1))
+            known = left.get(self._key(source[key][0], -1)) if left else None
             origin.append(-1 if known is None else known[0])
         return RowChange(
             torch.tensor([s for s, _ in slots], dtype=torch.int64, device=self.device),
@@ -174,7 +185,7 @@ class GridRows:
         return moves
 
     def _columns(self) -> tuple[Tensor, ...]:
-        return self._q, self._labels, self._copies, self._norms, self._peaks
+        return self._q, self._labels, self._copies, self._norms, self._peaks, self._spreads
 
     def reserve(self, m: int) -> None:
         """Make room for m more rows."""
@@ -189,7 +200,8 @@ class GridRows:
                 new = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=self.device)
             new[: self.n] = old[: self.n]
             grown.append(new)
-        self._q, self._labels, self._copies, self._norms, self._peaks = grown
+        self._q, self._labels, self._copies, self._norms, self._peaks, self._spreads = grown
+        self._recentre = True
 
     def _append(self, change: RowChange) -> None:
         m = len(change.q)
@@ -201,10 +213,20 @@ class GridRows:
         wide = change.q.to(torch.float64)
         self._norms[at] = wide.square().sum(1).sqrt()
         self._peaks[at] = checks.row_largest(wide)
+        if not self._recentre:
+            self._spreads[at] = (wide - self.centre).norm(dim=1)
         for i, key in enumerate(change.keys):
             self._where[key] = self.n + i
         self._keys += change.keys
         self.n += m
+        if self._recentre:
+            self._recentre = False
+            self.centre = (
+                torch.stack([part.to(torch.float64).sum(0) for part in self.q.split(CENTRED_ROWS)]).sum(0) / self.n
+            )
+            self._spreads[: self.n] = torch.cat(
+                [(part - self.centre).norm(dim=1) for part in self.q.split(CENTRED_ROWS)]
+            )
 
     def find(self, batch: SampleBatch) -> Tensor:
         """Places of the rows of a checked batch (B,); RemovalError, naming the first, if one is not held."""
@@ -307,7 +329,7 @@ class GridRows:
         return RemovalError(f"row {index} with label {label} is not held{where}. {REMEDY}")
 
     def _refuse_heavy(self, q: NDArray[np.int32], counts: NDArray[np.float64], slots: list[tuple[int, int]]) -> None:
-        peaks = np.abs(q.astype(np.float64)).max(1, initial=1.0) if len(q) else np.zeros(0)
+        peaks = np.maximum(q.max(1, initial=1), -q.min(1, initial=-1)).astype(np.float64) if len(q) else np.zeros(0)
         heavy = (counts * peaks**2).max(initial=0.0)
         for slot, delta in slots:
             heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))

@@ -39,8 +39,8 @@ def check_names(names: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
 def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = False) -> TrainingBatch:
     """Unpack a batch (x, y), (x, y, ids) or (x, y, ids, subjects), or a dict such as {"image": x, "label": y}.
 
-    ``names``: of the parts of a dict, e.g. ``{"x": "photo"}``. ``views``: x may be several views of the samples, in a list; the
-    first is taken.
+    ``names``: of the parts of a dict, e.g. ``{"x": "photo"}``. ``views``: there may be several views of the samples, in a
+    list, ((x1, x2), y), or one by one, (x1, x2, y); the first is taken.
 
     >>> unpack({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}).y
     tensor([0, 1])
@@ -53,6 +53,8 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     x, y, ids, subjects = parts
     if views and isinstance(x, list | tuple) and x:
         x = x[0]
+    if views and isinstance(batch, list | tuple) and not is_labels(y):  # the views come one by one, then the labels
+        y, ids, subjects = next((part for part in batch if is_labels(part)), y), None, None
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
@@ -70,6 +72,11 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
         owners = [None if s is None or s == "" else str(s) for s in given]
     names_of = None if ids is None else [str(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)]
     return TrainingBatch(x, y, names_of, owners)
+
+
+def is_labels(part: Any) -> bool:
+    """True for a tensor of integers (B,)."""
+    return isinstance(part, Tensor) and part.ndim == 1 and not part.is_floating_point() and not part.is_complex()
 
 
 def batches_of(loader: Any, device: torch.device, progress: bool, what: str) -> Iterator[TrainingBatch]:

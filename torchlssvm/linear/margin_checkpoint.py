@@ -17,11 +17,10 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.checkpoint import LoadProblems, checksum, make_live, pack
+from torchlssvm.linear.checkpoint import LoadProblems, attributes, checksum, make_live, options_on, pack, save_options
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -69,21 +68,14 @@ def save(head: MarginHead) -> dict[str, Tensor]:
         solution = head.solver.state()
         out |= {f"solution.{k}": v.clone() for k, v in solution.items()}
         out["solution.sides"] = head.solver.sides_in_saved_order()
-        weight = head.class_weight
-        numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
-        meta: dict[str, Any] = {
+        meta, more = save_options(head)
+        out |= more
+        meta |= {
             "format": MARGIN_FORMAT,
-            "rho": head.rho,
-            "intercept": head.intercept,
             "normalize": head.normalize,
             "scale": head.scale,
-            "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
-            "made": head.data_choices.to_json(head.version),
             "digest": None if checks.is_fake(head.counts) else head.statistics.digest(),
         }
-        calibration = head.data_choices.calibration if meta["made"].get("calibration", ("", False))[1] else None
-        if calibration is not None:
-            meta["calibration"], out["calibration"] = calibration.describe(), calibration.values.clone()
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
 
 
@@ -153,48 +145,21 @@ def config(head: MarginHead) -> dict[str, Any]:
     } | {name: value for name in ROW_OPTIONS if (value := getattr(head, name)) is not None}
 
 
-def arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of :class:`~torchlssvm.MarginHead` from what :func:`config` returned."""
-    grid, weight = config["grid"], config["class_weight"]
-    return config | {
-        "grid": grid_from_json(grid) if isinstance(grid, list) else grid,
-        "class_weight": torch.tensor(weight, dtype=torch.float64) if isinstance(weight, list) else weight,
-    }
-
-
 def freeze(head: MarginHead) -> dict[str, Any]:
     """Attributes of the head for pickling: matrices that can be rebuilt are left out."""
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
-        state = head.__dict__.copy()
-        del state["_lock"]
-        state["samples"] = rows = head.samples.copy()
-        state["solver"] = head.solver.copy_in_saved_order(rows)
-        state["_published"] = None
-        state["_buffers"] = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
-        return state
-
-
-def thaw(head: MarginHead, state: dict[str, Any]) -> None:
-    """Take over attributes that :func:`freeze` returned."""
-    buffers = state.pop("_buffers")
-    head.__dict__.update(state)
-    give_lock(head)
-    make_live(head, buffers)
+        rows = head.samples.copy()
+        return attributes(head) | {"samples": rows, "solver": head.solver.copy_in_saved_order(rows)}
 
 
 def move(head: MarginHead, device: torch.device) -> None:
     """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
     if device == head.device:
         return
-    if device.type == "meta":
-        raise RuntimeError(
-            "a head cannot move to the meta device: tensors there hold no data, and its samples would be lost"
-        )
     with head.locked(), torch.inference_mode(False), torch.no_grad():
+        options = options_on(head, device)
         solution, sides = head.solver.state(), head.solver.sides_in_saved_order()
-        weight = head.class_weight
-        options = SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
         stats, rows, version = head.statistics.to(device), head.samples.to(device), head.version
         head.replace_parts(stats, rows, options)
         head.solver.restore({k: v.to(device) for k, v in solution.items()}, sides.to(device))

@@ -17,7 +17,7 @@ from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.checkpoint import make_live
+from torchlssvm.linear.checkpoint import arguments, make_live, thaw
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
@@ -131,7 +131,7 @@ class MarginHead(nn.Module):
         weight = check_class_weight(class_weight, num_classes, device)
         if per_class is False and weight is not None:
             raise ValueError("per_class=False does not go with class_weight, which needs sums per class")
-        self._options = SolverOptions(checks.positive(rho, "rho"), intercept, weight)
+        self._options = SolverOptions(check_rho(rho), intercept, weight)
         self.samples = GridRows(in_features, device, None if rows_folder is None else os.fspath(rows_folder))
         self.solver = ActiveSetSolver(self.samples, self.statistics, self._options)
         self.data_choices = DataChoices()
@@ -200,7 +200,7 @@ class MarginHead(nn.Module):
     @rho.setter
     @exclusive
     def rho(self, value: float) -> None:
-        value = checks.positive(value, "rho")
+        value = check_rho(value)
         with self.changing():
             self.solver.set_rho(value)
             self.data_choices.made.pop("rho", None)
@@ -274,7 +274,7 @@ class MarginHead(nn.Module):
     @classmethod
     def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
         """An empty head with the options of another one."""
-        return cls(**margin_checkpoint.arguments(config), device=device)
+        return cls(**arguments(config), device=device)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
@@ -757,9 +757,19 @@ class MarginHead(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`__getstate__` returned."""
-        margin_checkpoint.thaw(self, state)
+        thaw(self, state)
 
     def extra_repr(self) -> str:
         """Shape, options and count."""
         shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
         return f"{shape}, n={self.n}, rho={self.rho:g}, intercept={self.intercept!r}"
+
+
+def check_rho(value: Any) -> float:
+    """A finite rho > 0; ValueError for "gcv", which is a formula for squared errors."""
+    if isinstance(value, str) and value == "gcv":
+        raise ValueError(
+            'rho="gcv" is for LSSVMHead: generalized cross-validation needs squared errors. Give MarginHead a number, and let '
+            "head.select_rho() choose by k-fold on the samples held"
+        )
+    return checks.positive(value, "rho")

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
+from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_fingerprints import KEY_BYTES, SECRET_VECTORS, keyed_hashes, products, secret_vectors
 from torchlssvm.statistics.batch import SampleBatch
 
@@ -97,44 +98,71 @@ def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         place = place + wrong
 
 
+Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Rows that are not hashed yet: products (B, 4), labels, folds and numbers (B,), or None."""
+
+HostPart: TypeAlias = tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None]
+"""The same on the host."""
+
+
+def tensors_of(parts: Sequence[Part]) -> list[Tensor]:
+    """The tensors of some parts, one after the other."""
+    return [t for part in parts for t in part if t is not None]
+
+
+def on_host(parts: Sequence[Part], values: Sequence[NDArray[Any]]) -> list[HostPart]:
+    """Parts with the values of their tensors, in the order of :func:`tensors_of`."""
+    rest = iter(values)
+    return [tuple(None if t is None else next(rest) for t in part) for part in parts]  # type: ignore[misc]
+
+
+def read_parts(parts: Sequence[Part]) -> list[HostPart]:
+    """Parts on the host, in one read from the device."""
+    return on_host(parts, checks.read(*tensors_of(parts)))
+
+
 @dataclass(frozen=True)
 class FingerprintTable:
     """The rows summed under one key: sorted runs, and products of rows that are not hashed yet."""
 
     key: bytes
     runs: tuple[Run, ...] = ()
-    waiting: tuple[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None], ...] = ()
+    waiting: tuple[Part, ...] = ()
 
     def noted(self, batch: SampleBatch, sign: int) -> FingerprintTable:
         """The table with the rows of a batch, or (sign -1) with so many fewer, whether they are held or not."""
-        counts = torch.full((len(batch),), float(sign)) if batch.mult is None else batch.mult * sign
+        counts = (
+            torch.full((len(batch),), float(sign), device=batch.x.device) if batch.mult is None else batch.mult * sign
+        )
         part = (batch_products(batch, self.key), _copy(batch.labels), _copy(batch.folds), counts)
         return replace(self, waiting=(*self.waiting, part))
 
     def fingerprints(
         self,
-        product: Tensor,
-        labels: Tensor | None,
-        folds: Tensor | None,
-        mult: Tensor | None,
-        label: int | None = None,
+        product: NDArray[np.int64],
+        labels: NDArray[Any] | None,
+        folds: NDArray[Any] | None,
+        mult: NDArray[Any] | None,
     ) -> Run:
-        """Fingerprints of products (B, 4), in the order given; ``label``: as if all had this one."""
-        host = product.cpu().numpy()
-        n = len(host)
-        none, one = np.full(n, -1, np.int64), np.ones(n, np.int64)
-        of = [none if t is None else t.cpu().numpy().astype(np.int64) for t in (labels, folds)]
-        if label is not None:
-            of[0] = np.full(n, label, np.int64)
-        counts = one if mult is None else mult.cpu().numpy().astype(np.int64)
-        hashes = keyed_hashes(self.key, np.column_stack([host, *of]))
+        """Fingerprints of products (B, 4), in the order given; all on the host."""
+        none, one = np.full(len(product), -1, np.int64), np.ones(len(product), np.int64)
+        of = [none if t is None else t.astype(np.int64) for t in (labels, folds)]
+        counts = one if mult is None else mult.astype(np.int64)
+        hashes = keyed_hashes(self.key, np.column_stack([product, *of]))
         return Run(hashes, of[0].astype(np.int32), of[1].astype(np.int32), counts)
 
-    def hashed(self) -> FingerprintTable:
-        """The same rows, all of them hashed."""
+    def fingerprints_of(self, batch: SampleBatch) -> Run:
+        """Fingerprints of a checked batch that is not being summed, in its order."""
+        return self.fingerprints(
+            *read_parts([(batch_products(batch, self.key), batch.labels, batch.folds, batch.mult)])[0]
+        )
+
+    def hashed(self, waiting: Sequence[HostPart] | None = None) -> FingerprintTable:
+        """The same rows, all of them hashed. ``waiting``: the parts that wait, if they were read already."""
         if not self.waiting:
             return self
-        runs = [*self.runs, combine([self.fingerprints(*part) for part in self.waiting])]
+        waiting = read_parts(self.waiting) if waiting is None else waiting
+        runs = [*self.runs, combine([self.fingerprints(*part) for part in waiting])]
         while len(runs) > 1 and len(runs[-1].counts) * MERGE_RATIO >= len(runs[-2].counts):
             runs[-2:] = [combine(runs[-2:])]
         return FingerprintTable(self.key, tuple(r for r in runs if len(r.counts)))
@@ -244,7 +272,7 @@ class RowProducts:
         (rows, J), self.targets = batch.x.shape, batch.targets
         columns = J if batch.targets is None else J + batch.targets.shape[1]
         vectors = _vectors(key, columns, batch.x.device)
-        self.of_features, self.of_targets = vectors[:J], vectors[J:]
+        self.of_features, self.of_targets = vectors[:, :J], vectors[:, J:]
         self.values = torch.empty(rows, SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
 
     def __call__(self, pick: slice | Tensor, rows: Tensor) -> None:
@@ -255,17 +283,26 @@ class RowProducts:
         self.values[pick] = values
 
 
+def grid_products(x: Tensor, grid: FixedPoint, key: bytes) -> Tensor:
+    """Products (B, 4) of the features of rows that are not being summed. x: (B, J)."""
+    vectors = _vectors(key, x.shape[1], x.device)
+    if len(x) <= PRODUCT_ROWS:
+        return products(grid.quantize(x), vectors)
+    rows = torch.empty(PRODUCT_ROWS, x.shape[1], dtype=torch.float64, device=x.device)
+    scratch = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
+    return torch.cat(
+        [products(grid.quantize(part, rows[: len(part)], scratch), vectors) for part in x.split(PRODUCT_ROWS)]
+    )
+
+
 def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
     """Products (B, 4) of a checked batch that is not being summed."""
-    grid, n = batch.choices.grid, len(batch)
-    assert grid is not None
-    out = RowProducts(batch, key)
-    rows = torch.empty(min(n, PRODUCT_ROWS), batch.x.shape[1], dtype=torch.float64, device=batch.x.device)
-    scratch = torch.empty(rows.shape, dtype=torch.float32, device=batch.x.device)
-    for a in range(0, n, PRODUCT_ROWS):
-        part = batch.x[a : a + PRODUCT_ROWS]
-        out(slice(a, a + PRODUCT_ROWS), grid.quantize(part, rows[: len(part)], scratch))
-    return out.values
+    assert batch.choices.grid is not None
+    J = batch.x.shape[1]
+    out = grid_products(batch.x, batch.choices.grid, key)
+    if batch.targets is not None:
+        out += products(batch.targets, _vectors(key, J + batch.targets.shape[1], batch.x.device)[:, J:])
+    return out
 
 
 @dataclass(frozen=True)
@@ -286,11 +323,14 @@ class Membership:
         """Give up checking, and forget every fingerprint."""
         return Membership((), self.unchecked or reason)
 
-    def hashed(self) -> Membership:
-        """The same rows, all of them hashed; a table without rows is left out, except one."""
+    def hashed(self, waiting: Sequence[Sequence[HostPart]] | None = None) -> Membership:
+        """The same rows, all of them hashed; a table without rows is left out, except one.
+
+        ``waiting``: for each table the parts that wait, if they were read already.
+        """
         if self.unchecked is not None:
             return self
-        tables = [t.hashed() for t in self.tables]
+        tables = [t.hashed(None if waiting is None else waiting[i]) for i, t in enumerate(self.tables)]
         kept = tuple(t for i, t in enumerate(tables) if i == 0 or t.runs)
         return replace(self, tables=kept)
 
@@ -317,9 +357,28 @@ class Membership:
         own = replace(own, waiting=(*own.waiting, *new))
         return replace(out, tables=(own, *out.tables[1:])), watched
 
+    def question(self, x: Tensor, grid: FixedPoint) -> list[Tensor]:
+        """Products of rows to be removed under each key, and of all rows that wait: what a removal has to read. x: (B, J)."""
+        if self.unchecked is not None:
+            return []
+        own = [grid_products(x, grid, t.key) for t in self.tables]
+        return own + [t for table in self.tables for t in tensors_of(table.waiting)]
+
     def _without(self, batch: SampleBatch) -> Membership:
-        start = self.hashed()
-        tables, asked = list(start.tables), [_fingerprints(t, batch) for t in start.tables]
+        waiting: list[list[HostPart]] | None = None
+        own: Sequence[NDArray[Any] | None] = [None] * len(self.tables)
+        if batch.answer is not None:
+            own, waiting = batch.answer[: len(self.tables)], []
+            values = iter(batch.answer[len(self.tables) :])
+            for table in self.tables:
+                waiting.append(on_host(table.waiting, [next(values) for _ in tensors_of(table.waiting)]))
+        start = self.hashed(waiting)
+        known = {t.key: p for t, p in zip(self.tables, own, strict=True)}
+        tables, asked = list(start.tables), []
+        for t in tables:
+            product = known[t.key]
+            labels = batch.host_labels
+            asked.append(t.fingerprints_of(batch) if product is None else t.fingerprints(product, labels, None, None))
         left = np.zeros(len(batch), np.int64)  # rows still wanted, at the first row of each kind
         kind: NDArray[np.int64] | None = None
         for i, run in enumerate(asked):
@@ -344,10 +403,16 @@ class Membership:
         where = ""
         for table in self.tables:
             known = np.unique(np.concatenate([r.labels for r in table.runs])) if table.runs else np.zeros(0)
-            product = batch_products(_row(batch, row), table.key)
-            folds = None if batch.folds is None else batch.folds[row : row + 1]
+            at = slice(row, row + 1)
+            part = (
+                batch_products(_row(batch, row), table.key),
+                None,
+                None if batch.folds is None else batch.folds[at],
+                None,
+            )
+            product, _, folds, _ = read_parts([part])[0]
             for other in known.tolist() if batch.labels is not None else ():
-                if table.held(table.fingerprints(product, None, folds, None, label=int(other)).hashes)[0]:
+                if table.held(table.fingerprints(product, np.array([other]), folds, None).hashes)[0]:
                     where = f" (it is held with label {int(other)})"
         return RemovalError(f"row {row} is not held{label}{where}. {REMEDY}")
 
@@ -516,10 +581,6 @@ class HeldRows:
     def pending(self) -> FingerprintChange:
         """Rows that changed since the last agreement."""
         return self.held.since(self.agreed)
-
-
-def _fingerprints(table: FingerprintTable, batch: SampleBatch) -> Run:
-    return table.fingerprints(batch_products(batch, table.key), batch.labels, batch.folds, batch.mult)
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,26 @@ def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float, about: 
     work[J, J] = n + rho
 
 
+def write_system(
+    work: Tensor, groups: list[Sums], J: int, ridge: float, rho: float, intercept: str, small: bool,
+    standard: Standardization | None,
+) -> Centre | None:  # fmt: skip
+    """Write the system of features, with ``ridge`` in grid units, or of those standardised so, with rho; return the mean.
+
+    work: (n, n); ``small``: see :func:`~torchlssvm.functional.system.fill_system`.
+    """
+    penalized, centred, plain = intercept == "penalized", intercept == "free", standard is None
+    about = None if standard is None or centred else standard.centre
+    centre = fill_system(work, groups, J, ridge if plain else 0.0, centred, small, about)
+    if penalized:
+        write_constant(work, groups, J, rho if plain else 0.0, about)
+    if standard is not None:
+        D = J + penalized
+        divide(work[:J, :J], work[J:D, :J], standard.deviation)
+        work.diagonal()[:D].add_(rho)
+    return centre
+
+
 def solve(
     stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     doubtful: bool = False, work: Tensor | None = None, standard: Standardization | None = None,
@@ -124,17 +145,7 @@ def solve(
     feature = scale.feature if standard is None else 1.0
     ridge = scale.rho / feature**2
     small = not stats.exact or stats.largest_square() < 2**50
-    about = None if standard is None or centred else standard.centre
-
-    def fill() -> Centre | None:
-        centre = fill_system(work, groups, J, ridge if standard is None else 0.0, centred, small, about)
-        if penalized:
-            write_constant(work, groups, J, scale.rho if standard is None else 0.0, about)
-        if standard is not None:
-            divide(work[:J, :J], work[J:D, :J], standard.deviation)
-            work.diagonal()[:D].add_(scale.rho)
-        return centre
-
+    fill = partial(write_system, work, groups, J, ridge, scale.rho, intercept, small, standard)
     centre = fill()
     Y, y = coded(stats, weights, labels)
     rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
@@ -142,7 +153,7 @@ def solve(
         rhs = rhs / standard.deviation
     if centre is not None and centred:
         mean = centre.mean if standard is None else standard.rows(centre.mean)
-        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, float(_host(centre.n))
+        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, _total(stats, weights, labels, centre)
     else:
         n = 1.0
         mu, beta = (
@@ -192,7 +203,7 @@ def moments(
     if centre is not None and centred:
         mu = centre.mean * scale.feature if standard is None else standard.rows(centre.mean)
         beta = y.to(torch.float64) / centre.n * scale.target
-    weight = _host(centre.n) if centre is not None and centred else 0.0
+    weight = _total(stats, weights, labels, centre) if centre is not None and centred else 0.0
     T = _squares(stats, y, weights, labels, centred) * scale.target**2
     return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
 
@@ -230,8 +241,11 @@ def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tenso
     return shifted.to(torch.float64) - y.to(torch.float64)[:, None] * (centre.rest / centre.n)
 
 
-def _host(value: Tensor) -> float:
-    host = checks.to_host(value)
+def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre) -> float:
+    """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
+    if weights is None and labels is None and not checks.is_fake(centre.n):
+        return float(stats.n)
+    host = checks.to_host(centre.n)
     return 1.0 if host is None else host[0][0]
 
 

@@ -126,7 +126,7 @@ class Solution:
         """Keep the terms of a change, additions from the front of Z and removals from its end."""
         need = self._plus + self._minus + Za.shape[0] + Zr.shape[0]
         if self._Z is None or self._Z.shape[0] < need:
-            grown = torch.empty(max(64, 2 * need), self.D, dtype=torch.float64, device=self.device)
+            grown = torch.empty(max(64, need + need // 4), self.D, dtype=torch.float64, device=self.device)
             for Z, sign in self._terms():
                 (grown[: self._plus] if sign > 0 else grown[grown.shape[0] - self._minus :]).copy_(Z)
             self._Z = grown
@@ -179,11 +179,15 @@ class Solution:
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)
         ra, rr = theorem1.halves(change, r)
-        w = torch.addmm(torch.addmm(self.w, Za.mT, ra, alpha=-1), Zr.mT, rr)
+        w = self.w
+        for Z, B, sign in ((Za, ra, 1.0), (Zr, rr, -1.0)):
+            w = torch.addmm(w, Z.mT, B, alpha=-sign) if Z.shape[0] else w
         if self.centred and not self.empty:
-            oa, o_r = theorem1.halves(change, torch.ones_like(d)[:, None])
+            halves = theorem1.halves(change, torch.ones_like(d)[:, None])
             step = d @ V / total  # how far the mean moves
-            beta = beta - (oa.mT @ ra - o_r.mT @ rr)[0] / n + step @ w
+            beta = torch.addmv(beta, w.mT, step)
+            for one, B, sign in zip(halves, (ra, rr), (1.0, -1.0), strict=True):
+                beta = torch.addmv(beta, B.mT, one[:, 0], alpha=-sign / n) if B.shape[0] else beta
             mu = mu + step
         self._defer(Za, Zr)
         self.w, self.beta, self.mu, self.n = w, beta, mu, total

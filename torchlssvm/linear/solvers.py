@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, cost
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
@@ -22,6 +23,9 @@ from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccur
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
+
+RELEASED_NUMBERS = 2**25
+"""Numbers (256 MiB) of a square system beyond which its memory is free while many rows are summed."""
 
 
 @dataclass
@@ -54,6 +58,9 @@ class Solver(Protocol):
 
     def set_rho(self, rho: float) -> None:
         """Change the regularization; the samples stay."""
+
+    def release(self, rows: int) -> None:
+        """Free memory before a change of so many rows, where it would not be used after."""
 
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take in checked batches with their signs. rows: the same on the grid (B, J), where they are at hand."""
@@ -154,6 +161,12 @@ class SharedSolver:
             self._work = None
         self.stale = not self.stats.empty
 
+    def release(self, rows: int) -> None:
+        """Free the memory of a large system before a change of so many rows that it will be solved anew after."""
+        if self.solution.D**2 > RELEASED_NUMBERS and not self.solution.update_pays(self.stats.in_features, rows):
+            self._work = None
+            self.reset()
+
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Take note of a change of the statistics: as pending rows if Theorem 1 may pay, else by a solve at the next read."""
         s = self.solution
@@ -203,10 +216,11 @@ class SharedSolver:
             weights = normal.class_weights(weights, self.stats.counts)
         standard = standardization(self.stats, doubtful) if self.stats.scale else None
         units = normal.Units.of(self.stats.choices, self.options.rho)
-        base = normal.solve(
-            self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
-            standard=standard,
-        )  # fmt: skip
+        with threads_for(self.solution.D**3 / 3):
+            base = normal.solve(
+                self.stats, units, self.options.intercept, weights, doubtful=doubtful, work=self._work,
+                standard=standard,
+            )  # fmt: skip
         self.standard, self._work = standard, base.factor.L
         self.solution.set_base(base.w, base.beta, base.mu, base.n, base.factor, base.scale)
         self.stale = False
@@ -218,7 +232,8 @@ class SharedSolver:
             self.solve(doubtful)
         try:
             if self.solution.pending:
-                self.solution.take_in()
+                with threads_for(4.0 * self.solution.pending * self.solution.D**2):
+                    self.solution.take_in()
         except TooInaccurate:
             self.solve(doubtful)
         except NotPositiveDefinite:  # of rows that are held it is rounding
@@ -232,7 +247,8 @@ class SharedSolver:
         self.weights(doubtful)
         if not self.solution.updatable and not self.stats.empty:
             self.solve(doubtful)
-        return self.solution.inverse()
+        with threads_for(self.solution.D**3):
+            return self.solution.inverse()
 
     def whitened(self) -> Whitened | None:
         """The system as solved, whitened by the factor of the solve; None where that takes another solve."""
@@ -288,6 +304,9 @@ class PairwiseSolver:
         self._w: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._P: dict[tuple[int, int], Tensor] = {}
 
+    def release(self, rows: int) -> None:
+        """Do nothing: pairs are solved one at a time."""
+
     def changed(self, changes: list[tuple[SampleBatch, int]], rows: list[Tensor] | None) -> None:
         """Solve every pair with a touched class anew at the next read; all of them where features are standardised."""
         del rows
@@ -296,9 +315,8 @@ class PairwiseSolver:
             return
         touched: set[int] = set()
         for batch, _ in changes:
-            assert batch.labels is not None
-            known = not checks.is_fake(batch.labels)
-            touched |= set(batch.labels.unique().tolist()) if known else set(range(self.stats.num_classes))
+            known = batch.host_labels is not None
+            touched |= set(batch.host_labels.tolist()) if known else set(range(self.stats.num_classes))  # type: ignore[union-attr]
         for pair in [p for p in self._w if p[0] in touched or p[1] in touched]:
             del self._w[pair]
             self._P.pop(pair, None)
@@ -337,8 +355,9 @@ class PairwiseSolver:
         standard = None
         if self.stats.scale and missing and not self.stats.empty:
             standard = standardization(self.stats, doubtful)
-        for pair in missing:
-            self._solve(pair, standard, doubtful)
+        with threads_for(self.stats.in_features**3):
+            for pair in missing:
+                self._solve(pair, standard, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
     def inverse(self, doubtful: bool = False) -> Tensor:

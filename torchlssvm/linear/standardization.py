@@ -62,12 +62,12 @@ def standardization(stats: Statistics, doubtful: bool = False) -> Standardizatio
     weight = n.to(torch.float64)
     c = (m.to(torch.float64) / weight).round().to(m.dtype)
     rest = m - n * c
-    about = (stats.accumulator.diag.sum(0) - c * (m + rest)).to(torch.float64)
+    about = (stats.diagonal().sum(0) - c * (m + rest)).to(torch.float64)
     spread = about - rest.to(torch.float64).square() / weight  # n var
     floor = torch.zeros_like(spread)
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
-        floor = stats.accumulator.diag.sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
+        floor = stats.diagonal().sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
     host = checks.to_host((spread < -floor).any()) if doubtful else None
     if host is not None and host[0][0]:
         raise NotPositiveDefinite

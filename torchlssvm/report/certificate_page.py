@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -70,15 +71,17 @@ PLAIN_WORDS = {
         "exported head",
         "digest holds",
     ): "The exported classifier is the one that the samples that are left give, and only they.",
+    ("rho", ".*least by GCV"): "A setting of the classifier (rho) is the one that the samples that are left give.",
+    ("rho", "to be chosen"): "A setting of the classifier (rho) is still to be chosen, from the samples that are left.",
     ("network", ""): "The network in front of the classifier is the one that the certificate names.",
 }
-"""Results of checks in words for readers of the page, by the name of the check and the beginning of its result."""
+"""Results of checks in words for readers of the page, by name of the check and pattern of the beginning of its result."""
 
 
 def in_plain_words(name: str, result: str) -> str:
     """The result of a check as a sentence; one without plain words of its own as it is."""
     for (check, start), words in PLAIN_WORDS.items():
-        if check == name and result.startswith(start):
+        if check == name and re.match(start, result):
             return words
     text = result.replace(f"; {SAME_CONTENT}", "")  # the page has that among what is not covered
     return f"{name[0].upper()}{name[1:]}: {text}."

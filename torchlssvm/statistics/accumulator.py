@@ -6,13 +6,15 @@ Three levels, each carried into the next when it is full, and all exact in grid 
     acc   - float64 sums of one group, exact while the bound on its entries stays below 2^53
     sums  - int64 sums per group (float64 without a grid), the canonical state
 
-A *group* is a class, a fold, both, or everything. ``diag`` is the diagonal of each group's M, always up to date.
+A *group* is a class, a fold, both, or everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
+from torchlssvm.functional.device_products import require_exact_products
+from torchlssvm.functional.threads import share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 from torchlssvm.statistics.undo_log import UndoLog, UndoRows
 
@@ -33,6 +37,15 @@ PRODUCT_NUMBERS = 2**17
 """Numbers (1 MB of float64) that a product of more than 1,024 rows takes at most, so that they stay in the cache."""
 
 
+SHARED_RUNS = 4
+"""Runs of rows from which on several threads share them; fewer are one product after the other, each on all threads."""
+
+_carrying = threading.Lock()  # held while a thread adds to canonical sums
+
+DIRECT_NUMBERS = 2**24
+"""Numbers (128 MiB) of a group beyond which products go into its sums strip by strip: no second array of their size is made."""
+
+
 @dataclass
 class SignedRows:
     """Signed rows on their way in: x (B, J) and side columns z (B, R).
@@ -41,7 +54,7 @@ class SignedRows:
     multiplicities (B,), or None.
 
     ``bounds`` (B,), on the host, are the largest squares of each row times its multiplicity, ``gross`` their sum; ``sign`` is
-    +1 or -1. ``observer``: sees the rows on the grid.
+    +1 or -1. ``observer``: sees the rows on the grid. ``host_codes`` (B,): the group codes on the host.
     """
 
     x: Tensor
@@ -52,6 +65,7 @@ class SignedRows:
     gross: float
     sign: int
     observer: RowObserver | None = None
+    host_codes: NDArray[np.int64] | None = None
 
     def write_side(self, out: Tensor, pick: slice | Tensor) -> None:
         """Write the side columns of some rows. out: (b, R)."""
@@ -106,8 +120,11 @@ class Accumulator:
         """Start at zero. J features, R side columns; ``exact``: rows are integers; ``undo``: see :meth:`track`."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
+        if exact and device.type not in ("cpu", "meta") and not checks.is_fake(torch.empty(0, device=device)):
+            require_exact_products(device)
+        self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
         self.sums: dict[int, Tensor] = {}
-        self.diag = torch.zeros(groups, J, dtype=self.dtype, device=device)
+        self._diag: Tensor | None = None  # a cache
         self.touched: set[int] = set()  # groups whose sums changed since this was last cleared
         self._acc: Tensor | None = None
         self._acc_group, self._acc_bound = 0, 0.0
@@ -132,16 +149,20 @@ class Accumulator:
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
-        views, diag = self.stage(changes)
-        if check is not None:
+        views, diag = self.stage(changes, check is not None)
+        if check is not None and diag is not None:
             check(diag)
-        self.commit(changes, diag)
+        self.commit(changes)
         return views
 
-    def stage(self, changes: list[SignedRows]) -> tuple[list[Tensor], Tensor]:
-        """Write rows behind the tail without taking them in. Returns their features (views) and the diagonals they give."""
+    def stage(self, changes: list[SignedRows], diagonal: bool = False) -> tuple[list[Tensor], Tensor | None]:
+        """Write rows behind the tail without taking them in. Returns their features (views).
+
+        With ``diagonal`` also the diagonals that they would give, else None.
+        """
+        diag = self.diag if diagonal else None
         buffer = self._room()
-        start, views, diag = self._length, [], self.diag
+        start, views = self._length, []
         for change in changes:
             stop = start + change.x.shape[0]
             q = buffer[start:stop, : self.J]
@@ -150,66 +171,114 @@ class Accumulator:
                 change.observer(slice(None), q)
             change.write_side(buffer[start:stop, self.J :], slice(None))
             self._scale[start:stop] = change.scale
-            squares = q * q
-            squares = squares.mul_(change.sign) if change.mult is None else squares.mul_(self._scale[start:stop, None])
-            if change.codes is None:
-                diag = diag + squares.sum(0).to(self.dtype)
-            else:
+            if change.codes is not None:
                 self._codes[start:stop] = change.codes
-                diag = diag.index_add(0, change.codes, squares.to(self.dtype))
+                if change.host_codes is not None:
+                    self._host_codes[start:stop] = change.host_codes
+            if diag is not None:
+                squares = (q * q).mul_(self._scale[start:stop, None]).to(self.dtype)
+                diag = diag + squares.sum(0) if change.codes is None else diag.index_add(0, change.codes, squares)
             views.append(q)
             start = stop
         return views, diag
 
-    def commit(self, changes: list[SignedRows], diag: Tensor) -> None:
+    def commit(self, changes: list[SignedRows]) -> None:
         """Take in what was staged."""
         for change in changes:
             sign = float(change.sign) if change.mult is None else None
             self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
             self._length += change.x.shape[0]
             self._tail_bound += change.gross
-        self.diag, self.unsettled = diag, True
+        self._diag, self.unsettled = None, True
 
     def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
-        if change.codes is None:
-            self._push_group(0, change, None)
+        self._diag = None
+        with threads_for(2.0 * len(change.x) * self.J**2):
+            if change.codes is None:
+                self._push_group(0, change, None, change.bounds)
+            else:
+                for group, index, place in self._by_group(change.codes, change.host_codes):
+                    self._push_group(group, change, index, change.bounds[place])
+
+    def _by_group(
+        self, codes: Tensor, host: NDArray[np.int64] | None
+    ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
+        """Return the rows of each group that has any, on the device (None: all of them) and on the host.
+
+        They are summed together. ``host``: the codes on the host, so that no device is asked; None for tensors without data.
+        """
+        if host is None:
+            return [(0, torch.argsort(codes, stable=True), slice(None))]
+        sizes = np.bincount(host, minlength=self.groups)
+        present = sizes.nonzero()[0].tolist()
+        if len(present) == 1:
+            return [(present[0], None, slice(None))]
+        if codes.device.type == "cpu" and len(present) <= 4:
+            parts = [(codes == g).nonzero()[:, 0] for g in present]
         else:
-            for group, index in self._by_group(change.codes):
-                self._push_group(group, change, index)
-        for group in sorted(self.touched):
-            self.diag[group] = self._diagonal(group)
+            parts = list(torch.argsort(codes, stable=True).split(sizes[present].tolist()))
+        if codes.device.type == "cpu":
+            places = [part.numpy() for part in parts]
+        else:
+            places = np.split(np.argsort(host, kind="stable"), np.cumsum(sizes[present])[:-1])
+        return list(zip(present, parts, places, strict=True))
 
-    def _by_group(self, codes: Tensor) -> list[tuple[int, Tensor]]:
-        """Return the rows of each group that has any: they are summed together."""
-        if checks.is_fake(codes):
-            return [(0, torch.argsort(codes, stable=True))]
-        sizes = torch.bincount(codes, minlength=self.groups).tolist()  # one read: the loop runs on the host
-        present = [g for g, size in enumerate(sizes) if size]
-        if len(present) <= 4:
-            return [(g, (codes == g).nonzero()[:, 0]) for g in present]
-        parts = torch.argsort(codes, stable=True).split([sizes[g] for g in present])
-        return list(zip(present, parts, strict=True))
-
-    def _push_group(self, group: int, change: SignedRows, index: Tensor | None) -> None:
-        bounds = change.bounds if index is None or checks.is_fake(index) else change.bounds[index.cpu().numpy()]
-        x, mult = change.x, change.mult
+    def _push_group(self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64]) -> None:
         chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
+        runs = split_runs(bounds, chunk)
+        if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
+            if self._undo is not None:
+                self.protect(group)
+            share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs)
+            self.touched.add(group)
+            return
         work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
         if self._scratch is None:
             self._scratch = torch.empty(chunk, self.J, dtype=torch.float32, device=self.device)
-        gathered = None if index is None else torch.empty(chunk, self.J, dtype=x.dtype, device=self.device)
-        for a, b in split_runs(bounds, chunk):
+        for a, b in runs:
             pick = slice(a, b) if index is None else index[a:b]
+            by = self._write_rows(change, pick, work[: b - a], self._scratch)
+            self._accumulate(group, work[: b - a], by, float(change.sign), float(bounds[a:b].sum()))
+
+    def _write_rows(self, change: SignedRows, pick: slice | Tensor, rows: Tensor, scratch: Tensor) -> Tensor | None:
+        """Write some rows of a change on the grid, and their side columns; returns their multiplicities."""
+        part = change.x[pick]
+        self.quantize(part, rows[:, : self.J], scratch)
+        if change.observer is not None:
+            change.observer(pick, rows[:, : self.J])
+        change.write_side(rows[:, self.J :], pick)
+        return None if change.mult is None else change.mult[pick]
+
+    def _sum_aside(
+        self, group: int, change: SignedRows, index: Tensor | None, bounds: NDArray[np.float64], chunk: int,
+        runs: Iterator[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """Sum runs of rows in memory of its own, then add that to the sums of the group: for one of several threads.
+
+        Integers: the order does not matter.
+        """
+        work = torch.empty(chunk, self.J + self.R, dtype=torch.float64)
+        scratch = torch.empty(chunk, self.J, dtype=torch.float32)
+        acc = torch.zeros(gram.packed_size(self.J, self.R, product=True), dtype=torch.float64)
+        held = 0.0
+        for a, b in runs:
+            bound = float(bounds[a:b].sum())
+            if held + bound > gram.LARGEST_EXACT_INTEGER:
+                self._carry_aside(group, acc)
+                held = 0.0
             rows = work[: b - a]
-            part = x[pick] if gathered is None else torch.index_select(x, 0, index[a:b], out=gathered[: b - a])  # type: ignore[index]
-            self.quantize(part, rows[:, : self.J], self._scratch)
-            if change.observer is not None:
-                change.observer(pick, rows[:, : self.J])
-            change.write_side(rows[:, self.J :], pick)
-            by = None if mult is None else mult[pick]
-            self._accumulate(group, rows, by, float(change.sign), float(bounds[a:b].sum()))
+            by = self._write_rows(change, slice(a, b) if index is None else index[a:b], rows, scratch)
+            gram.accumulate_(acc, rows, self.J, None if by is None else rows * by[:, None], float(change.sign))
+            held += bound
+        if held:
+            self._carry_aside(group, acc)
+
+    def _carry_aside(self, group: int, acc: Tensor) -> None:
+        with _carrying:
+            self.sums[group] = gram.carry_(self.sums.get(group), acc, self.J, self.R, self.dtype)
+        acc.zero_()
 
     def _wide(self, rows: int) -> Tensor:
         """Make a buffer for more rows than the tail has."""
@@ -222,6 +291,7 @@ class Accumulator:
             self._buffer = torch.empty(PRODUCT_ROWS, self.J + self.R, dtype=torch.float64, device=self.device)
             self._scale = torch.empty(PRODUCT_ROWS, dtype=torch.float64, device=self.device)
             self._codes = torch.empty(PRODUCT_ROWS, dtype=torch.int64, device=self.device)
+            self._host_codes = np.zeros(PRODUCT_ROWS, dtype=np.int64)
         return self._buffer
 
     def move_side(
@@ -232,6 +302,10 @@ class Accumulator:
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
         self.protect(0)
+        if self.direct:
+            side = gram.side_view(self._canonical(0), self.J, self.R)
+            side.index_add_(0, new, moved.to(self.dtype)).index_add_(0, old, moved.to(self.dtype), alpha=-1)
+            return q
         for a, b in split_runs(bounds):
             side = gram.side_view(self._open(0, float(bounds[a:b].sum())), self.J, self.R, product=True)
             side.index_add_(0, new[a:b], moved[a:b])
@@ -245,23 +319,34 @@ class Accumulator:
         length, self._length = self._length, 0
         if not length:
             return
+        with threads_for(2.0 * length * self.J**2):
+            self._flush_rows(length)
+
+    def _flush_rows(self, length: int) -> None:
         bound, self._tail_bound = self._tail_bound, 0.0
         rows = self._room()[:length]
         if self.groups == 1:
             self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
             return
-        codes = self._codes[:length]
-        present = [0] if checks.is_fake(codes) else torch.unique(codes).tolist()  # one read for up to 1,024 rows
-        for group in present:
-            pick = (
-                torch.arange(length, device=self.device) if checks.is_fake(codes) else (codes == group).nonzero()[:, 0]
-            )
-            self._accumulate(group, *self._signed(rows[pick], pick), bound)
+        host = None if checks.is_fake(rows) else self._host_codes[:length]
+        for group, pick, _ in self._by_group(self._codes[:length], host):
+            if pick is None:
+                self._accumulate(group, *self._signed(rows, slice(0, length)), bound)
+            else:
+                self._accumulate(group, *self._signed(rows[pick], pick), bound)
 
     def _signed(self, rows: Tensor, pick: Tensor | slice) -> tuple[Tensor, Tensor | None, float]:
         if self._uniform is not None:
             return rows, None, self._uniform
         return rows, self._scale[pick], 1.0
+
+    def _canonical(self, group: int) -> Tensor:
+        """Return the canonical sums of a group, to be changed in place."""
+        if group not in self.sums:
+            self.sums[group] = torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
+        self.touched.add(group)
+        self.unsettled = True
+        return self.sums[group]
 
     def _open(self, group: int, bound: float) -> Tensor:
         """Return the float64 sums of a group with room for ``bound``."""
@@ -279,7 +364,10 @@ class Accumulator:
     def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
         self._record(group, rows, mult, alpha)
         scaled = None if mult is None else rows * mult[:, None]
-        gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
+        if self.direct:
+            gram.add_products_(self._canonical(group), rows, self.J, scaled, alpha)
+        else:
+            gram.accumulate_(self._open(group, bound), rows, self.J, scaled, alpha)
 
     def carry(self) -> None:
         """Move the float64 sums into the canonical ones. Changes no value."""
@@ -295,12 +383,26 @@ class Accumulator:
         self.flush()
         self.carry()
         self.unsettled = False
+        if self.direct:
+            self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
 
     def total(self, group: int) -> Tensor:
         """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are settled."""
         if group in self.sums:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
+
+    @property
+    def diag(self) -> Tensor:
+        """The diagonal of each group's M (groups, J). Do not write to it."""
+        if self._diag is None:
+            self.flush()
+            self._diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
+        return self._diag
+
+    def forget_diagonal(self) -> None:
+        """Compute the diagonals anew when they are asked for: the sums were changed."""
+        self._diag = None
 
     def _diagonal(self, group: int) -> Tensor:
         diag = torch.zeros(self.J, dtype=self.dtype, device=self.device)
@@ -314,7 +416,7 @@ class Accumulator:
         """Take other packed sums (their tensors, not copies) instead of those held."""
         self.settle()
         self.sums = sums
-        self.diag = torch.stack([self._diagonal(g) for g in range(self.groups)])
+        self._diag = None
         self.touched.update(range(self.groups))
 
     # -- the state at a mark ---------------------------------------------------------------------------------------------

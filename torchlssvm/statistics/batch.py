@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 LARGEST_FLOAT_VALUE = 2.0**450
 """Without a grid values are refused past this bound, so that sums of their squares stay finite."""
@@ -24,6 +25,10 @@ LARGEST_FLOAT_VALUE = 2.0**450
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
 """Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
+
+
+RowQuestion = Callable[[Tensor, FixedPoint], list[Tensor]]
+"""Takes rows (B, J), not yet checked, and their grid; returns tensors to be read from the device together with the checks."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class SampleBatch:
 
     ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
     (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
-    is the total weight.
+    is the total weight; ``host_labels`` and ``host_folds`` (B,) are labels and folds, where known; ``answer`` is that to a
+    RowQuestion.
     """
 
     x: Tensor
@@ -55,6 +61,9 @@ class SampleBatch:
     choices: GridChoices
     ids: list[Any] | None = None
     observer: RowObserver | None = None
+    host_labels: NDArray[np.int64] | None = None
+    host_folds: NDArray[np.int64] | None = None
+    answer: list[NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -71,21 +80,30 @@ WHOLE_CHECK_ROWS = 4096
 
 
 def inspect(
-    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool = False
-) -> list[NDArray[np.float64]] | None:
-    """Read row maxima of x, label range or row maxima of y, and weights, on the host, in one read from the device.
+    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool = False, along: Sequence[Tensor] = ()
+) -> list[NDArray[Any]] | None:
+    """Read row maxima of x, labels or row maxima of y, weights if there are any, and ``along``: one read from the device.
 
     With ``whole``: one maximum for all rows of x.
     """
     if checks.is_fake(x, y, mult):
         return None
+    with threads_for(PASS_WORK * x.numel()):
+        return _inspect(x, y, kind, mult, whole, along)
+
+
+def _inspect(
+    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool, along: Sequence[Tensor]
+) -> list[NDArray[Any]]:
     parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
-    parts.append(torch.stack(torch.aminmax(y)) if kind == "labels" else checks.row_largest(y))
+    if kind == "values":
+        parts.append(checks.row_largest(y))
+    parts = [p.to(torch.float64) for p in parts]
+    if kind == "labels":
+        parts.append(y)
     if mult is not None:
         parts.append(mult)
-    host = torch.cat([p.to(torch.float64) for p in parts]).cpu().numpy()
-    stops = list(itertools.accumulate(p.shape[0] for p in parts))
-    return [host[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+    return checks.read(*parts, *along)
 
 
 def check_batch(
@@ -102,11 +120,13 @@ def check_batch(
     choices: GridChoices,
     wanted: GridChoices,
     normalize: str | None = None,
+    question: RowQuestion | None = None,
 ) -> SampleBatch:
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
     data, if ``exact``; without it samples are summed as float64. ``normalize``: rows are made ready, before the grid.
+    ``question``: asked of plain rows (labels, neither weights nor folds) whose grid is decided; its answer is in the batch.
     """
     x = given = checks.features(x, J, device)
     if normalize is not None:
@@ -118,13 +138,17 @@ def check_batch(
             f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
         )
     ids = _ids(ids, folds, x.shape[0])
-    fold_index = (
-        None if ids is None or not folds else torch.tensor(fold_of(ids, folds), device=device, dtype=torch.int64)
-    )
+    host_folds = None if ids is None or not folds else np.array(fold_of(ids, folds), dtype=np.int64)
+    fold_index = None if host_folds is None else torch.from_numpy(host_folds).to(device)
     if x.shape[0] == 0:
         return SampleBatch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
     whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS
-    host = inspect(x, y, kind, mult, whole)
+    asked: list[Tensor] = []
+    if question is not None and choices.grid is not None and not checks.is_fake(x, y):
+        plain = kind == "labels" and mult is None and fold_index is None
+        asked = question(x, choices.grid) if plain else []
+    host = inspect(x, y, kind, mult, whole, asked)
+    answer = host[len(host) - len(asked) :] if host is not None and asked else None
     largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
     if host is not None:
         _check_values(given, y, kind, mult, host, K, exact)
@@ -159,7 +183,10 @@ def check_batch(
                 )
         labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
         gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return SampleBatch(x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids)
+        return SampleBatch(
+            x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids,
+            host_labels=host[1] if host is not None and labels is not None else None, host_folds=host_folds,
+        )  # fmt: skip
     assert choices.grid is not None
     choices.grid.check(largest_x, "x")
     steps = np.ones(x.shape[0])
@@ -180,8 +207,11 @@ def check_batch(
     bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
     labels = y if kind == "labels" else None
     return _split_heavy(
-        SampleBatch(x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids)
-    )
+        SampleBatch(
+            x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids,
+            host_labels=host[1] if host is not None and labels is not None else None, host_folds=host_folds, answer=answer,
+        )
+    )  # fmt: skip
 
 
 def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
@@ -203,7 +233,7 @@ def _check_values(
     if not np.isfinite(host[0]).all():
         checks.raise_not_finite("x", x)
     if kind == "labels":
-        low, high = int(host[1][0]), int(host[1][1])
+        low, high = int(host[1].min()), int(host[1].max())
         if low < 0 or high >= K:
             raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
     elif not np.isfinite(host[1]).all():
@@ -248,4 +278,6 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
         mult=torch.from_numpy(share).to(batch.x.device),
         bounds=(batch.bounds / np.maximum(weight, 1))[index] * share,
         ids=None if batch.ids is None else [batch.ids[i] for i in index],
+        host_labels=None if batch.host_labels is None else batch.host_labels[index],
+        host_folds=None if batch.host_folds is None else batch.host_folds[index],
     )

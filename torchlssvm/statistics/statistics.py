@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,12 +15,13 @@ from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, T
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
+from torchlssvm.functional.memory import require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
 from torchlssvm.statistics.baseline import SEVERED, Baseline
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
 from torchlssvm.statistics.digest import FORMAT, hash_all, hash_group
 
 if TYPE_CHECKING:
@@ -271,9 +273,17 @@ class Statistics:
             return Sums(weight, self.packed(), V.sum(0), moments.sum())
         return Sums(weight, self.packed(label), V[label], moments[label])
 
+    def diagonal(self) -> Tensor:
+        """Return the diagonal of M (groups, J), for each group. Do not write to it."""
+        assert self.accumulator is not None
+        self.group_sums()
+        return self.accumulator.diag
+
     def largest_square(self) -> float:
-        """Return the largest diagonal entry of M: for sums of actual samples a bound on every entry."""
-        host = None if self.accumulator is None else checks.to_host(self.accumulator.diag.sum(0).amax())
+        """Return a bound on every entry of M for sums of actual samples: on the CPU the largest diagonal entry."""
+        if self.accumulator is None or self.device.type != "cpu":
+            return float(min(self.bound, LARGEST_SUM))  # known on the host: no device is waited for
+        host = checks.to_host(self.diagonal().sum(0).amax())
         return float(LARGEST_SUM) if host is None else host[0][0]
 
     @property
@@ -397,11 +407,13 @@ class Statistics:
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False
-    ) -> SampleBatch:
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False,
+        question: RowQuestion | None = None,
+    ) -> SampleBatch:  # fmt: skip
         """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
 
-        ``ready``: the rows were normalized, and on the grid, before.
+        ``ready``: the rows were normalized, and on the grid, before. ``question``: what else is read of the rows, in the same
+        read from the device.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         if choices.kind is None and self.baseline is not None:
@@ -409,6 +421,7 @@ class Statistics:
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self.requested, normalize=None if ready else self.normalize,
+            question=question,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
@@ -458,6 +471,7 @@ class Statistics:
                 )
                 raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
         rows = [self._rows(b, s) for b, s in changes]
+        self._require_memory(rows, first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
             try:
@@ -472,6 +486,21 @@ class Statistics:
             if any(s < 0 for _, s in changes):
                 self.note_removal()
         return views
+
+    def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
+        """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
+        known: Iterable[int] = () if self.accumulator is None else self.accumulator.sums
+        new: set[int] = set()
+        for r in rows:
+            new |= {0} if r.host_codes is None else set(np.unique(r.host_codes).tolist())
+        numbers = self.packed_length(kind) * len(new - set(known))
+        if numbers:
+            square = self.in_features**2 if self.accumulator is None else 0
+            groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
+            require_memory(
+                8 * (numbers + square), self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
+                "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
+            )  # fmt: skip
 
     def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
         shrinks = held and any(r.sign < 0 for r in rows)
@@ -531,13 +560,16 @@ class Statistics:
     def _rows(self, b: SampleBatch, sign: int) -> SignedRows:
         K = self.num_classes
         gross = b.gross if self.exact else float(len(b))
+        side, codes, host_codes = b.labels, b.folds, b.host_folds
         if b.labels is None:
-            return SignedRows(b.x, self._values(b), b.folds, b.mult, b.bounds, gross, sign, b.observer)
-        if self.per_class:
+            side = self._values(b)
+        elif self.per_class:
             codes = b.labels if b.folds is None else b.folds * K + b.labels
-            ones = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
-            return SignedRows(b.x, ones, codes, b.mult, b.bounds, gross, sign, b.observer)
-        return SignedRows(b.x, b.labels, b.folds, b.mult, b.bounds, gross, sign, b.observer)
+            if b.host_labels is not None:
+                host_codes = b.host_labels if b.host_folds is None else b.host_folds * K + b.host_labels
+            side = torch.ones(1, 1, dtype=torch.float64, device=self.device).expand(len(b), 1)
+        assert side is not None
+        return SignedRows(b.x, side, codes, b.mult, b.bounds, gross, sign, b.observer, host_codes)
 
     def _reserve(self, bound: float, removed: float = 0.0) -> None:
         """Refuse before int64 can overflow. ``removed``: of samples held, which shrink the sums; 2^63 if they are others."""
@@ -644,12 +676,11 @@ class Statistics:
         self.group_sums()  # rows that wait go in first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
-        diag = sign * other.accumulator.diag + (0 if self.accumulator is None else self.accumulator.diag)
         if held and sign < 0:
             counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])
             if counts is not None and min(counts[0]) < -self._slack():
                 raise checks.removal_error(f"a count would fall to {min(counts[0]):g}")
-            self._check_diagonal(diag)
+            self._check_diagonal(self.diagonal() - other.diagonal())
         with self.integrity:
             mine = self._decide(other.choices)
             for group, theirs in added.items():
@@ -659,7 +690,8 @@ class Statistics:
                 else:
                     mine.sums[group] = sign * theirs
                 mine.touched.add(group)
-            mine.diag, self.moments = diag, moments
+            mine.forget_diagonal()
+            self.moments = moments
             self.bound += other.bound
             self._weight += sign * other.n
             if sign < 0:

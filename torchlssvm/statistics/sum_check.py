@@ -40,11 +40,15 @@ class SumCheck:
         s = self.statistics
         if s.grid is None or s.kind != ("labels" if y.ndim == 1 else "values"):
             raise ValueError(f"the statistics hold {s.kind or 'nothing'}, the samples are others")
+        if y.ndim == 1 and len(y) and not 0 <= int(y.min()) <= int(y.max()) < s.num_classes:
+            raise ValueError(f"a label is none of the {s.num_classes} classes")
         q = s.grid.quantize(x if s.normalize is None else normalized(x.to(torch.float64), s.normalize))
         low, high = torch.aminmax(q)
         largest = max(-float(low), float(high))
         folds = (
-            torch.tensor(fold_of(ids, s.folds), device=q.device) if s.folds else torch.zeros(len(q), dtype=torch.int64)
+            torch.tensor(fold_of(ids, s.folds), device=q.device)
+            if s.folds
+            else torch.zeros(len(q), dtype=torch.int64, device=q.device)
         )
         if y.ndim == 1:
             codes = folds * s.num_classes + y

@@ -47,12 +47,11 @@ def by_list(store: SampleStore) -> str:
     """Compare all samples with the suppression list."""
     used = store.suppression.opened()
     assert used is not None
-    used.check_structure()
     held = store.suppression.held()
     if held:
         raise VerificationError(
-            f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, or "
-            "an erasure was interrupted. Erase them again."
+            f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, an "
+            "erasure was interrupted, or they were erased in another store with the same list. Erase them here too."
         )
     return f"no sample of the store is on its suppression list of {len(used)} entries; {SAME_CONTENT}"
 

@@ -41,6 +41,10 @@ class AttachedSamples:
         if not self.store.closed:
             _ = self.store.head
 
+    def settle(self) -> None:
+        """Choose rho anew, where it has a rule, at the end of a fit."""
+        self.store.choose_rho()
+
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.
 

@@ -125,6 +125,11 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
         head.data_choices = choices
 
+    @property
+    def rho_is_open(self) -> bool:
+        """True if the head has a rule for rho and has not chosen: it has no value of its own."""
+        return self.head.data_choices.rho_due
+
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
         head = self.head
@@ -251,6 +256,8 @@ class KernelAdapter(SampleAdapter):
     def config(self) -> dict[str, Any]:
         """Facts that must agree when the store is opened with another machine."""
         return {"type": type(self.head).__name__, "num_classes": getattr(self.head, "num_classes", 2)}
+
+    rho_is_open = False
 
     def chosen(self) -> None:
         """None: a kernel machine chooses nothing from data."""

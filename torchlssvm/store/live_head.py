@@ -123,12 +123,18 @@ class LiveHead:
         """
         config, chosen = self.db.get("head"), self.db.get("chosen", None)
         known, mine = self.options, adapter.config()
-        if known is not None and config != known[0] and config != mine:
-            if mine != known[0]:
+        open_rho = known is None and adapter.rho_is_open and self.db.get("state")["position"] > 0
+        changed = open_rho or (known is not None and config != known[0] and config != mine)
+        if changed:
+            if known is not None and mine != known[0]:
                 log.warning("%s: options set here were set by another process, too; the store's are taken", self.path)
             adapter.set_options(config)
-        if again or known is None or chosen != known[1]:
+        if (again or known is None or changed or chosen != known[1]) and (
+            chosen is not None or not adapter.rho_is_open
+        ):
             adapter.restore_chosen(chosen)
+            if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
+                adapter.head.data_choices.made.pop("rho", None)  # that of the store is not in use
         self.options = (config, chosen)
 
     @exactly

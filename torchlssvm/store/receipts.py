@@ -15,7 +15,6 @@ from torchlssvm.store.database import Database
 from torchlssvm.store.journal import now
 
 if TYPE_CHECKING:
-    from torchlssvm.store.requests import ErasureRequest
     from torchlssvm.store.transaction import AppliedEvent
 
 PREFIX = "receipt/"
@@ -56,8 +55,8 @@ class KeptReceipts:
         """Ids of the events whose receipts are not written to a file yet."""
         return [event_id for event_id, record in self.all().items() if not record["written"]]
 
-    def make(self, event_ids: Sequence[str], request: ErasureRequest | None) -> ErasureReceipt:
-        """The receipt of some erasures; StoreError if one is not kept (any more)."""
+    def make(self, event_ids: Sequence[str], request: dict[str, Any] | None) -> ErasureReceipt:
+        """The receipt of some erasures, with what it says of their request; StoreError if one is not kept (any more)."""
         records = self.all()
         missing = [e for e in event_ids if e not in records]
         if missing or not event_ids:
@@ -75,7 +74,7 @@ class KeptReceipts:
             for e in records
             if e in event_ids
         ]
-        return ErasureReceipt(events, None if request is None else request.for_receipt(), now())
+        return ErasureReceipt(events, request, now())
 
     def mark_written(self, event_ids: Iterable[str]) -> None:
         """Note, inside a transaction, that receipts are written to files."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import calendar
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from torchlssvm.audit.certificate import NONCE_BYTES
@@ -25,6 +25,9 @@ from torchlssvm.store.transaction import AppliedEvent
 PREFIX = "request/"
 STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
 """The steps of a request, in their order; its state is the last one that was taken."""
+
+LARGEST_UTC_OFFSET = timedelta(hours=14)
+"""So far ahead of UTC may the day be on which a request arrives."""
 
 Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
 FIELDS: dict[str, type] = {
@@ -97,9 +100,10 @@ class ErasureRequest:
         """True if its names are replaced by commitments."""
         return all(n.name is None for n in self.names)
 
-    def for_receipt(self) -> dict[str, Any]:
-        """The part of it that goes into a receipt."""
-        names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in self.names if n.name is not None]
+    def for_receipt(self, held: Collection[RequestedName] = ()) -> dict[str, Any]:
+        """The part of it that goes into a receipt: all names but those of which samples are still ``held``."""
+        kept = [n for n in self.names if n.name is not None and n not in held]
+        names = [{"kind": n.kind, "name": n.name, "nonce": n.nonce} for n in kept]
         return {"id": self.id, "received": self.received, "due": self.due, "names": names}
 
     def for_certificate(self) -> dict[str, str]:
@@ -181,7 +185,7 @@ class Requests:
             raise ValueError("a request names at least one subject or id")
         arrived = as_time(received)
         last = add_month(arrived.date()) if due is None else as_day(due)
-        if arrived > datetime.now(timezone.utc):
+        if arrived > datetime.now(timezone.utc) + LARGEST_UTC_OFFSET:
             raise ValueError(f"received is in the future: {arrived.isoformat()}")
         if last < arrived.date():
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
@@ -228,11 +232,11 @@ class Requests:
         return changed
 
     def certified(self, event_ids: Iterable[str]) -> None:
-        """Note, for requests all of whose erasures are among these events, that a certificate was written."""
+        """Note, for requests that are erased, with all their erasures among these events, that a certificate was written."""
         events = set(event_ids)
         with self.db.transaction():
             for request in self.all():
-                if request.events and set(request.events) <= events:
+                if "erased" in request.steps and request.events and set(request.events) <= events:
                     self._take_step(request, "certified")
 
     def close(self, request_id: str, answer: str = "") -> ErasureRequest:
@@ -241,6 +245,11 @@ class Requests:
             request = self.get(request_id)
             if not request.open:
                 raise ValueError(f"the request {request_id!r} was answered before, on {request.steps['answered'][:10]}")
+            if answer and request.forgotten:
+                raise ValueError(
+                    f"the names of the request {request_id!r} are no longer kept, so a text cannot be checked for them: close "
+                    "it without an answer, after a certificate. Nothing was changed."
+                )
             check_free_text(answer, "answer", [*request.named("subject"), *request.named("id")])
             if request.skipped and not answer:
                 raise ValueError(
@@ -275,13 +284,27 @@ class Requests:
         for name, text in (("request_id", request.id), ("reason", request.reason), ("operator", request.operator)):
             check_free_text(text, name, concerned)
         events = [*request.events, *(removal.event.event_id for removal in done)]
-        self._write(replace(request, events=events, steps={"erased": now()} | request.steps))
+        steps = {step: at for step, at in request.steps.items() if step in ("received", "previewed")}
+        if not self.still_held(request):
+            steps["erased"] = now()
+        self._write(replace(request, events=events, steps=steps))
+
+    def still_held(self, request: ErasureRequest) -> list[RequestedName]:
+        """The names of a request of which samples are held."""
+        return [
+            n
+            for n in request.names
+            if n.name is not None and (self.table.count_of(n.name) if n.kind == "subject" else self.table.holds(n.name))
+        ]
 
     def forget_names(self) -> None:
-        """Replace the names of requests that are erased or answered by their commitments."""
+        """Replace names by their commitments: those of answered requests, and of others where nothing is held any more."""
         for request in self.all():
-            if not request.forgotten and ("erased" in request.steps or not request.open):
-                self._write(replace(request, names=[replace(n, name=None, nonce=None) for n in request.names]))
+            if request.forgotten or not (request.events or not request.open):
+                continue
+            kept = self.still_held(request) if request.open else []
+            names = [n if n in kept else replace(n, name=None, nonce=None) for n in request.names]
+            self._write(replace(request, names=names))
 
     def note_compaction(self) -> None:
         """Note the compaction in all requests that are erased."""

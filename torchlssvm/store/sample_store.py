@@ -18,7 +18,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, TorchLSSVMError
 from torchlssvm.events import (
     CPU,
     Add,
@@ -33,6 +33,8 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.threads import threads_for
+from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
@@ -55,7 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchlssvm.store")
 
 REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of head and store for what they do not take, raised before or after a change but never in the middle of one."""
+"""Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
+Others, e.g. torch out of memory, are not the event's fault."""
 
 NOTE_PREFIX, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""
@@ -202,6 +205,8 @@ class SampleStore:
             if self._db.get("state", None) is not None:  # another process was faster
                 return
             self._db.put("head", adapter.config())
+            if adapter.chosen() is not None:
+                self._db.put("chosen", adapter.chosen())
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
@@ -517,6 +522,41 @@ class SampleStore:
                 options = self._live.save_options()
             self._live.options, self._live.stale = options, False
 
+    def choose_rho(self) -> float | None:
+        """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
+
+        At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
+        record of choices calls older than the samples.
+        """
+        adapter = self._live.adapter
+        if not isinstance(adapter, LinearAdapter):
+            return None
+        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
+            try:
+                with self._db.held(), self._db.transaction():
+                    head = self._live.prepare().head
+                    if isinstance(head, LSSVMHead):
+                        head.choose_rho()
+                    options = self._live.save_options()
+                self._live.options = options
+            except (StoreBusyError, StoreDiskError) as error:
+                log.warning("%s: rho is not chosen again: %s", self.path, error)
+        return adapter.head.rho
+
+    def set_rho(self, value: float | str) -> float:
+        """Set rho of the head, a number or ``"gcv"`` (chosen from the samples), and keep it; returns the value in use."""
+        self._check_writable()
+        with self._db.held():
+            self._linear("rho")
+            with self._db.transaction():
+                head = self._live.prepare().head
+                head.rho = value
+                if isinstance(head, LSSVMHead):
+                    head.choose_rho()
+                options = self._live.save_options()
+            self._live.options = options
+            return float(head.rho)
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
@@ -568,7 +608,7 @@ class SampleStore:
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
-        with self._db.held():
+        with threads_for(0), self._db.held():  # rows are encoded on one thread; large sums inside have all
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
@@ -731,9 +771,15 @@ class SampleStore:
         with self.view():
             belongs = {record["request"] for e, record in self._receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
-                raise ValueError("these erasures belong to several requests: each has a receipt of its own")
+                raise ValueError(
+                    "these erasures belong to several requests, or some to none: each has a receipt of its own (receipt "
+                    "--request R, receipt --event E)"
+                )
             name = next(iter(belongs), None)
-            return self._receipts.make(event_ids, None if name is None else self.requests.get(name))
+            if name is None:
+                return self._receipts.make(event_ids, None)
+            request = self.requests.get(name)
+            return self._receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
 
     def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and note that it is written."""
@@ -826,6 +872,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
+        self.choose_rho()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
         certificate = self._issue(wanted, choices or {})

@@ -41,6 +41,7 @@ class Suppression:
             raise ValueError(f"erased must be one of {', '.join(map(repr, CHOICES))}; got {choice!r}")
         self.db, self.table, self.choice = db, table, choice
         self._given = key
+        self._checked: tuple[int, int, int] | None = None  # the file of the list when all of it was last read
 
     @property
     def path(self) -> str | None:
@@ -75,6 +76,10 @@ class Suppression:
                 f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
                 "Put the newer one back."
             )
+        mark = found.mark
+        if mark != self._checked:  # once for each state of the file: a damaged entry would let somebody in
+            found.check_structure()
+            self._checked = mark
         return found
 
     def bind(self, path: str | os.PathLike[str]) -> SuppressionList:

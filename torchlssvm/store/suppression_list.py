@@ -1,8 +1,9 @@
 """A suppression list: a file that tells, to the holder of its key only, who was erased on request.
 
-An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject". Without
-the key it confirms no guess; the order of the file says nothing about the order of erasures. Several stores may share a list.
-It is not part of a store, so that a copy of a store that is put back does not bring an old list along.
+An entry is HMAC-SHA-256(key, "torchlssvm-suppression-1" || 0 || kind || 0 || name), where kind is "id" or "subject" and the
+name is in Unicode's form NFC, so that one that was typed on another machine is the same. Without the key it confirms no guess;
+the order of the file says nothing about the order of erasures. Several stores may share a list. It is not part of a store, so
+that a copy of a store that is put back does not bring an old list along.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import os
 import secrets
 import sqlite3
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,6 +31,9 @@ TABLES = """
 CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
 """
+SUM_MODULUS = 2**256
+"""An entry is a number below it."""
+
 TAGS_PER_QUERY = 500
 """Entries asked for in one query (SQLite allows 999 variables in old versions)."""
 
@@ -53,7 +58,7 @@ class SuppressionList:
         self._key, self._timeout = key, timeout
         with self._connected() as connection:
             found = dict(connection.execute("SELECT name, value FROM list").fetchall())
-        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "changes"} <= set(found):
+        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "changes", "sum"} <= set(found):
             raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
         if not hmac.compare_digest(found["check"], self._check_value()):
             raise StoreError(f"this is not the key of the suppression list {self.path}: nothing can be told with it")
@@ -76,7 +81,7 @@ class SuppressionList:
         with made._connected(new=True) as connection:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.executescript(TABLES)
-            rows = (values | {"entries": "0", "changes": "0"}).items()
+            rows = (values | {"entries": "0", "changes": "0", "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
         os.replace(temporary, place)
         sync_folder(place.parent)
@@ -117,7 +122,8 @@ class SuppressionList:
 
     def tag(self, kind: str, name: str) -> bytes:
         """The entry of an id or a subject."""
-        return hmac.digest(self._key, f"{LIST_FORMAT}\0{kind}\0{name}".encode(), "sha256")
+        text = f"{LIST_FORMAT}\0{kind}\0{unicodedata.normalize('NFC', name)}"
+        return hmac.digest(self._key, text.encode(), "sha256")
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -147,12 +153,26 @@ class SuppressionList:
         return found
 
     def check_structure(self) -> None:
-        """StoreError when a page of the file is damaged, or an entry is missing."""
+        """StoreError when the file is cut short, a page of it is damaged, or an entry is missing or altered."""
         with self._connected() as connection:
+            connection.execute("BEGIN")  # of one state, whoever writes meanwhile
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            entries = connection.execute("SELECT count(*) FROM entries").fetchone()[0]
-        if found != "ok" or entries != len(self):
-            raise StoreError(f"{self.path} is damaged: {entries} of {len(self)} entries are there; structure: {found}")
+            tags = [row[0] for row in connection.execute("SELECT tag FROM entries")]
+            size = connection.execute("PRAGMA page_count").fetchone()[0]
+            size *= connection.execute("PRAGMA page_size").fetchone()[0]
+            whole = self.path.stat().st_size == size
+            entries, total = self._counted(connection, "entries"), self._counted(connection, "sum")
+        if found != "ok" or not whole or len(tags) != entries or sum_of(tags) != total:
+            raise StoreError(
+                f"{self.path} is damaged: of {entries} entries {len(tags)} are there, or some are altered"
+                f"{'' if whole else '; the file is cut short'}; structure: {found}. Put a copy back that is whole."
+            )
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """Marks the file as it is now: another one, or a change, gives another mark."""
+        found = self.path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -167,11 +187,16 @@ class SuppressionList:
     def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> int:
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            changed = connection.executemany(sql, ((tag,) for tag in tags)).rowcount
-            numbers = {"entries": sign * changed, "changes": changed}
+            changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
+            numbers = {"entries": sign * len(changed), "changes": len(changed), "sum": sign * sum_of(changed)}
             for name, more in numbers.items():
-                value = self._counted(connection, name) + more
+                value = (self._counted(connection, name) + more) % SUM_MODULUS
                 connection.execute("UPDATE list SET value = ? WHERE name = ?", (str(value), name))
             total = self._counted(connection, "changes")
             connection.execute("COMMIT")
             return total
+
+
+def sum_of(tags: Iterable[bytes]) -> int:
+    """The sum of entries, by which an altered one is noticed."""
+    return sum(int.from_bytes(tag, "big") for tag in tags) % SUM_MODULUS

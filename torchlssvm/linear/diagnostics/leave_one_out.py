@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import checks
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
@@ -39,10 +40,11 @@ def leave_one_out(
     parts = problems(view)
     members = None if groups is None else check_groups(groups, len(samples))
     something_left(samples, members, float(view.n))
-    if parts[0].pair is None:
-        return _scores(parts[0], samples, members)
-    scores = _pair_scores(parts, samples, members)
-    return PAIR_RULES[pairs](scores, view.num_classes)
+    with threads_for(2.0 * len(samples) * view.in_features**2):
+        if parts[0].pair is None:
+            return _scores(parts[0], samples, members)
+        scores = _pair_scores(parts, samples, members)
+        return PAIR_RULES[pairs](scores, view.num_classes)
 
 
 def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
@@ -54,7 +56,7 @@ def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Te
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
-        mine = CheckedSamples(samples.x[rows], samples.labels[rows], None, samples.weight[rows])
+        mine = CheckedSamples(samples.x[rows], samples.labels[rows], None, samples.weight[rows], samples.weighted)
         out[rows, i] = _scores(problem, mine, None)[:, 0]
     return out
 
@@ -74,8 +76,11 @@ def something_left(samples: CheckedSamples, members: list[Tensor] | None, total:
     """ValueError if a sample or group is all there is: a model without any sample gives no scores."""
     if checks.is_fake(samples.weight) or not len(samples):
         return
-    sizes = samples.weight if members is None else torch.stack([samples.weight[m].sum() for m in members])
-    if float(sizes.max()) >= total * (1 - 1e-12):
+    if members is not None:
+        largest = float(torch.stack([samples.weight[m].sum() for m in members]).max())
+    else:
+        largest = float(samples.weight.max()) if samples.weighted else 1.0
+    if largest >= total * (1 - 1e-12):
         what = "the only sample" if members is None else "a group that is all there is"
         raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
 
@@ -89,6 +94,7 @@ def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | N
     out = torch.zeros_like(y)
     if members is not None:
         return _group_scores(problem, samples, local, y, members, out)
+    checked = _Leverages()
     for rows, system, weights in problem.cases(local, None, samples.weight):
         d = sample_weights(local, weights, samples.weight)
         count = len(samples) if rows is None else len(rows)
@@ -98,7 +104,8 @@ def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | N
             h = system.leverages(v).mul_(d[pick])
             if problem.pair is not None:
                 h[_alone(problem, d[pick], samples.weight[pick])] = 0.0
-            out[pick] = y[pick] - left_out(y[pick] - system.scores(v), _checked(h, start if rows is None else pick))
+            out[pick] = y[pick] - left_out(y[pick] - system.scores(v), checked.take(h, start if rows is None else pick))
+    checked.finish()
     if problem.pair is not None:
         out[_alone(problem, sample_weights(local, None, samples.weight), samples.weight)] = 0.0
     return out
@@ -109,24 +116,36 @@ def _alone(problem: Problem, d: Tensor, times: Tensor) -> Tensor:
     return (d > 0) & (times >= problem.total * (1 - 1e-12))
 
 
-def _checked(h: Tensor, where: int | Tensor) -> Tensor:
-    """The leverages (b,); samples that cannot be held are refused, and lost digits reported. where: of the first, or of all."""
-    host = checks.to_host(h.amax()) if len(h) else None
-    if host is None or host[0][0] < 1 - LEAST_REST:
-        return h
-    left, row = 1 - host[0][0], int(h.argmax())
-    if left < -1e-6:
-        raise ValueError(
-            f"sample {where + row if isinstance(where, int) else int(where[row])} has a leverage of {host[0][0]:.4g}, more "
-            "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."
+class _Leverages:
+    """Leverages of samples in blocks, checked together at the end: the device is read once."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Tensor, Tensor, int | Tensor]] = []
+
+    def take(self, h: Tensor, where: int | Tensor) -> Tensor:
+        """Leverages (b,) below 1, to go on with. where: number of the first sample, or of all (b,)."""
+        if len(h):
+            self.parts.append((*h.max(0), where))
+        return h.clamp(max=1.0 - torch.finfo(h.dtype).eps)
+
+    def finish(self) -> None:
+        """Refuse samples that cannot be held, and report lost digits."""
+        host = checks.to_host(torch.stack([part[0] for part in self.parts])) if self.parts else None
+        if host is None or max(host[0]) < 1 - LEAST_REST:
+            return
+        top = max(host[0])
+        _, row, where = self.parts[host[0].index(top)]
+        if 1 - top < -1e-6:
+            raise ValueError(
+                f"sample {where + int(row) if isinstance(where, int) else int(where[row])} has a leverage of {top:.4g}, more "
+                "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."
+            )
+        warnings.warn(
+            f"a sample determines its own prediction but for {1 - top:.1e}: its leave-one-out score has lost digits. A larger "
+            "rho is advised.",
+            NumericalWarning,
+            stacklevel=2,
         )
-    warnings.warn(
-        f"a sample determines its own prediction but for {left:.1e}: its leave-one-out score has lost digits. A larger rho "
-        "is advised.",
-        NumericalWarning,
-        stacklevel=2,
-    )
-    return h.clamp(max=1.0 - torch.finfo(h.dtype).eps)
 
 
 def _group_scores(

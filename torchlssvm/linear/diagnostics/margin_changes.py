@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.moving_active_set import Change, NearSamples, Step, settle, settle_removals
+from torchlssvm.functional.moving_active_set import ActiveSetStep, Change, NearSamples, settle, settle_removals
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -219,7 +219,7 @@ class ChangedScores:
             yield from self._decided(system, [i], [settle(system.near, change_, left)])
 
     def _decided(
-        self, system: ClassSystem, numbers: list[int], steps: list[Step | None]
+        self, system: ClassSystem, numbers: list[int], steps: list[ActiveSetStep | None]
     ) -> Iterator[tuple[list[int], ClassSystem, Tensor]]:
         """Steps that leave all samples on their sides, one at least; the others are noted as missing."""
         found = [(i, step) for i, step in zip(numbers, steps, strict=True) if step is not None]

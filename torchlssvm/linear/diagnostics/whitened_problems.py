@@ -93,12 +93,16 @@ class HeadView:
 
 @dataclass(frozen=True)
 class CheckedSamples:
-    """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added."""
+    """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added.
+
+    ``weighted``: False if every sample was added once.
+    """
 
     x: Tensor
     labels: Tensor | None
     values: Tensor | None
     weight: Tensor
+    weighted: bool
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -122,7 +126,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
             kind = "an integer >= 1 (a multiplicity)" if view.exact else "a finite number > 0"
             raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
     values = real_targets(batch, view.num_classes) if batch.labels is None else None
-    return CheckedSamples(batch.x, batch.labels, values, times)
+    return CheckedSamples(batch.x, batch.labels, values, times, weight is not None)
 
 
 def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:

@@ -1,0 +1,149 @@
+"""Threads are chosen by the work, and sums do not depend on them."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.functional.threads import SMALL_WORK, share_out, threads_for
+from torchlssvm.statistics.accumulator import SHARED_RUNS
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_small_work_has_one_thread_and_large_work_all(two_threads):
+    with threads_for(SMALL_WORK - 1):
+        assert torch.get_num_threads() == 1
+        with threads_for(SMALL_WORK):
+            assert torch.get_num_threads() == 2
+            with threads_for(0):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(KeyError), threads_for(0), threads_for(SMALL_WORK):
+        raise KeyError
+    assert torch.get_num_threads() == 2
+
+
+def test_other_threads_keep_theirs(two_threads):
+    """A thread that has used torch keeps its number while another one is in small work, and after."""
+    seen, ready, inside, checked = [], threading.Event(), threading.Event(), threading.Event()
+
+    def other():
+        seen.append(torch.get_num_threads())  # its first use of torch
+        ready.set()
+        inside.wait(20)
+        seen.append(torch.get_num_threads())
+        with threads_for(0):
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+        checked.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert ready.wait(20)
+    with threads_for(0):
+        inside.set()
+        assert checked.wait(20)
+        assert torch.get_num_threads() == 1
+    thread.join()
+    assert seen == [2, 2, 1, 2]
+    assert torch.get_num_threads() == 2
+    started = []
+    thread = threading.Thread(target=lambda: started.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert started == [2]
+
+
+def test_items_are_done_once_and_errors_come_back(two_threads):
+    done, names = [], set()
+
+    def job(items):
+        names.add(threading.get_ident())
+        for item in items:
+            assert torch.get_num_threads() == 1
+            assert not torch.is_grad_enabled()
+            done.append(item)
+
+    with torch.no_grad():
+        share_out(job, range(200))
+    assert sorted(done) == list(range(200))
+    assert torch.get_num_threads() == 2
+
+    def fails(items):
+        for item in items:
+            if item == 7:
+                raise KeyError(item)
+
+    for _ in range(3):
+        with pytest.raises(KeyError), torch.no_grad():
+            share_out(fails, range(50))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"folds": 2}, {"multiclass": "ovo"}])
+def test_sums_do_not_depend_on_threads(options, two_threads):
+    J, n = 300, 1024 * (SHARED_RUNS * 3) + 77
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(n, J, generator=generator).clamp(-7, 7), torch.arange(n) % 3
+    weight = torch.arange(n) % 4
+    ids = range(n) if "folds" in options else None
+    digests = set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        head = LSSVMHead(J, 3, grid=FixedPoint(8.0), **options)
+        head.add(x, y, weight, ids)
+        head.add(x[:50], y[:50], None, ids[:50] if ids else None)
+        head.remove(x[100:8000], y[100:8000], weight[100:8000], ids[100:8000] if ids else None)
+        digests.add(head.digest())
+    assert len(digests) == 1
+    q = np.rint(x.numpy().astype(np.float64) / head.grid.resolution).astype(np.int64)
+    times = weight.clone()
+    times[:50] += 1
+    times[100:8000] = 0
+    exact = (q * times.numpy()[:, None]).T[:5] @ q  # integers of NumPy
+    M = head.statistics.M.sum(0) if head.statistics.per_class else head.statistics.M
+    assert np.array_equal(M[:5, :J].numpy(), exact)
+
+
+def test_large_values_are_carried_before_they_round(two_threads):
+    """Rows at the end of the grid: each thread's float64 sums are full after a few products."""
+    J, n = 400, 6000
+    x, y = torch.full((n, J), 8.0), torch.arange(n) % 2
+    x[::2] = -8.0 + 2.0**-17
+    head = LSSVMHead(J, 2, grid=FixedPoint(8.0, bits=24)).add(x, y)
+    q = [round(v / head.grid.resolution) for v in (-8.0 + 2.0**-17, 8.0)]
+    assert int(head.statistics.M[0, 0]) == n // 2 * (q[0] ** 2 + q[1] ** 2)
+
+
+def test_an_interrupted_bulk_change_is_noticed(two_threads, monkeypatch):
+    from torchlssvm.errors import InterruptedUpdateError
+    from torchlssvm.functional import gram
+
+    x, y = torch.randn(8000, 200).clamp(-7, 7), torch.arange(8000) % 2
+    head = LSSVMHead(200, 2, grid=FixedPoint(8.0)).add(x[:10], y[:10])
+    real, calls = gram.accumulate_, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(gram, "accumulate_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        head.add(x, y)
+    monkeypatch.setattr(gram, "accumulate_", real)
+    with pytest.raises(InterruptedUpdateError):
+        _ = head.w
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,165 @@
+"""What a Lightning user tries first: monitors, dicts, views, files of predictions, and one line of what was done."""
+
+import csv
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.lightning_tools import J, K, loader, module, quiet, samples, truth
+from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
+from torchlssvm.events import Relabel, to_primitives
+from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, OnlineProbe, PredictionFile
+
+
+class Classifier(LightningModule):
+    """A network that learns a little; its batches are whatever ``inputs`` makes of them."""
+
+    def __init__(self, inputs=lambda batch: batch[0]):
+        super().__init__()
+        self.backbone, self.last, self.inputs = nn.Linear(J, 8), nn.Linear(8, K), inputs
+
+    def training_step(self, batch, _):
+        return self.last(self.backbone(self.inputs(batch))).square().mean()
+
+    def validation_step(self, batch, _):
+        self.last(self.backbone(self.inputs(batch)))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+class Dicts(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return {"image": x, "label": y}
+
+
+class Views(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x, x + 100.0), y
+
+
+class FlatViews(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, x + 100.0, y
+
+
+def probe_truth(net, x, y):
+    with torch.no_grad():
+        head = LSSVMHead(8, K, rho="gcv").add(net.backbone(x), y)
+        return float((head.predict(net.backbone(x)) == y).double().mean())
+
+
+def test_the_probe_is_a_monitor(tmp_path):
+    x, y = samples()
+    probe = OnlineProbe("backbone", K)
+    stop = EarlyStopping(monitor="probe_accuracy", mode="max", patience=0, min_delta=1.0)
+    save = ModelCheckpoint(tmp_path, monitor="probe_accuracy", mode="max")
+    trainer = quiet(tmp_path, max_epochs=6, callbacks=[probe, stop, save], enable_checkpointing=True)
+    net = Classifier()
+    data = DataLoader(TensorDataset(x, y), batch_size=16)
+    trainer.fit(net, data, data)
+    assert trainer.current_epoch == 2  # nothing gets better by 1.0
+    assert float(trainer.callback_metrics["probe_accuracy"]) == pytest.approx(probe.accuracy)
+    assert float(save.best_model_score) == pytest.approx(probe_truth(net, x, y), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        (Dicts, lambda b: b["image"]),
+        (Views, lambda b: b[0][0]),
+        (Views, lambda b: torch.cat(b[0])),
+        (FlatViews, lambda b: torch.cat([b[0], b[1]])),
+    ],
+)
+def test_the_probe_takes_dicts_and_views(tmp_path, kind, inputs):
+    x, y = samples()
+    net, probe = Classifier(inputs), OnlineProbe("backbone", K, window=len(x))
+    data = DataLoader(kind(x, y), batch_size=16)
+    quiet(tmp_path, callbacks=[probe]).fit(net, data, data)
+    assert probe.accuracy == pytest.approx(probe_truth(net, x, y), abs=1e-9)
+
+
+def test_names_of_dicts(tmp_path):
+    x, y = samples()
+    for names, batch in ((None, {"image": x, "label": y}), ({"x": "photo", "y": "kind"}, {"photo": x, "kind": y})):
+        m = module(batch_names=names)
+        trainer = quiet(tmp_path)
+        data = DataLoader([batch], batch_size=None)
+        trainer.fit(m, data)
+        assert m.head.digest() == truth(x, y).digest()
+        assert torch.equal(torch.cat(trainer.predict(m, data)), m.head(x))
+    with pytest.raises(ValueError, match="names are given for"):
+        module(batch_names={"picture": "x"})
+    with pytest.raises(ValueError, match="a dict with 'photo'"):
+        quiet(tmp_path).fit(module(), DataLoader([{"photo": x, "kind": y}], batch_size=None))
+
+
+@pytest.mark.parametrize(("recall", "logged"), [(None, True), (False, False), (True, True)])
+def test_recalls_and_loss(tmp_path, recall, logged):
+    x, y = samples()
+    m = module(recall=recall)
+    trainer = quiet(tmp_path)
+    trainer.fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
+    found = trainer.callback_metrics
+    target = 2.0 * nn.functional.one_hot(y, K) - 1
+    assert float(found["val_loss"]) == pytest.approx(float((m.head(x) - target).square().mean()), rel=1e-5)
+    assert ("val_recall_0" in found) is logged
+    many = LSSVMModule("identity", 51, in_features=J, recall=recall)
+    assert ("val" in many.recall) is bool(recall)
+
+
+def test_testing_an_empty_head_fails_with_a_reason(tmp_path):
+    x, y = samples()
+    data = DataLoader(TensorDataset(x, y), batch_size=16)
+    with pytest.raises(NotFittedError, match="nothing to test"):
+        quiet(tmp_path).test(module(), data, verbose=False)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_predictions_are_written(tmp_path, ids):
+    x, y = samples()
+    m = module()
+    quiet(tmp_path).fit(m, loader())
+    data = TensorDataset(x, y)
+    trainer = quiet(tmp_path, callbacks=[PredictionFile(tmp_path / "out" / "p.csv")])
+    trainer.predict(m, DataLoader(Indexed(data, "s") if ids else data, batch_size=16), return_predictions=False)
+    with open(tmp_path / "out" / "p.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sample"] for row in rows] == [f"s{i}" if ids else str(i) for i in range(len(x))]
+    assert [int(row["predicted"]) for row in rows] == m.head.predict(x).tolist()
+    scores = torch.tensor([[float(row[f"score_{k}"]) for k in range(K)] for row in rows], dtype=torch.float64)
+    assert torch.equal(scores, m.head(x))
+
+
+def test_callbacks_say_what_they_did(tmp_path, capsys):
+    import json
+
+    x, y = samples()
+    events = tmp_path / "events.jsonl"
+    lines = [to_primitives(Relabel(ids=["3"], y=[1], x=x[3:4], y_old=y[3:4]))]
+    events.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    callbacks = [DataCorrection(events), LabelAudit(tmp_path / "suspects.jsonl")]
+    quiet(tmp_path, callbacks=callbacks).fit(module(), DataLoader(Indexed(TensorDataset(x, y)), batch_size=16))
+    said = capsys.readouterr().out
+    assert "events.jsonl: 1 applied, 1 samples" in said
+    assert "labels look wrong, the worst first in" in said
+
+
+def test_rho_is_chosen_from_all_samples(tmp_path):
+    x, y = samples()
+    m = module()
+    quiet(tmp_path).fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
+    assert m.head.rho == truth(x, y).rho
+    assert "made for the samples held" in m.head.choices["rho"]
+    fixed = module(rho=2.0)
+    quiet(tmp_path).fit(fixed, loader())
+    assert fixed.head.rho == 2.0
+    assert LSSVMModule("identity", K, in_features=J, grid=FixedPoint(8.0)).head.data_choices.rho_rule == "gcv"

@@ -1,0 +1,207 @@
+"""rho="gcv": chosen at the named moments only, from fixed candidates, and recorded."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, VerificationError, attach, verify
+from torchlssvm.events import Add, Remove
+from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
+from torchlssvm.store import SampleStore
+
+J, K, GRID = 12, 3, FixedPoint(64.0)
+
+
+def samples(n=80, seed=0, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % K
+    x = torch.randn(n, J, generator=g)
+    x[:, 0] += y
+    return scale * x, y
+
+
+def truth(head, x, y):
+    """The largest power of two with the least GCV error, from a dense SVD in numpy, near-ties to the larger."""
+    X = head.grid.snap(x).numpy() if head.grid else x.double().numpy()
+    T = np.where(np.arange(K)[None] == y.numpy()[:, None], 1.0, -1.0)
+    Xc, Tc, n = X - X.mean(0), T - T.mean(0), len(X)
+    U, s, _ = np.linalg.svd(Xc, full_matrices=False)
+    powers = 2.0 ** np.arange(-40, 30)
+    errors = []
+    for rho in powers:
+        h = s**2 / (s**2 + rho)
+        rss = ((Tc - U @ (h[:, None] * (U.T @ Tc))) ** 2).sum(0).mean() / n
+        errors.append(rss / (1 - (h.sum() + 1) / n) ** 2)
+    errors = np.array(errors)
+    return powers[errors <= errors.min() * (1 + 1e-7)].max()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("grid", ["auto", None])
+def test_the_choice_is_the_least_gcv_error(scale, grid):
+    x, y = samples(scale=scale)
+    head = LSSVMHead(J, K, rho="gcv", grid=grid).add(x, y)
+    assert head.rho == truth(head, x, y)
+    assert "made for the samples held" in head.choices["rho"]
+    plain = LSSVMHead(J, K, rho=head.rho, grid=grid).add(x, y)
+    assert torch.equal(head.w, plain.w)
+    assert "rho" not in plain.choices
+
+
+def test_it_is_chosen_at_the_first_read_and_stays_until_refresh():
+    x, y = samples()
+    more, labels = samples(400, 1)
+    head = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y)
+    first = head(x).shape and head.rho
+    head.add(more * 5, labels)
+    assert head.rho == first
+    assert "before samples changed" in head.choices["rho"]
+    version = head.version
+    head.refresh()
+    both = torch.cat([x, more * 5]), torch.cat([y, labels])
+    assert head.rho == truth(head, *both) != first
+    assert head.version != version
+    assert head.choose_rho().version == head.version  # nothing to do
+    head.remove(more * 5, labels).refresh()
+    never = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y).refresh()
+    assert head.rho == never.rho == first
+    assert torch.equal(head.w, never.w)
+
+
+def test_few_samples_choose_nothing_and_ask_again():
+    x, y = samples()
+    head = LSSVMHead(J, K, rho="gcv").add(x[: LEAST_SAMPLES - 1], y[: LEAST_SAMPLES - 1])
+    assert head.rho == 1.0
+    assert head.choices["rho"].startswith("to be chosen")
+    head.add(x[LEAST_SAMPLES - 1 :], y[LEAST_SAMPLES - 1 :])
+    assert head.rho == truth(head, x, y)
+    one = LSSVMHead(J, K, rho="gcv").add(x, torch.zeros_like(y))
+    assert one.rho == 1.0
+    assert one(x).isfinite().all()
+    assert one.add(x, y).rho != 1.0
+
+
+def test_an_emptied_head_forgets_what_was_chosen():
+    x, y = samples(scale=30.0)
+    head = LSSVMHead(J, K, rho="gcv", grid=FixedPoint(256.0)).add(x, y)
+    assert head.rho != 1.0
+    head.remove(x, y).add(x[:4], y[:4])
+    assert head(x).shape == (80, K)
+    assert head.rho == 1.0
+
+
+def test_setting_and_refusing():
+    x, y = samples()
+    head = LSSVMHead(J, K).add(x, y)
+    head.rho = "gcv"
+    assert head.rho == truth(head, x, y)
+    head.rho = 3.0
+    assert head.refresh().rho == 3.0
+    for make in (lambda: LSSVMHead(J, K, rho="loo"), lambda: LSSVMHead(J, K, rho=0)):
+        with pytest.raises(ValueError, match=r"rho \(or 'gcv'\) must be"):
+            make()
+    with pytest.raises(ValueError, match="statistics=True"):
+        LSSVMHead(J, K, rho="gcv", statistics=False)
+    with pytest.raises(ValueError, match="select_rho"):
+        MarginHead(J, K, rho="gcv")
+    with pytest.raises(ValueError, match="select_rho"):
+        MarginHead(J, K).rho = "gcv"
+
+
+def test_it_survives_copies_and_checkpoints():
+    x, y = samples()
+    head = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y)
+    again = LSSVMHead(J, K, grid=GRID)
+    again.load_state_dict(head.state_dict())
+    for other in (copy.deepcopy(head), again):
+        assert other.rho == head.rho
+        assert other.choices == head.choices
+        other.add(*samples(400, 1)).refresh()
+        assert other.rho == head.refresh().rho or other.n != head.n
+        assert "made for the samples held" in other.choices["rho"]
+    empty = LSSVMHead(J, K)
+    empty.load_state_dict(LSSVMHead(J, K, rho="gcv").state_dict())
+    assert empty.add(x, y).rho == truth(empty, x, y)
+
+
+def test_a_calibration_of_another_rho_is_void():
+    x, y = samples()
+    head = LSSVMHead(J, K, rho="gcv", grid=GRID).add(x, y).calibrate(x, y)
+    assert head.refresh().calibration is not None  # nothing has changed
+    head.rho = "gcv"
+    assert head.refresh().calibration is not None
+
+
+def test_attach_chooses_and_a_compact_or_margin_head_does_not():
+    x, y = samples()
+    clf = attach(nn.Linear(J, 5), K).fit([(x, y)])
+    assert clf.head.rho == truth(clf.head, x, y)
+    assert attach(nn.Linear(J, 5), K, statistics=False).head.rho == 1.0
+    assert attach(nn.Linear(J, 5), K, "margin").fit([(x, y)]).head.rho == 1.0
+    assert attach(nn.Linear(J, 5), K, rho=2.0).fit([(x, y)]).head.rho == 2.0
+
+
+def named(x, start=0):
+    return [f"s{start + i}" for i in range(len(x))]
+
+
+def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
+    x, y = samples()
+    more, labels = samples(400, 1)
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
+        store.apply(Add(named(x), x, y))
+        first = store.head.rho
+        store.apply(Add(named(more, 1000), more * 5, labels, subject="late"))
+        assert store.head.rho == first
+    with SampleStore(tmp_path / "s") as store:
+        assert store.head.rho == first
+        assert "before samples changed" in store.head.choices["rho"]
+        receipt = store.apply(Remove(ids=named(x)[:5]))
+        certificate = store.certificate(receipt.event_id)
+        rho = store.head.rho
+        kept = torch.cat([x[5:], more * 5]), torch.cat([y[5:], labels])
+        assert rho == truth(store.head, *kept) != first
+        assert certificate.scope["choices"]["rho"].startswith("chosen by gcv")
+        assert "least by GCV" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"]
+    with SampleStore(tmp_path / "s") as store:  # a later handle uses the recorded value
+        assert store.head.rho == rho
+        store.head.data_choices.record("rho", store.head.version, "as given")
+        store.head.rho = 4 * rho
+        store.head.data_choices.record("rho", store.head.version, "chosen by gcv out of powers of two")
+        with pytest.raises(VerificationError, match="above the least"):
+            verify(certificate, store=store, head=store.head, allow_unsigned=True)
+
+
+def test_an_open_rho_is_the_stores(tmp_path):
+    x, y = samples()
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
+        store.apply(Add(named(x), x, y))
+        rho = store.choose_rho()
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
+        assert store.head.rho == rho
+        assert store.head.data_choices.rho_rule == "gcv"
+        assert store.set_rho(5.0) == 5.0
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
+        assert store.head.rho == 5.0  # it was set there
+        assert store.head.data_choices.rho_rule is None
+        assert store.set_rho("gcv") == rho
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho=7.0, grid=GRID)) as store:
+        assert store.head.rho == 7.0  # given to this handle
+        assert "rho" not in store.head.choices
+
+
+def test_two_handles_follow_each_other(tmp_path):
+    x, y = samples()
+    more, labels = samples(400, 1)
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as one, SampleStore(tmp_path / "s") as two:
+        one.apply(Add(named(x), x, y))
+        one.choose_rho()
+        assert two.head.rho == one.head.rho
+        two.apply(Add(named(more, 1000), more * 5, labels))
+        two.choose_rho()
+        assert two.head.rho == one.head.rho
+        assert one.head.choices == two.head.choices
+        assert torch.equal(one.head.refresh().w, two.head.refresh().w)

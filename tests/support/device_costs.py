@@ -1,0 +1,204 @@
+"""Launches and synchronizations of the public operations on the pretended device.
+
+    python -m tests.support.device_costs        # the table of docs/devices.md
+
+Each operation is prepared (and run once on a twin, so that memory that is kept is there), then counted alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.support.pretend_cuda import Cost, PretendCuda
+from torchlssvm import (
+    FixedPoint,
+    IncrementalSVM,
+    KernelLSSVM,
+    LagrangianSVM,
+    LSSVMHead,
+    MarginHead,
+)
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.events import Add, Remove
+from torchlssvm.kernels import RBF
+
+J, K, N = 64, 3, 400
+"""Features, classes and samples of the heads that are counted."""
+BURST = 1000
+"""Events of a burst."""
+
+Prepared = Callable[[], Any]
+
+
+def samples(n: int = N, features: int = J, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples of K classes on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % K
+    x = torch.randn(n, features, generator=generator)
+    x[:, :K] += 2.0 * torch.nn.functional.one_hot(y, K)
+    return x.clamp(-7, 7).cuda(), y.cuda()
+
+
+def fitted(n: int = N, **options: Any) -> tuple[LSSVMHead, torch.Tensor, torch.Tensor]:
+    """A head whose weights were read, and its samples."""
+    x, y = samples(n)
+    head = LSSVMHead(J, K, device="cuda", **({"grid": FixedPoint(8.0)} | options)).add(x, y)
+    _ = head.w
+    return head, x, y
+
+
+def head_operation(
+    run: Callable[[LSSVMHead, torch.Tensor, torch.Tensor], Any], **options: Any
+) -> Callable[[], Prepared]:
+    """An operation on a fitted head."""
+
+    def prepare() -> Prepared:
+        head, x, y = fitted(**options)
+        return lambda: run(head, x, y)
+
+    return prepare
+
+
+def burst() -> Prepared:
+    """1,000 events of one sample each, half of them removals, in one call of a Corrector."""
+    x, y = samples(BURST)
+    here, labels, half = x.cpu(), y.cpu(), BURST // 2
+    corrector = Corrector(LSSVMHead(J, K, device="cuda", grid=FixedPoint(8.0)))
+    first = range(half)
+    corrector.apply([Add(ids=[str(i) for i in first], x=here[:half], y=labels[:half])])
+    _ = corrector.head.w
+    events: list[Any] = [Remove(ids=[str(i)], x=here[i : i + 1], y=labels[i : i + 1]) for i in first]
+    events += [Add(ids=[str(i)], x=here[i : i + 1], y=labels[i : i + 1]) for i in range(half, BURST)]
+
+    def run() -> Any:
+        assert all(outcome.status == "applied" for outcome in corrector.apply(events))
+        return corrector.head.w
+
+    return run
+
+
+def margin_operation(run: Callable[[MarginHead, torch.Tensor, torch.Tensor], Any]) -> Callable[[], Prepared]:
+    """An operation on a fitted margin head."""
+
+    def prepare() -> Prepared:
+        x, y = samples()
+        head = MarginHead(J, K, device="cuda", grid=FixedPoint(8.0)).add(x, y)
+        _ = head.w
+        return lambda: run(head, x, y)
+
+    return prepare
+
+
+def kernel_operation(
+    make: Callable[..., Any], run: Callable[[Any, torch.Tensor, torch.Tensor], Any]
+) -> Callable[[], Prepared]:
+    """An operation on a kernel machine of 150 samples."""
+
+    def prepare() -> Prepared:
+        x, y = samples(150)
+        machine = make()
+        machine.add(x, y if isinstance(machine, KernelLSSVM) else y.clamp(max=1))
+        _ = machine(x[:1])
+        return lambda: run(machine, x, y)
+
+    return prepare
+
+
+def incremental_svm() -> Prepared:
+    """150 samples, and four updates."""
+    x, y = samples(150)
+    y = y.clamp(max=1)
+
+    def run() -> Any:
+        svm = IncrementalSVM(RBF(sigma=4.0), C=2.0, device="cuda")
+        ids = svm.add(x[:148], y[:148])
+        svm.add(x[148:149], y[148:149])
+        svm.add(x[149:150], y[149:150])
+        svm.remove(ids[:1])
+        svm.remove(ids[5:6])
+        return svm.alpha
+
+    return run
+
+
+OPERATIONS: dict[str, Callable[[], Prepared]] = {
+    "add 32 samples": head_operation(lambda h, x, y: h.add(x[:32], y[:32])),
+    "add 300 samples": head_operation(lambda h, x, y: h.add(x[:300], y[:300])),
+    "add 300 samples, sums per class": head_operation(lambda h, x, y: h.add(x[:300], y[:300]), per_class=True),
+    "add one, read w": head_operation(lambda h, x, y: h.add(x[:1] * 0.5, y[:1]).w),
+    "add 300, read w (a solve)": head_operation(lambda h, x, y: h.add(x[:300], y[:300]).w),
+    "remove one": head_operation(lambda h, x, y: h.remove(x[:1], y[:1])),
+    "remove one, read w": head_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w),
+    "remove 100, read w (a solve)": head_operation(lambda h, x, y: h.remove(x[:100], y[:100]).w),
+    "relabel one, read w": head_operation(lambda h, x, y: h.relabel(x[:1], y[:1], (y[:1] + 1) % K).w),
+    "update: one in, one out, read w": head_operation(
+        lambda h, x, y: h.update(add=(x[:1] * 0.5, y[:1]), remove=(x[:1], y[:1])).w
+    ),
+    "scores of 32": head_operation(lambda h, x, y: h(x[:32])),
+    "leave-one-out of 400": head_operation(lambda h, x, y: h.leave_one_out(x, y)),
+    "leave-one-out of 3,000": head_operation(lambda h, x, y: h.leave_one_out(x, y), n=3000),
+    "leave-one-out of 400, fresh": head_operation(lambda h, x, y: h.add(x[:300], y[:300]).leave_one_out(x, y)),
+    "influence of 400 on 32": head_operation(lambda h, x, y: h.influence(x, y, x[:32], y[:32])),
+    "select_rho, gcv, 100 values": head_operation(lambda h, x, y: h.select_rho()),
+    "digest": head_operation(lambda h, x, y: h.digest()),
+    "state_dict": head_operation(lambda h, x, y: h.state_dict()),
+    "one removed, one read of w, balanced": head_operation(
+        lambda h, x, y: h.remove(x[:1], y[:1]).w, class_weight="balanced"
+    ),
+    "remove one, read w, one against one": head_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w, multiclass="ovo"),
+    "remove one, read w, compact": head_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w, statistics=False),
+    "burst of 1,000 events, read w": burst,
+    "MarginHead: add one, read w": margin_operation(lambda h, x, y: h.add(x[:1] * 0.5, y[:1]).w),
+    "MarginHead: remove one, read w": margin_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w),
+    "KernelLSSVM: remove one, scores": kernel_operation(
+        lambda: KernelLSSVM(RBF(sigma=4.0), num_classes=K, device="cuda"),
+        lambda m, x, y: (m.remove(m.ids[:1]), m(x[:8])),
+    ),
+    "LagrangianSVM: remove one, scores": kernel_operation(
+        lambda: LagrangianSVM(RBF(sigma=4.0), device="cuda"), lambda m, x, y: (m.remove(m.ids[:1]), m(x[:8]))
+    ),
+    "IncrementalSVM: 150 samples, four updates": incremental_svm,
+}
+
+
+CEILINGS: dict[str, tuple[int, int | None]] = {
+    "add 32 samples": (1, 17),
+    "add 300 samples": (1, 20),
+    "add 300 samples, sums per class": (1, None),
+    "add one, read w": (2, 60),
+    "remove one": (1, None),
+    "remove one, read w": (2, 60),
+    "remove 100, read w (a solve)": (2, None),
+    "relabel one, read w": (2, 60),
+    "scores of 32": (0, 3),
+    "leave-one-out of 400": (3, None),
+    "leave-one-out of 3,000": (3, None),
+    "burst of 1,000 events, read w": (10, None),
+    "IncrementalSVM: 150 samples, four updates": (50, None),
+}
+"""Synchronizations, and launches where they are bounded, that an operation may take at most."""
+
+
+def measure(device: PretendCuda, name: str) -> Cost:
+    """Cost of one operation."""
+    OPERATIONS[name]()()
+    run = OPERATIONS[name]()
+    with device.counting() as cost:
+        run()
+    return cost
+
+
+if __name__ == "__main__":
+    import sys
+
+    with PretendCuda() as device:
+        for name in OPERATIONS:
+            if len(sys.argv) > 1 and sys.argv[1] not in name:
+                continue
+            cost = measure(device, name)
+            print(f"| {name} | {cost.launches} | {cost.synchronizations} |", flush=True)
+            if len(sys.argv) > 1:
+                print(cost.by_name)

@@ -1,0 +1,55 @@
+"""A test that a device multiplies integers exactly in float64, as sums on a grid need it.
+
+Some hardware has few float64 units, and its libraries may emulate float64 products with fewer bits from a certain size on. The
+product M = Q^T Q of integers Q (4096 x 1024) up to 2^20 in magnitude has entries up to 2^52, all exact in float64. It is
+checked on the host by Freivalds' test in integers modulo 2^64: M r = Q^T (Q r) for random 64-bit vectors r. A wrong M passes
+with one vector with a probability of at most d / 2^64, where d is the largest power of two that divides all its errors; an
+error of one entry of M is below 2^53.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import InexactDeviceError
+
+ROWS, COLUMNS = 4096, 1024
+"""Shape of the factor: large enough for libraries to emulate where they do at all."""
+
+LARGEST = 2**20
+"""Magnitude of its entries, that of features on a grid of 20 bits: sums of 4,096 squares end below 2^53."""
+
+
+def products_are_exact(device: torch.device) -> bool:
+    """Multiply on the device and check on the host."""
+    random = np.random.default_rng(0)
+    Q = random.integers(-LARGEST, LARGEST, (ROWS, COLUMNS), endpoint=True)
+    rows = torch.from_numpy(Q).to(device).to(torch.float64)
+    M = read_exactly(rows.mT @ rows)
+    if M is None:
+        return False
+    r = random.integers(-(2**63), 2**63 - 1, (COLUMNS, 2), endpoint=True)
+    with np.errstate(over="ignore"):  # modulo 2^64
+        return bool(np.array_equal(M @ r, Q.T @ (Q @ r)))
+
+
+def read_exactly(M: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
+    """A product as integers on the host; None if an entry is none, or too large."""
+    values = M.cpu().numpy()
+    whole = np.isfinite(values).all() and (np.abs(values) < 2.0**53).all() and (values == np.floor(values)).all()
+    return values.astype(np.int64) if whole else None
+
+
+@lru_cache(maxsize=64)
+def require_exact_products(device: torch.device) -> None:
+    """InexactDeviceError unless the device's float64 products are exact; tested once for each process and device."""
+    if not products_are_exact(device):
+        raise InexactDeviceError(
+            f"float64 products on {device} are not exact: a product of integers of {ROWS} x {COLUMNS} differs from the one "
+            "computed in integers. Sums on a grid would be wrong there. Switch the emulation of float64 off in the device's "
+            "libraries, keep the head on the CPU, or use grid=None, which accepts rounding and has no digest."
+        )

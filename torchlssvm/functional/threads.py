@@ -1,0 +1,129 @@
+"""Threads chosen by the work: small work on one thread, large work on as many as torch may use.
+
+A parallel loop of torch ends when its last thread has ended. Beside another busy process that thread may have to wait for a
+core for milliseconds, so that work of microseconds takes as long; on one thread it does not. The choice is made from shapes
+alone: the same work is always done the same way.
+
+``torch.set_num_threads`` holds for the calling thread, and is the number with which threads begin that use torch for the first
+time. So a thread that does its first work with torch while another one is in :func:`threads_for` begins with one thread;
+threads that have used torch before keep theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+SMALL_WORK = 2**28
+"""Floating point operations (about 10 ms of one core) below which work is small."""
+
+PASS_WORK = 16
+"""Operations that a number counts for in work that is bound by memory: a check, a conversion, a copy."""
+
+
+class _Local(threading.local):
+    full = 0  # the number of threads outside of small work; 0 where there is none
+
+
+_local = _Local()
+
+
+class threads_for:
+    """A context in which torch uses one thread if the work, in floating point operations, is small, and else all it may.
+
+    Large work inside small work has all threads again.
+    """
+
+    def __init__(self, work: float):
+        self.large = work >= SMALL_WORK
+
+    def __enter__(self) -> None:
+        self.before, self.outer = torch.get_num_threads(), _local.full
+        if not self.outer:
+            _local.full = self.before
+        wanted = _local.full if self.large else 1
+        if wanted != self.before:
+            torch.set_num_threads(wanted)
+        self.wanted = wanted
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _local.full = self.outer
+        if self.wanted != self.before:
+            torch.set_num_threads(self.before)
+
+
+class _Items(Iterator[T]):
+    """Items that several threads take, each once; none is left after :meth:`clear`."""
+
+    def __init__(self, items: Sequence[T]):
+        self.left = list(reversed(items))
+
+    def __next__(self) -> T:
+        try:
+            return self.left.pop()
+        except IndexError:
+            raise StopIteration from None
+
+    def clear(self) -> None:
+        """Let no thread take another one."""
+        self.left.clear()
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """In a forked child the threads of the pools are gone."""
+    global _pools_lock
+    _pools.clear()
+    _pools_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    with _pools_lock:
+        if workers not in _pools:
+            _pools[workers] = ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
+        return _pools[workers]
+
+
+def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
+    """Run ``job`` on several threads, each with one thread of torch; each takes the next item when it is done with one.
+
+    A thread that has to wait for a core takes fewer items. With one thread, or inside small work, ``job`` runs here alone. An
+    error ends all of them, and is raised.
+    """
+    count = min(torch.get_num_threads(), len(items))
+    todo = _Items(items)
+    if count < 2:
+        job(todo)
+        return
+
+    def helper() -> None:
+        with torch.no_grad():
+            job(todo)
+
+    with threads_for(0):
+        futures = [_pool(count - 1).submit(helper) for _ in range(count - 1)]
+        try:
+            job(todo)
+        finally:
+            if todo.left:
+                todo.clear()
+            wait(futures)
+    for future in futures:
+        future.result()

@@ -1,0 +1,80 @@
+"""``PredictionFile``: the predictions of a run, written to a table."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from torchlssvm.lightning import ranks
+from torchlssvm.linear.labelled_batches import check_names
+
+
+class PredictionFile(Callback):
+    """Writes what ``trainer.predict`` computes to a CSV file: a line for each sample, in the order of the data.
+
+    Its columns are the sample's number, or its id where batches have ids, the class predicted, and a score for each class.
+    With several ranks the first one writes, and samples that a sampler repeats are written once.
+
+    Args:
+        path: the file; an existing one is replaced when all is computed.
+        batch_names: names of the parts of batches that are dicts.
+
+    >>> PredictionFile("predictions.csv").path.name
+    'predictions.csv'
+    """
+
+    def __init__(self, path: str | os.PathLike[str] = "predictions.csv", batch_names: dict[str, str] | None = None):
+        self.path, self.names = Path(path), check_names(batch_names)
+        self._rows: list[tuple[int, str | None, list[float]]] = []
+        self._done = 0
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with no row."""
+        self._rows, self._done = [], 0
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:  # fmt: skip
+        """Keep the scores of a batch, without what a distributed sampler repeats."""
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+            raise ValueError("PredictionFile writes scores (B, K): predict_step must return them")
+        loader = trainer.predict_dataloaders
+        keep = ranks.without_padding(loader, self._done, len(outputs))
+        ids = self._ids(batch)
+        several, rank = ranks.count(), trainer.global_rank
+        for k, scores in enumerate(outputs[:keep].detach().cpu().tolist()):
+            number = (self._done + k) * several + rank  # as a distributed sampler deals them out
+            self._rows.append((number, None if ids is None else str(ids[k]), scores))
+        self._done += len(outputs)
+
+    def _ids(self, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            ids = next((batch[name] for name in self.names["ids"] if name in batch), None)
+        else:
+            ids = batch[2] if isinstance(batch, list | tuple) and len(batch) > 2 else None
+        return ids.tolist() if isinstance(ids, Tensor) else ids
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file, on the first rank, and print where it is."""
+        rows = sorted(row for part in ranks.gather(self._rows) for row in part)
+        self._rows = []
+
+        def write() -> None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self.path.with_name(self.path.name + ".new")
+            with open(beside, "w", newline="", encoding="utf-8") as file:
+                table = csv.writer(file)
+                classes = len(rows[0][2]) if rows else 0
+                table.writerow(["sample", "predicted", *(f"score_{k}" for k in range(classes))])
+                for number, name, scores in rows:
+                    best = max(range(classes), key=scores.__getitem__)
+                    table.writerow([number if name is None else name, best, *(repr(s) for s in scores)])
+            os.replace(beside, self.path)
+
+        ranks.on_first(write)
+        pl_module.print(f"torchlssvm: {len(rows)} predictions are in {self.path}")

@@ -1,0 +1,72 @@
+"""The rule "gcv": rho chosen from the statistics alone, out of candidates that no build or thread count changes.
+
+Candidates are powers of two in a window around the mean eigenvalue, so that a rounding error in that moves the ends of the
+window at most. Errors that differ by rounding count as equal, and of equal ones the largest rho is taken.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import checks
+from torchlssvm.linear import normal_equations as normal
+from torchlssvm.linear.diagnostics.rho_selection import rho_path
+from torchlssvm.linear.diagnostics.whitened_problems import HeadView
+from torchlssvm.statistics import Statistics
+
+LEAST_SAMPLES = 10
+"""Samples from which on rho is chosen; with fewer, or one class only, an error that is to be expected cannot be told."""
+
+LOWEST_POWER, HIGHEST_POWER = -20, 10
+"""Window of the candidates, in powers of two times the mean eigenvalue: 1e-6, above which systems are solved to ten digits, to
+1e3, where nothing is learned."""
+
+TIE_TOLERANCE = 1e-7
+"""Errors within this share of the least count as equal: far above rounding (1e-12), far below what a sample changes."""
+
+MINIMUM_TOLERANCE = 1e-6
+"""Share by which the error of a recorded rho may lie above the least one found anew: ten times that of a tie."""
+
+
+def candidates(view: HeadView) -> Tensor:
+    """Powers of two (r,) around the mean eigenvalue of the features."""
+    stats = view.need_statistics('rho="gcv"')
+    diagonal = normal.moments(stats, view.units, view.intercept, standard=view.standard).G.diagonal()
+    host = checks.to_host(diagonal.mean())
+    mean = 1.0 if host is None else host[0][0]
+    exponent = math.frexp(mean)[1] if mean > 0 and math.isfinite(mean) else 0
+    powers = range(exponent + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
+    return torch.tensor([2.0**k for k in powers], dtype=torch.float64, device=view.device)
+
+
+def is_choosable(stats: Statistics) -> bool:
+    """True if there are samples enough, of two classes at least, to choose from."""
+    if stats.n < LEAST_SAMPLES or stats.kind == "values":
+        return stats.n >= LEAST_SAMPLES
+    host = checks.to_host((stats.counts > 0).sum())
+    return host is None or host[0][0] >= 2
+
+
+def choose(view: HeadView) -> float | None:
+    """Return the largest candidate with the least error, but for rounding; None if no error can be told."""
+    path = rho_path(view, candidates(view), "gcv")
+    if checks.is_fake(path.errors):
+        return 1.0
+    finite = path.errors.isfinite()
+    if not bool(finite.any()):
+        return None
+    least = path.errors[finite].amin()
+    return float(path.rhos[finite & (path.errors <= least * (1.0 + TIE_TOLERANCE))].amax())
+
+
+def excess(view: HeadView, rho: float) -> float:
+    """Share by which the error of a rho lies above the least one of all candidates; infinite if it is none of them."""
+    path = rho_path(view, candidates(view), "gcv")
+    mine = path.errors[path.rhos == rho]
+    least = float(path.errors[path.errors.isfinite()].amin())
+    if not len(mine):
+        return math.inf
+    return 0.0 if float(mine[0]) <= least else float(mine[0]) / least - 1.0 if least > 0 else math.inf
