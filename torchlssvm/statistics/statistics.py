@@ -427,10 +427,10 @@ class Statistics:
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
 
-    @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
-        self.change([(self.check(x, y, weight, ids), 1)])
+        with torch.inference_mode(False), torch.no_grad():
+            self.change([(self.check(x, y, weight, ids), 1)])
         return self
 
     @exactly
@@ -750,7 +750,6 @@ class Statistics:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @exactly
     def canonicalize(self) -> None:
         """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
         self.check_whole()
@@ -762,7 +761,7 @@ class Statistics:
         left = {g: v for g, v in sums.items() if not self._small(v)}
         self.accumulator.sums = left
         if not left:
-            with self.integrity:
+            with torch.inference_mode(False), self.integrity:
                 self._reset()
 
     def _small(self, sums: Tensor) -> bool:

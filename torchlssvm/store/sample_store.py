@@ -920,7 +920,6 @@ class SampleStore:
         """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
         self._db.check_structure()
 
-    @exactly
     def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
 
@@ -928,7 +927,7 @@ class SampleStore:
         StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
         must be behind a commitment of its own.
         """
-        with self.view():
+        with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()
             held = commitments_held(self.history() if entries is None else entries)
             count, digest, batches = len(held), None, self._take_from(held)
