@@ -44,6 +44,8 @@ ESTIMATORS = [
     (KernelLSSVMClassifier("linear", bias=False), {}),
     (IncrementalSVC(), {}),
     (IncrementalSVC("linear"), {}),
+    *((wrapper("poly", degree=degree), {}) for wrapper in (IncrementalSVC, KernelLSSVMClassifier) for degree in (2, 3)),
+    *((wrapper("laplacian"), {}) for wrapper in (IncrementalSVC, KernelLSSVMClassifier)),
 ]
 
 
