@@ -24,6 +24,7 @@ from torch import Tensor
 from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.store.database import Database, checksums
 from torchlssvm.store.journal import commitments
 
@@ -82,7 +83,8 @@ class Codec:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
             return split(array.astype("<f8" if wide else "<f4", copy=False))
-        q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
+        with threads_for(PASS_WORK * x.numel()):
+            q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
         if not q.size:
             return split(q)
         largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
