@@ -24,7 +24,7 @@ LAYERS = [
     ["store/"],
     ["corrections/"],
     ["__init__"],
-    ["lightning/", "sklearn/", "report/", "spark"],
+    ["lightning/", "sklearn/", "report/", "spark", "hub"],
     ["demo/"],
     ["cli/"],
     ["__main__", "testing/"],

@@ -173,7 +173,7 @@ def patched():
         stack,
         functions,
         torch.get_default_device(),
-        list(torch.serialization.get_safe_globals()),
+        set(torch.serialization.get_safe_globals()),  # in no order
     )
 
 

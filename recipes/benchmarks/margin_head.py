@@ -79,7 +79,8 @@ def removal(rounds: int) -> None:
         if excess <= 1e-8:
             break
     print(
-        f"cold fit {cold[0]:.2f} s after {adding:.2f} s of adding: {(cold[0] + adding) / theirs:.3f} of LinearSVC (asked 0.5)"
+        f"cold fit {cold[0]:.2f} s: {cold[0] / theirs:.2f} of LinearSVC's (asked 0.5); with {adding:.2f} s of adding "
+        f"{(cold[0] + adding) / theirs:.2f}"
     )
     active = head.active_counts
     print(

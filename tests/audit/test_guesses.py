@@ -77,6 +77,39 @@ def test_compaction_keeps_the_key_of_a_state_that_has_not_changed(tmp_path: Path
         assert store.certificate("e").commitment == certificate.commitment
 
 
+def test_choices_made_from_data_confirm_no_guess(tmp_path: Path) -> None:
+    """A calibration and a chosen rho are functions of the samples: their numbers would confirm a guess as a digest does."""
+    x, y = torch.randn(N, J, generator=torch.Generator().manual_seed(5)), torch.arange(N) % K
+    x[torch.arange(N), y] += 1.5
+    with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0))) as store:
+        store.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=y))
+        store.apply(Remove(ids=["s1"], event_id="first"))
+        store.head.select_rho()
+        store.calibrate()
+        in_clear, published = dict(store.head.choices), store.certificate("first")
+        opening = store.opening()
+        head = LSSVMHead.from_config(store.head.config())
+        head.load_state_dict(store.head.state_dict())
+        said = verify(published, head, allow_unsigned=True, opening=opening).checks
+        assert said["calibration"] == "as the certificate says"
+        head.calibrate(x[2:], y[2:])
+        with pytest.raises(VerificationError, match="calibration is not the one"):
+            verify(published, head, allow_unsigned=True, opening=opening)
+        victim = store.get(["s7"])
+        store.apply(Remove(ids=["s7"], event_id="second"))
+        store.compact()
+        rows = store.get([s.id for s in store])
+    guess = LSSVMHead(J, K, grid=FixedPoint(8.0)).add(torch.cat([rows.x, victim.x]), torch.cat([rows.y, victim.y]))
+    guess.select_rho()
+    # the attack: the numbers that the guess gives, to nine digits, in what was published
+    found = f"{guess.rho:.9g}"
+    assert found[:8] in in_clear["rho"]
+    assert found[:8] not in published.payload().decode()
+    numbers = re.findall(r"\d+\.\d{6,}", in_clear["calibration"])
+    assert numbers
+    assert not any(number[:8] in published.payload().decode() for number in numbers)
+
+
 def test_files_of_the_state_are_committed_to(tmp_path: Path) -> None:
     """Those of an earlier state are named only: a commitment under a key that is there would confirm guesses."""
     with SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=FixedPoint(8.0))) as store:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torchlssvm
+from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, cli, demo
 from torchlssvm.store import SampleStore
 
@@ -51,20 +52,14 @@ def test_a_wrong_command_line_exits_2(arguments: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("error", [TorchLSSVMError("no luck"), ValueError("no luck"), OSError("no luck")])
-def test_a_failure_is_one_line_and_exit_1(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*arguments: Any) -> int:
-        raise error
-
-    monkeypatch.setattr("torchlssvm.demo.run", fail)
-    assert cli.main(["demo"]) == 1
+def test_a_failure_is_one_line_and_exit_1(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with replaced(demo, "run", Failing(error)):
+        assert cli.main(["demo"]) == 1
     assert capsys.readouterr() == ("", "torchlssvm: error: no luck\n")
 
 
-def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchlssvm.demo.run", lambda *arguments: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
+def test_a_bug_is_not_hidden() -> None:
+    with replaced(demo, "run", Failing(ZeroDivisionError())), pytest.raises(ZeroDivisionError):
         cli.main(["demo"])
 
 
@@ -174,9 +169,9 @@ def test_a_failed_check_shows_and_exits_1(
     story: demo.Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo, "Story", lambda task: failed(story))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["demo"]) == 1
+    with replaced(demo, "Story", lambda real: lambda task: failed(story)):
+        assert cli.main(["demo"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert sum("FAILED" in line for line in lines) == 7
     assert max(map(len, lines)) <= 100
@@ -184,12 +179,11 @@ def test_a_failed_check_shows_and_exits_1(
     assert (tmp_path / demo.PICTURE).is_file()
 
 
-def test_a_sample_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_left_behind_is_noticed() -> None:
     """In the head: by the certificate's verification, and by the head that never saw it."""
     pytest.importorskip("sklearn")
-    remove = LSSVMHead.remove
-    monkeypatch.setattr(LSSVMHead, "remove", lambda head, x, y, **more: remove(head, x[1:], y[1:], **more))
-    other = demo.Story(demo.load(0))
+    with replaced(LSSVMHead, "remove", lambda real: lambda head, x, y, **more: real(head, x[1:], y[1:], **more)):
+        other = demo.Story(demo.load(0))
     assert not other.digests_equal
     assert not other.bit_identical
     assert not other["verify"].passed
@@ -197,7 +191,7 @@ def test_a_sample_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not other.passed
 
 
-def test_bytes_left_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_left_behind_are_noticed() -> None:
     """In the files: by looking into them. The head itself is right."""
     pytest.importorskip("sklearn")
     compact = SampleStore.compact
@@ -207,8 +201,8 @@ def test_bytes_left_behind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         (store.path / "backup").write_text("user-17 wrote digit-0001")
         return done
 
-    monkeypatch.setattr(SampleStore, "compact", careless)
-    other = demo.Story(demo.load(0))
+    with replaced(SampleStore, "compact", lambda real: careless):
+        other = demo.Story(demo.load(0))
     assert other.traces >= 1
     assert [step.name for step in other.steps if not step.passed] == ["certify"]
 

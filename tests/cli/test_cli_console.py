@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.cli_tools import Shell, write
+from tests.support.faults import Failing, replaced
 from torchlssvm import cli
+from torchlssvm.cli import stats
 from torchlssvm.cli.progress_bar import ProgressBar
 from torchlssvm.cli.settings import Settings
 from torchlssvm.errors import GridError, RemovalError, StoreBusyError, StoreError, VerificationError
@@ -52,28 +54,18 @@ def test_every_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None
      (ValueError("x"), 1), (FileNotFoundError(2, "No such file", "x"), 1), (KeyboardInterrupt(), 130)],
 )  # fmt: skip
 @pytest.mark.parametrize("as_json", [False, True])
-def test_exit_codes(
-    error: BaseException, code: int, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*arguments: Any, **options: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
-    assert cli.main(["stats", "s", *(["--json"] if as_json else [])]) == code
+def test_exit_codes(error: BaseException, code: int, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with replaced(stats, "open_store", Failing(error)):
+        assert cli.main(["stats", "s", *(["--json"] if as_json else [])]) == code
     out, err = capsys.readouterr()
     assert err.startswith("torchlssvm: error: ")
     assert err.count("\n") == 1
     assert (json.loads(out)["error"]["exit_code"] == code) if as_json else (out == "")
 
 
-def test_a_message_of_many_lines_becomes_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*arguments: Any, **options: Any) -> Any:
-        raise ValueError("one\n  two\n\nthree")
-
-    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
-    assert cli.main(["stats", "s"]) == 1
+def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with replaced(stats, "open_store", Failing(ValueError("one\n  two\n\nthree"))):
+        assert cli.main(["stats", "s"]) == 1
     assert capsys.readouterr().err == "torchlssvm: error: one two three\n"
 
 
@@ -94,12 +86,9 @@ def test_a_missing_package_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_missing_module_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **options: Any) -> Any:
-        raise ModuleNotFoundError("no", name="elsewhere")
-
-    monkeypatch.setattr("torchlssvm.cli.stats.open_store", fail)
-    with pytest.raises(ModuleNotFoundError):
+def test_an_unknown_missing_module_is_a_bug() -> None:
+    missing = Failing(ModuleNotFoundError("no", name="elsewhere"))
+    with replaced(stats, "open_store", missing), pytest.raises(ModuleNotFoundError):
         cli.main(["stats", "s"])
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
+from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
@@ -254,16 +255,7 @@ def test_the_same_command_again_adds_nothing(filled: Shell) -> None:
 def test_after_a_crash_the_rest_is_added(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = write(shell.folder)
     shell("init", "s", "--features", 5, "--classes", 3, "--grid", "16")
-    apply, calls = SampleStore.apply, []
-
-    def crash(store: SampleStore, events: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return apply(store, events)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SampleStore, "apply", crash)
+    with replaced(SampleStore, "apply", Failing(KeyboardInterrupt(), at=3)):
         assert "interrupted" in shell(*ADD, "--batch-size", 16, code=130)
     said = shell.json(*ADD, "--batch-size", 13)
     assert (said["added"], said["skipped"], said["samples"]) == (N - 32, 32, N)

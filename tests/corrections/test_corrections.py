@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import Failing, replaced
 from tests.support.lightning_tools import J, K, module, samples, truth
 from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
 from torchlssvm.corrections import Corrector, DeadLetters
@@ -253,12 +254,9 @@ def test_a_lack_of_memory_is_not_taken_for_the_events_fault(tmp_path: Path, monk
     events = [Add(ids=["a"], x=X[:1], y=Y[:1]), Add(ids=["b"], x=X[1:2], y=Y[1:2])]
     with SampleStore(tmp_path / "s", head=head()) as store:
         for corrector in (Corrector(head()), Corrector(store.head, store)):
-            with monkeypatch.context() as patch:
-                patch.setattr(
-                    LSSVMHead, "add", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
-                )
-                with pytest.raises(torch.OutOfMemoryError):
-                    corrector.apply(events)
+            lacking = replaced(LSSVMHead, "add", Failing(torch.OutOfMemoryError("no memory")))
+            with lacking, pytest.raises(torch.OutOfMemoryError):
+                corrector.apply(events)
             assert [o.status for o in corrector.apply(events)] == ["applied", "applied"]
             assert corrector.head.digest() == truth(X[:2], Y[:2]).digest()
 

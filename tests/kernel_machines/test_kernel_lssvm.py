@@ -25,10 +25,7 @@ POOL[200:220] = POOL[:20]  # duplicates
 LABELS = torch.randint(3, (260,), generator=GENERATOR)
 
 
-@pytest.fixture(autouse=True)
-def _updates_at_any_size(monkeypatch):
-    """Below 128 samples machines factor anew: here they update from 16 on, so that small cases show what large ones do."""
-    monkeypatch.setattr(cost, "SMALL_KERNEL", 16)
+pytestmark = pytest.mark.usefixtures("updates_at_any_size")
 
 
 def error(machine: KernelLSSVM, x: torch.Tensor, y: torch.Tensor, kernel=rbf) -> float:

@@ -22,7 +22,7 @@ from torchlssvm import (
     RemovalError,
     attach,
 )
-from torchlssvm.functional import cost, lagrangian
+from torchlssvm.functional import lagrangian
 from torchlssvm.kernel_machines import newton_step
 from torchlssvm.kernels import RBF, Linear, Polynomial
 
@@ -34,10 +34,7 @@ POOL[150:165] = POOL[:15]  # duplicates, some with the other label
 SIGNS = (2 * LABELS - 1).double()
 
 
-@pytest.fixture(autouse=True)
-def _updates_at_any_size(monkeypatch):
-    """Below 128 samples machines factor anew: here they update from 16 on, so that small cases show what large ones do."""
-    monkeypatch.setattr(cost, "SMALL_KERNEL", 16)
+pytestmark = pytest.mark.usefixtures("updates_at_any_size")
 
 
 def qp(rows, C, signs=SIGNS, bias="added"):

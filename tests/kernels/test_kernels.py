@@ -52,13 +52,19 @@ def test_against_the_definition(name):
     assert kernel(a[:0], b).shape == (0, 4)
 
 
+@pytest.fixture
+def set_tile(monkeypatch):
+    """Sets the bytes of a tile: small cases then show what large ones do."""
+    return lambda size: monkeypatch.setattr(base, "TILE_BYTES", size)
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("tile", [1, 1000, 4000])  # smaller than a pair, than a row, than the whole
-def test_tiles_change_nothing(name, tile, monkeypatch):
+def test_tiles_change_nothing(name, tile, set_tile):
     kernel, _ = ALL[name]
     a, b, v = rows(23), rows(17, seed=1), rows(17, 3, seed=2)
     whole, product = kernel(a, b), kernel.product(a, b, v)
-    monkeypatch.setattr(base, "TILE_BYTES", tile)
+    set_tile(tile)
     torch.testing.assert_close(kernel(a, b), whole, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(kernel.product(a, b, v), product, rtol=1e-13, atol=1e-13)
     a.requires_grad_(True)
@@ -67,7 +73,7 @@ def test_tiles_change_nothing(name, tile, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rbf sigma", "laplacian", "sum", "product", "polynomial"])
-def test_no_tensor_is_larger_than_the_bound(name, monkeypatch):
+def test_no_tensor_is_larger_than_the_bound(name, set_tile):
     """Each tensor made while working stays below TILE_BYTES but for the result itself; the whole would not."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -84,7 +90,7 @@ def test_no_tensor_is_larger_than_the_bound(name, monkeypatch):
     a = rows(300, 4)
     with Largest() as whole:
         kernel(a, a)
-    monkeypatch.setattr(base, "TILE_BYTES", bound)
+    set_tile(bound)
     with Largest() as tiled:
         kernel.product(a, a, a)
     assert whole.bytes > bound  # else the check below shows nothing
@@ -156,8 +162,8 @@ def test_deep_kernel_is_the_kernel_of_features():
 
 
 @pytest.mark.parametrize("name", ["linear", "rbf sigma", "laplacian", "polynomial", "sum", "product", "scaled"])
-def test_cuda_tensors_stay_on_cuda(name, monkeypatch):
-    monkeypatch.setattr(base, "TILE_BYTES", 500)
+def test_cuda_tensors_stay_on_cuda(name, set_tile):
+    set_tile(500)
     with FakeTensorMode():
         x, v = (
             torch.empty(30, 5, device="cuda", dtype=torch.float64),

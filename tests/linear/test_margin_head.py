@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.faults import Failing, replaced
 from tests.support.margin_exact import check_active_set
 from torchlssvm import (
     ConvergenceError,
@@ -355,18 +356,9 @@ def test_an_interrupted_search_begins_again(at, monkeypatch):
     head = MarginHead(6, 3, grid=GRID).add(x, y)
     _ = head.w
     head.add(x + 0.5, y)
-    calls, original = [], active_sets.hinge.scores
-
-    def scores(*a):  # rows that are new are placed in one class after the other
-        calls.append(a)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return original(*a)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(active_sets.hinge, "scores", scores)
-        with pytest.raises(KeyboardInterrupt):
-            head.predict(x)
+    # rows that are new are placed in one class after the other
+    with replaced(active_sets.hinge, "scores", Failing(KeyboardInterrupt(), at)), pytest.raises(KeyboardInterrupt):
+        head.predict(x)
     fresh = MarginHead(6, 3, grid=GRID).add(x, y).add(x + 0.5, y)
     assert torch.equal(head.active(x, y), fresh.active(x, y))
     assert torch.equal(head.w, fresh.w)

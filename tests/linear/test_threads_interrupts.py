@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError
 from torchlssvm.errors import InterruptedUpdateError
 from torchlssvm.functional import gram
@@ -225,51 +227,23 @@ def outcome(h: LSSVMHead, before: LSSVMHead, after: LSSVMHead) -> str:
 @pytest.mark.parametrize("unread", [False, True], ids=["read", "unread"])
 @pytest.mark.parametrize("options", [{}, {"per_class": True}, {"statistics": False}], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_exception_at_every_accumulating_call(
-    operation: str, options: dict[str, Any], unread: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_at_every_accumulating_call(operation: str, options: dict[str, Any], unread: bool) -> None:
     """Planted before and after the first and the second call of each function that the operation calls."""
     compact = not options.get("statistics", True)
     if compact and operation in ("merge", "digest"):
         pytest.skip("the compact form has neither")
     before, after = prepare(options, unread), prepare(options, unread)
-    calls = dict.fromkeys(range(len(CALLS)), 0)
-    with monkeypatch.context() as patch:
-        for k, (owner, name) in enumerate(CALLS):
-            patch.setattr(owner, name, counting(calls, k, getattr(owner, name)))
+    counters = [Failing(Planted(), at=0) for _ in CALLS]  # never: they count
+    with ExitStack() as stack:
+        for (owner, name), counter in zip(CALLS, counters, strict=True):
+            stack.enter_context(replaced(owner, name, counter))
         OPERATIONS[operation](after)
-    for k, (owner, name) in enumerate(CALLS):
-        for nth, late in [(n, late) for n in range(1, min(2, calls[k]) + 1) for late in (False, True)]:
+    for (owner, name), counter in zip(CALLS, counters, strict=True):
+        for nth, late in [(n, late) for n in range(1, min(2, counter.calls) + 1) for late in (False, True)]:
             h = prepare(options, unread)
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, planting(nth, late, getattr(owner, name)))
-                with pytest.raises(Planted):
-                    OPERATIONS[operation](h)
+            with replaced(owner, name, Failing(Planted(), nth, late)), pytest.raises(Planted):
+                OPERATIONS[operation](h)
             outcome(h, before, after)
-
-
-def counting(calls: dict[int, int], k: int, real: Any) -> Any:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls[k] += 1
-        return real(*args, **kwargs)
-
-    return counted
-
-
-def planting(nth: int, late: bool, real: Any) -> Any:
-    count = 0
-
-    def planted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == nth and not late:
-            raise Planted
-        result = real(*args, **kwargs)
-        if count == nth:
-            raise Planted
-        return result
-
-    return planted
 
 
 SIGNALS = """
@@ -350,12 +324,10 @@ def test_a_move_that_fails_leaves_the_head_where_it_was(options: dict[str, Any])
     assert h.n == len(X) - 3
 
 
-def test_a_move_that_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_that_runs_out_of_memory() -> None:
     h = head().add(X, Y)
     digest, w = h.digest(), h.w.clone()
-    monkeypatch.setattr(type(h.statistics), "to", planting(1, False, None))
-    with pytest.raises((Planted, RuntimeError, AssertionError)):
+    with replaced(type(h.statistics), "to", Failing(Planted())), pytest.raises((Planted, RuntimeError, AssertionError)):
         h.to("cuda")
-    monkeypatch.undo()
     assert h.digest() == digest
     torch.testing.assert_close(h.w, w, rtol=0, atol=0)

@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, NotFittedError, OneVsOne, RemovalError
 from torchlssvm.kernels import RBF
 from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClassifier, LSSVMRegressor, MarginClassifier
+from torchlssvm.sklearn.linear import choose_multiclass
 
 WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
@@ -27,7 +28,8 @@ BORDER = "predict goes by decision_function; Platt and isotonic move the border 
 MOVED = EXPECTED | {"check_classifiers_train": BORDER}
 ESTIMATORS = [
     (LSSVMClassifier(), {}),
-    (LSSVMClassifier(multiclass="ovo", class_weight="balanced"), {}),
+    (LSSVMClassifier(rho=1.0, multiclass="ovo", class_weight="balanced"), {}),
+    (LSSVMClassifier(rho=1.0, multiclass="ovr"), {}),
     (LSSVMClassifier(alphas="path"), EXPECTED),
     (LSSVMClassifier(calibration="temperature"), EXPECTED),
     (LSSVMClassifier(calibration="platt"), MOVED),
@@ -96,7 +98,10 @@ def test_answers_of_scikit_learn() -> None:
     ours.fit(X, y, sample_weight=weight), theirs.fit(X, y, sample_weight=weight)
     np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=0, atol=1e-8)
     weights = {0: 3.0, 1: 0.5}
-    ours, theirs = LSSVMClassifier(class_weight=weights).fit(X, y), RidgeClassifier(class_weight=weights).fit(X, y)
+    ours, theirs = (
+        LSSVMClassifier(rho=1.0, class_weight=weights).fit(X, y),
+        RidgeClassifier(class_weight=weights).fit(X, y),
+    )
     np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), rtol=0, atol=1e-8)
     X, t = load_diabetes(return_X_y=True)
     for targets in (t, np.stack([t, t**2 / 100], 1)):
@@ -197,7 +202,7 @@ def test_partial_fit_and_unfit_with_sample_weights() -> None:
     order = np.random.default_rng(0).permutation(len(y))
     X, y, weight = X[order], y[order], np.random.default_rng(1).uniform(0.5, 2.0, len(y))
     gone, rest = slice(0, 30), slice(30, None)
-    for model, truth in ((LSSVMClassifier(), RidgeClassifier()), (LSSVMRegressor(), Ridge())):
+    for model, truth in ((LSSVMClassifier(1.0, multiclass="ovr"), RidgeClassifier()), (LSSVMRegressor(1.0), Ridge())):
         model.partial_fit(X, y, sample_weight=weight).partial_unfit(X[gone], y[gone], sample_weight=weight[gone])
         truth.fit(X[rest], y[rest], sample_weight=weight[rest])
         np.testing.assert_allclose(model.coef_, truth.coef_, atol=1e-8)
@@ -236,11 +241,15 @@ def test_probabilities_and_bad_input() -> None:
     X, y = load_iris(return_X_y=True)
     model = LSSVMClassifier(calibration="temperature").fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
-    with pytest.raises(NotFittedError, match="calibrate"):
+    with pytest.raises(NotFittedError, match=r"calibrate\(X, y\)"):
         model.partial_unfit(X[:5], y[:5]).predict_proba(X)
+    never = LSSVMClassifier(calibration="temperature").fit(X[5:], y[5:])
+    again = model.calibrate(X[5:], y[5:]).predict_proba(X)
+    np.testing.assert_allclose(again, never.predict_proba(X), atol=1e-6)
     for bad, what in (
         (LSSVMClassifier(alphas="best"), "alphas must be"),
-        (LSSVMClassifier(rho=-1.0), "rho must be"),
+        (LSSVMClassifier(rho=-1.0), r"rho \(or 'gcv'\) must be"),
+        (LSSVMClassifier(rho="best"), r"rho \(or 'gcv'\) must be"),
         (KernelLSSVMClassifier("magic"), "kernel must be one of"),
         (IncrementalSVC(gamma="magic"), "gamma must be"),
     ):
@@ -279,3 +288,56 @@ def test_margin_classifier_is_linear_svc_and_unlearns_exactly() -> None:
     assert chosen.alpha_ == chosen.head_.rho == chosen.path_.rho
     with pytest.raises(ValueError, match="gcv"):
         MarginClassifier(alphas="path", selection="gcv").fit(X, names)
+
+
+def test_rho_is_chosen_by_default_and_again_after_each_change() -> None:
+    X, y = load_breast_cancer(return_X_y=True)
+    model = LSSVMClassifier().fit(X[:300], y[:300])
+    first = model.alpha_
+    model.partial_fit(X[300:] * 10, y[300:])
+    assert model.alpha_ == LSSVMClassifier().fit(np.r_[X[:300], X[300:] * 10], y).alpha_
+    model.partial_unfit(X[300:] * 10, y[300:])
+    assert model.alpha_ == first
+    assert LSSVMClassifier(rho=3.0).fit(X, y).alpha_ == 3.0
+    t = X @ np.linspace(-1, 1, 30)
+    assert LSSVMRegressor().fit(X, t).score(X, t) > 0.99
+
+
+def test_partial_fit_with_alphas_chooses_or_says_that_it_does_not() -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.warns(UserWarning, match="does not choose among alphas by leave-one-out"):
+        LSSVMClassifier(alphas="path").partial_fit(X, y)
+    model = LSSVMClassifier(alphas="path", selection="gcv").partial_fit(X, y)
+    assert model.alpha_ == LSSVMClassifier(alphas="path", selection="gcv").fit(X, y).alpha_
+    with pytest.raises(ValueError, match="alphas must be"):
+        LSSVMClassifier(alphas="best").partial_fit(X, y)
+
+
+def test_leave_one_out_and_label_errors() -> None:
+    X, y = load_iris(return_X_y=True)
+    model = LSSVMClassifier(rho=2.0, multiclass="ovr", store_loo=True).fit(X, y)
+    for i in (0, 77, 149):
+        rest = np.delete(np.arange(150), i)
+        alone = RidgeClassifier(alpha=2.0).fit(X[rest], y[rest]).decision_function(X[i : i + 1])
+        np.testing.assert_allclose(model.leave_one_out_[i], alone[0], atol=1e-9)
+    assert not hasattr(model.partial_unfit(X[:3], y[:3]), "leave_one_out_")
+    wrong = y.copy()
+    wrong[[5, 60, 120]] = (wrong[[5, 60, 120]] + 1) % 3
+    names = np.array(["a", "b", "c"])
+    model = LSSVMClassifier().fit(X, names[wrong])
+    found = model.label_errors(X, names[wrong])
+    assert {5, 60, 120} <= set(found.order[:8].tolist())
+    t = X @ np.array([1.0, -2.0, 0.5, 3.0])
+    regressor = LSSVMRegressor(rho=0.5, store_loo=True).fit(X, t)
+    rest = np.delete(np.arange(150), 9)
+    alone = Ridge(alpha=0.5).fit(X[rest], t[rest]).predict(X[9:10])
+    np.testing.assert_allclose(regressor.leave_one_out_[9], alone, atol=1e-9)
+
+
+def test_pairs_are_the_default_where_they_are_cheap() -> None:
+    X, y = load_iris(return_X_y=True)
+    assert LSSVMClassifier().fit(X, y).multiclass_ == "ovo"
+    assert LSSVMClassifier().fit(X[:100], y[:100]).multiclass_ == "ovr"
+    assert LSSVMClassifier(multiclass="ovr").fit(X, y).multiclass_ == "ovr"
+    assert cross_val_score(LSSVMClassifier(), X, y).mean() > 0.96
+    assert choose_multiclass(11, 4) == choose_multiclass(10, 513) == choose_multiclass(2, 4) == "ovr"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError, StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
@@ -767,25 +768,14 @@ def test_events_larger_than_a_batch(tmp_path: Path) -> None:
         assert len(store) == 0
 
 
-def test_a_failing_disk_takes_the_head_back(store: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_takes_the_head_back(store: SampleStore) -> None:
     """Whatever fails between the first statement and the commit, rows and head stay together."""
     x, y = data(seed=8)
     events: list[Any] = [Add(ids=["n"], x=x[:1], y=y[:1]), Remove(subject="user-1"), Relabel(ids=["sample-0"], y=[2])]
     before = (store.head.digest(), len(store), store.position)
-    plain = Database.errors
     for fail_at in range(1, 60):
-        count = 0
-
-        def errors(self: Any, fail_at: int = fail_at) -> Any:
-            nonlocal count
-            count += 1
-            if count == fail_at:
-                raise StoreError("disk I/O error")
-            return plain(self)
-
         try:
-            with monkeypatch.context() as patch:
-                patch.setattr(Database, "errors", errors)
+            with replaced(Database, "errors", Failing(StoreError("disk I/O error"), fail_at)):
                 store.apply(events)
         except StoreError:
             assert (store.head.digest(), len(store), store.position) == before

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.faults import replaced
 from torchlssvm import FixedPoint, LSSVMHead, StoreDiskError, StoreError
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Event, Relabel, Remove
@@ -182,17 +184,19 @@ def test_a_folder_that_is_gone_acknowledges_nothing(tmp_path: Path, how: str, ca
             assert again.head.digest() == truth(again)
 
 
-def test_a_folder_that_goes_while_an_event_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_goes_while_an_event_is_written(tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID))
     store.apply(add(0))
-    plain = Database.run
 
-    def run(self: Database, sql: str, *values: object) -> None:
-        plain(self, sql, *values)  # type: ignore[arg-type]
-        if sql == "COMMIT":
-            shutil.rmtree(tmp_path / "s")
+    def losing_the_folder(real: Any) -> Any:
+        def run(db: Database, sql: str, *values: object) -> None:
+            real(db, sql, *values)
+            if sql == "COMMIT":
+                shutil.rmtree(tmp_path / "s")
 
-    monkeypatch.setattr(Database, "run", run)
-    with pytest.raises(StoreError, match="was deleted, moved or replaced"):
+        return run
+
+    lost = replaced(Database, "run", losing_the_folder)
+    with lost, pytest.raises(StoreError, match="was deleted, moved or replaced"):
         store.apply(add(1))
     store.close()

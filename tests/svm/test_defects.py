@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
+from tests.support.faults import Failing, replaced
 from tests.svm.test_hostile import WRONG, units
 from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
 from torchlssvm.kernels import RBF, Linear
@@ -88,19 +89,12 @@ def test_raw_breast_cancer_is_solved_in_seconds(C):
     assert units(x @ x.T, 2.0 * y - 1, np.full(len(y), C), svm.alpha.numpy(), svm.b) < WRONG
 
 
-def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others(monkeypatch):
+def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others():
     x, y = tensors(*problem(80))
     svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
-    whole, real, calls = svm.leave_one_out(batched=False), leave_one_out.PathSolver.unlearn, []
-
-    def fails_once(solver, gone):
-        calls.append(1)
-        if len(calls) == 3:
-            raise ConvergenceError("no end")
-        real(solver, gone)
-
-    monkeypatch.setattr(leave_one_out.PathSolver, "unlearn", fails_once)
-    with pytest.warns(NumericalWarning, match="1 sample"):
+    whole = svm.leave_one_out(batched=False)
+    fails_once = Failing(ConvergenceError("no end"), at=3)
+    with replaced(leave_one_out.PathSolver, "unlearn", fails_once), pytest.warns(NumericalWarning, match="1 sample"):
         found = svm.leave_one_out(batched=False)
     lost = found.margin.isnan()
     assert int(lost.sum()) == 1

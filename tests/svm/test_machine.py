@@ -2,12 +2,14 @@
 
 import copy
 import io
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
+from tests.support.faults import replaced
 from tests.svm.truth import exact, kkt, libsvm, rbf
 from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
@@ -249,38 +251,36 @@ def test_reserve_vectors_beyond_epsilon_are_forgotten():
         small.remove(gone[:1])
 
 
+def following_only(which):
+    """Makes a method that follows the path at some of its calls, by their number, and gives up at the others."""
+
+    def make(real):
+        calls = itertools.count(1)
+        return lambda *arguments: which(next(calls)) and real(*arguments)
+
+    return make
+
+
 @pytest.mark.parametrize("failures", [1, 3])
-def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts(failures, monkeypatch):
+def test_regularization_path_that_cannot_be_followed_in_one_is_followed_in_parts(failures):
     x, y = blobs(60, d=6)
     whole = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y).regularization_path(10.0)
     svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
-    real, calls = PathSolver.follow_bounds, []
-
-    def fails_at_first(solver, u, callback):
-        calls.append(1)
-        return len(calls) > failures and real(solver, u, callback)
-
-    monkeypatch.setattr(PathSolver, "follow_bounds", fails_at_first)
-    parts = svm.regularization_path(10.0)
+    with replaced(PathSolver, "follow_bounds", following_only(lambda call: call > failures)):
+        parts = svm.regularization_path(10.0)
     assert_optimal_all_along(parts, x, y)
     torch.testing.assert_close(parts.alpha[-1], whole.alpha[-1], rtol=0, atol=1e-9)
     assert bool((parts.C.diff() >= 0).all())
 
 
 @pytest.mark.parametrize("passed", [0, 1])
-def test_regularization_path_that_cannot_be_followed_changes_nothing(passed, monkeypatch):
+def test_regularization_path_that_cannot_be_followed_changes_nothing(passed):
     """Not one bit, also where a part of it has been followed already."""
     x, y = blobs(60, d=6)
     svm = IncrementalSVM(RBF(sigma=1.0), C=0.1).fit(x, y)
     before = {name: value.clone() for name, value in svm.state_dict().items() if name != "R"}
-    real, calls = PathSolver.follow_bounds, []
-
-    def fails(solver, u, callback):
-        calls.append(1)
-        return len(calls) == 7 and passed and real(solver, u, callback)
-
-    monkeypatch.setattr(PathSolver, "follow_bounds", fails)
-    with pytest.raises(ConvergenceError):
+    only_one = following_only(lambda call: call == 7 and passed)
+    with replaced(PathSolver, "follow_bounds", only_one), pytest.raises(ConvergenceError):
         svm.regularization_path(10.0)
     assert svm.C == 0.1
     after = svm.state_dict()

@@ -25,8 +25,13 @@ def points(n, d):
 @pytest.fixture
 def short_sight(monkeypatch):
     """Hardly anything is near: most samples on the wrong side are found only where a walk ends."""
-    for name, value in {"WATCH_FROM": 6, "WATCH_LEAST": 1, "WATCH_SHARE": 50}.items():
-        monkeypatch.setattr(margin_set, name, value)
+
+    def see(**constants):
+        for name, value in constants.items():
+            monkeypatch.setattr(margin_set, name, value)
+
+    see(WATCH_FROM=6, WATCH_LEAST=1, WATCH_SHARE=50)
+    return see
 
 
 @pytest.mark.parametrize(
@@ -84,17 +89,17 @@ def test_no_near_sample_can_balance_the_drive(short_sight):
         assert svm.kkt_violation() < 1e-12
 
 
-def test_events_that_are_watched_are_those_of_the_whole_path(short_sight, monkeypatch):
+def test_events_that_are_watched_are_those_of_the_whole_path(short_sight):
     """With a callback every sample is looked at: the events are the path's own, in its order."""
     x, y = points(60, 2)
     seen = []
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0, callback=seen.append).fit(x[:50], y[:50])
     seen.clear()
     whole = []
-    monkeypatch.setattr(margin_set, "WATCH_FROM", 1000)
+    short_sight(WATCH_FROM=1000)
     other = copy.deepcopy(svm).on_event(whole.append)
     other.add(x[50:], y[50:], method="path")
-    monkeypatch.setattr(margin_set, "WATCH_FROM", 6)
+    short_sight(WATCH_FROM=6)
     svm.add(x[50:], y[50:], method="path")
     assert seen
     assert [(event.id, event.to) for event in seen] == [(event.id, event.to) for event in whole]

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
 from torchlssvm.svm.margin_set import MarginSet
@@ -31,23 +32,13 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("place", ["walk", "enter"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_interruption_changes_nothing(name, place, monkeypatch):
+def test_an_interruption_changes_nothing(name, place):
     x, y = points()
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(x[:100], y[:100])
     before = (svm.ids, svm.alpha, svm.b, svm.C, svm(x))
-    with monkeypatch.context() as patch:
-        owner, calls = (PathSolver, []) if place == "walk" else (MarginSet, [])
-        method = "_correct" if place == "walk" else "settle"
-        real = getattr(owner, method)
-
-        def interrupted(self, *args):
-            calls.append(1)
-            out = real(self, *args)
-            if len(calls) == 1:
-                raise KeyboardInterrupt
-            return out
-
-        patch.setattr(owner, method, interrupted)
+    owner, method = (PathSolver, "_correct") if place == "walk" else (MarginSet, "settle")
+    interrupted = Failing(KeyboardInterrupt(), late=True)
+    with replaced(owner, method, interrupted):
         try:
             OPERATIONS[name](svm, x, y)
         except KeyboardInterrupt:
@@ -56,7 +47,7 @@ def test_an_interruption_changes_nothing(name, place, monkeypatch):
             assert (svm.b, svm.C) == before[2:4]
             torch.testing.assert_close(svm(x), before[4], rtol=0, atol=1e-10)
         else:
-            assert not calls, "the interruption was lost"
+            assert not interrupted.calls, "the interruption was lost"
     OPERATIONS[name](svm, x, y)
     new = svm.add(x[110:], y[110:])
     assert len(set(svm.ids.tolist())) == svm.n

@@ -18,6 +18,7 @@ import torch
 
 from torchlssvm.audit import keys, version_0_1
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
@@ -130,7 +131,7 @@ def _check_state(
 
         checks |= _check_head(head, is_expected, store)
         checks |= _check_rho(getattr(head, "head", head))
-        checks |= _check_calibration(getattr(head, "head", head), cert, store)
+        checks |= _check_calibration(getattr(head, "head", head), cert, store, opening)
     return checks
 
 
@@ -345,7 +346,9 @@ def _check_rho(head: Any) -> dict[str, str]:
     return {"rho": f"{head.rho!r}, least by GCV for the samples held (to {above:.1g})"}
 
 
-def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) -> dict[str, str]:
+def _check_calibration(
+    head: Any, cert: Certificate, store: SampleStore | None, opening: Opening | None
+) -> dict[str, str]:
     """Check the calibration, which samples that are gone must not have shaped."""
     if not isinstance(head, LinearHead):
         return {}
@@ -358,7 +361,8 @@ def _check_calibration(head: Any, cert: Certificate, store: SampleStore | None) 
         said = cert.scope.get("choices", {}).get("calibration")
         if said is None or str(said).startswith("void"):
             return {"calibration": "made since the certificate; not checked without the store"}
-        if said != head.choices["calibration"]:
+        key = None if opening is None else opening.secret()
+        if said != (head.choices if cert.old else public_choices(head, key))["calibration"]:
             raise VerificationError("the calibration is not the one of the certificate")
         return {"calibration": "as the certificate says"}
     if calibration.grouped:

@@ -29,20 +29,18 @@ from torchlssvm.corrections.pending_events import Pending, PendingEvents
 from torchlssvm.corrections.planned_changes import PlannedChanges
 from torchlssvm.corrections.sample_hashes import HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
-from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError, TorchLSSVMError
+from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
+from torchlssvm.store.sample_store import REFUSALS
 
 __all__ = ["Corrector"]
 
-REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of a head or a store for a bad event, with the state as it was. Others, e.g. torch out of memory, are raised."""
-
 FAULTS = (StoreError, InterruptedUpdateError)
-"""Of these, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
+"""Of the refusals, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
 
 UNCERTIFIED_NOTE = "uncertified"
 """The note of a store with the removals that were applied and have no certificate yet."""

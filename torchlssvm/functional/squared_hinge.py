@@ -36,17 +36,17 @@ SWEEP_NUMBERS = 2**18
 
 
 class Sweep(NamedTuple):
-    """One pass over all rows: margins (n, C), half gradients in w (J, C) and b (C,) on the sets given, and their size."""
+    """One pass over active rows: margins (n, C), half gradients in w (J, C) and b (C,)."""
 
     margins: Tensor
     gradient: Tensor
     gradient_b: Tensor
 
 
-def sweep(rows: Tensor, w: Tensor, b: Tensor, signs: Tensor, weight: Tensor, active: Tensor) -> Sweep:
-    """Margins of all rows for C classes, and the half gradient of the loss on each class's active set, in one pass.
+def sweep(rows: Tensor, w: Tensor, b: Tensor, signs: Tensor, weight: Tensor) -> Sweep:
+    """Margins of active rows for C classes, and the half gradient of the loss on them, in one pass.
 
-    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); signs: (n, C) of -1 and +1; weight: (n,); active: (n, C) of bool.
+    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); signs: (n, C) of -1 and +1; weight: (n,).
     """
     n, J = rows.shape
     margins = torch.empty(n, w.shape[1], dtype=torch.float64, device=rows.device)
@@ -57,7 +57,7 @@ def sweep(rows: Tensor, w: Tensor, b: Tensor, signs: Tensor, weight: Tensor, act
         block = rows[part].to(torch.float64)
         f = torch.addmm(b, block, w)
         torch.mul(f, signs[part], out=margins[part])
-        error = (f - signs[part]).mul_(weight[part, None]).mul_(active[part])
+        error = (f - signs[part]).mul_(weight[part, None])
         gradient.addmm_(block.mT, error)
         gradient_b += error.sum(0)
     return Sweep(margins, gradient, gradient_b)

@@ -44,6 +44,9 @@ MAX_ROUNDS = 200
 CLASSES_AT_ONCE = 8
 """Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
 
+LONGEST_STEP = 4.0
+"""Newton steps are lengthened up to this where the objective falls on: with too many samples active they fall short."""
+
 SLOW_ROUNDS = 20
 """Rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps at a small rho."""
 
@@ -501,16 +504,8 @@ class ActiveSetSolver:
         error: Tensor, point: Tensor, w: Tensor, b: Tensor, rounds: int,
     ) -> bool:  # fmt: skip
         """Prove the active set of a class with the margins of the samples near 1, and note its weights; False without proof."""
-        rows, scale = self.rows, self.scale
-        assert self._groups is not None
-        mine = torch.nonzero(active)[:, 0]
-        weight = self._groups.by_row(rows.labels[mine]) * rows.copies[mine]
-        signs = self._signs(mine, [k])
-        found = hinge.sweep(rows.q[mine], (w * scale.step)[:, None], b[None], signs, weight, torch.ones_like(signs))
-        size = self._gradient_size(
-            scale, solution, found.gradient[:, 0], float(found.gradient_b[0]), point, found.margins[:, 0], weight, len(mine),
-            lengths[mine], error[mine],
-        )  # fmt: skip
+        scale = self.scale
+        size = self._gradient_size(k, scale, solution, active, w, b, point, lengths, error)
         centre = self._centre(solution)
         bound = ((lengths + centre) * size[0] + size[1] + error) * SAFETY
         far = (self._margins[k] - 1.0).abs() > drift + bound
@@ -541,23 +536,20 @@ class ActiveSetSolver:
                     )
             pairs = [s.scale.weights(s.solution, J) for s in searches]  # type: ignore[arg-type]
             w, b = torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs])
-            signs = self._signs(None, [s.label for s in searches])
-            active = torch.stack([s.active for s in searches], 1)
-            found = hinge.sweep(rows.q, w * scale.step, b, signs, weight, active)
+            found = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, [s.label for s in searches])
             left = []
             for c, s in enumerate(searches):
-                margins = found.margins[:, c].contiguous()
-                long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
-                point, error = self._accuracy(s.scale, w[:, c], b[c], long)
-                assert s.solution is not None
-                mine, count = weight * s.active, int(s.active.sum())
-                size = self._gradient_size(
-                    s.scale, s.solution, found.gradient[:, c], float(found.gradient_b[c]), point, margins, mine, count, long,
-                    error,
-                )  # fmt: skip
-                if self._step(s, margins, weight, size, long, error):
-                    self._finish(s, w[:, c], b[c], margins, size)
-                    continue
+                margins = found[:, c].contiguous()
+                if not self._advance(s, margins, weight):
+                    long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
+                    point, error = self._accuracy(s.scale, w[:, c], b[c], long)
+                    assert s.solution is not None
+                    size = self._gradient_size(
+                        s.label, s.scale, s.solution, s.active, w[:, c], b[c], point, long, error
+                    )
+                    if self._prove(s, margins, size, long, error):
+                        self._finish(s, w[:, c], b[c], margins, size)
+                        continue
                 left.append(s)
                 if s.rounds == SLOW_ROUNDS and not s.proving:
                     s.sums = s.sums or self._sums(s)
@@ -586,15 +578,19 @@ class ActiveSetSolver:
             w, b = scale.weights(ridge, J)
             margins = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, cold)
             for c, k in enumerate(cold):
-                mine = margins[:, c].contiguous()
-                value = float(ridge.w[:, c].square().sum() + hinge.loss(mine, weight))
+                mine, point = margins[:, c].contiguous(), ridge.w[:, c].clone()
+                curvature = LONGEST_STEP**2 * float(point @ point)
+                zero = torch.zeros_like(mine)
+                t = LONGEST_STEP * hinge.lowest_on_segment(zero, LONGEST_STEP * mine, weight, 0.0, curvature)
+                mine, point = mine * t, point * t
+                value = float(point @ point + hinge.loss(mine, weight))
                 active = mine < 1.0
                 total: ActiveSums | None = totals[c]
                 if 2 * int(active.sum()) > rows.n:
                     totals[c].change(torch.nonzero(~active)[:, 0], -1)
                 else:
                     total = None
-                out.append(Search(k, active, None, total, Position(ridge.w[:, c].clone(), mine, value), scale))
+                out.append(Search(k, active, None, total, Position(point, mine, value), scale))
         return out
 
     def _solve(self, s: Search, small: bool) -> None:
@@ -631,17 +627,19 @@ class ActiveSetSolver:
         return point, hinge.rounding_bound(lengths, J, float(point[:J].norm()), float(b))
 
     def _gradient_size(
-        self, scale: RowScale, solution: Solution, gradient: Tensor, gradient_b: float, point: Tensor, margins: Tensor,
-        mine: Tensor, count: int, lengths: Tensor, error: Tensor,
+        self, k: int, scale: RowScale, solution: Solution, active: Tensor, w: Tensor, b: Tensor, point: Tensor,
+        lengths: Tensor, error: Tensor,
     ) -> tuple[float, float]:  # fmt: skip
-        """Bounds on |g'| and |g_b| / n on an active set, the rounding of both included.
-
-        margins, mine, lengths, error: (m,) of its ``count`` rows, or of more with a weight of 0 in ``mine``.
-        """
-        J = self.rows.in_features
-        ridge = point[:J]
-        part = error + (count + 8) * hinge.ROUNDING * (1.0 - margins).abs()
-        rounding, rounding_b = float(mine @ (lengths * part)), float(mine @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
+        """Bounds on |g'| and |g_b| / n on the active set of a class, the rounding of both included."""
+        rows, J = self.rows, self.rows.in_features
+        assert self._groups is not None
+        slots = torch.nonzero(active)[:, 0]
+        weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
+        found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight)
+        gradient, gradient_b, ridge = found.gradient[:, 0], float(found.gradient_b[0]), point[:J]
+        part = error[slots] + (len(slots) + 8) * hinge.ROUNDING * (1.0 - found.margins[:, 0]).abs()
+        rounding = float(weight @ (lengths[slots] * part))
+        rounding_b = float(weight @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
         rounding += 16 * hinge.ROUNDING * float(ridge.norm())
         if scale.offset is not None:
             rounding += float(scale.offset.norm()) * rounding_b
@@ -652,17 +650,15 @@ class ActiveSetSolver:
             constant = gradient_b / scale.root + float(point[J])
             rounding_b = rounding_b / scale.root + 16 * hinge.ROUNDING * abs(float(point[J]))
             return float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0
-        total = float(mine.sum())
+        total = float(weight.sum())
         if total == 0:
             return float(ridge.norm()), 0.0
         centred = g - solution.mu * gradient_b
         rounding += float(solution.mu.norm()) * rounding_b
         return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
 
-    def _step(
-        self, s: Search, margins: Tensor, weight: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor
-    ) -> bool:
-        """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
+    def _advance(self, s: Search, margins: Tensor, weight: Tensor) -> bool:
+        """Go on to the next set of a search; False where the objective falls no more and the set is to be proven."""
         solution = s.solution
         assert solution is not None
         target = solution.w[:, 0]
@@ -671,29 +667,34 @@ class ActiveSetSolver:
         differs = wanted != s.active
         position = s.position
         if not s.proving and bool(differs.any()) and not _settled(position.value, value):
-            if value >= position.value:
-                step = target - position.w
-                t = hinge.lowest_on_segment(
-                    position.margins, margins, weight, float(position.w @ step), float(step @ step)
-                )
-                if 0.0 < t < 1.0:
-                    mixed = torch.lerp(position.margins, margins, t)
-                    at = torch.lerp(position.w, target, t)
-                    between = float(at @ at + hinge.loss(mixed, weight))
-                    if not _settled(position.value, between) and between < position.value:
-                        s.position = Position(at, mixed, between)
-                        self._turn(s, mixed < 1.0)
-                        return False
-            else:
+            step = target - position.w
+            stop = torch.lerp(position.margins, margins, LONGEST_STEP)
+            slope, curvature = float(position.w @ step), float(step @ step)
+            t = LONGEST_STEP * hinge.lowest_on_segment(
+                position.margins, stop, weight, LONGEST_STEP * slope, LONGEST_STEP**2 * curvature
+            )
+            mixed, at = torch.lerp(position.margins, margins, t), torch.lerp(position.w, target, t)
+            between = float(at @ at + hinge.loss(mixed, weight))
+            if between < min(position.value, value) and not _settled(position.value, between):
+                s.position = Position(at, mixed, between)
+                self._turn(s, mixed < 1.0)
+                return True
+            if value < position.value:
                 s.position = Position(target.clone(), margins, value)
                 self._turn(s, wanted)
-                return False
+                return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
             s.position = Position(target.clone(), margins, value)
             rho = max(self.options.rho, s.scale.rho / LADDER_STEP)
             self._change_rho(s, rho, weight)
-            return False
+            return True
         s.proving = True
+        return False
+
+    def _prove(self, s: Search, margins: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor) -> bool:
+        """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
+        solution, wanted = s.solution, margins < 1.0
+        assert solution is not None
         bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
         near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
         s.ties = None

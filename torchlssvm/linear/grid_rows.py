@@ -151,7 +151,7 @@ class GridRows:
         self._refuse_heavy(q_new, counts_new, slots)
         origin = []
         for key, _ in new:
-            known = left.get(self._key(source[key][0], -1))
+            known = left.get(self._key(source[key][0], -1)) if left else None
             origin.append(-1 if known is None else known[0])
         return RowChange(
             torch.tensor([s for s, _ in slots], dtype=torch.int64, device=self.device),
@@ -213,7 +213,8 @@ class GridRows:
         wide = change.q.to(torch.float64)
         self._norms[at] = wide.square().sum(1).sqrt()
         self._peaks[at] = checks.row_largest(wide)
-        self._spreads[at] = (wide - self.centre).norm(dim=1)
+        if not self._recentre:
+            self._spreads[at] = (wide - self.centre).norm(dim=1)
         for i, key in enumerate(change.keys):
             self._where[key] = self.n + i
         self._keys += change.keys
@@ -328,7 +329,7 @@ class GridRows:
         return RemovalError(f"row {index} with label {label} is not held{where}. {REMEDY}")
 
     def _refuse_heavy(self, q: NDArray[np.int32], counts: NDArray[np.float64], slots: list[tuple[int, int]]) -> None:
-        peaks = np.abs(q.astype(np.float64)).max(1, initial=1.0) if len(q) else np.zeros(0)
+        peaks = np.maximum(q.max(1, initial=1), -q.min(1, initial=-1)).astype(np.float64) if len(q) else np.zeros(0)
         heavy = (counts * peaks**2).max(initial=0.0)
         for slot, delta in slots:
             heavy = max(heavy, float((self._copies[slot] + delta) * self._peaks[slot] ** 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,24 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from torchlssvm.analysis.label_errors import LabelErrors, from_scores
+from torchlssvm.errors import NotFittedError
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
+from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+MOST_PAIRED_CLASSES, MOST_PAIRED_FEATURES = 10, 512
+"""Classes and features up to which classes are told apart pair by pair unless asked otherwise: 45 solves of 512 features, which
+take about as long as one of 1,800, and sums per class of 10 x 513 x 513 numbers, 21 MB."""
+
+
+def choose_multiclass(classes: int, features: int) -> str:
+    """Return "ovo" for a few classes of not too many features, where pairs are more accurate and still cheap; else "ovr"."""
+    return "ovo" if 3 <= classes <= MOST_PAIRED_CLASSES and features <= MOST_PAIRED_FEATURES else "ovr"
 
 
 class LinearEstimator(BaseEstimator):
@@ -24,8 +38,8 @@ class LinearEstimator(BaseEstimator):
 
     def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
         return kind(
-            in_features, outputs, rho=self.rho, intercept=self.intercept, grid=self.grid, normalize=self.normalize,
-            scale=self.scale, device=self.device, **options,
+            in_features, outputs, rho=self.rho if self.alphas is None else 1.0, intercept=self.intercept, grid=self.grid,
+            normalize=self.normalize, scale=self.scale, device=self.device, **options,
         )  # fmt: skip
 
     def _here(self, values: Array) -> Tensor:
@@ -36,22 +50,45 @@ class LinearEstimator(BaseEstimator):
             return None
         return self._here(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
 
-    def _select(self, X: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        """Choose rho by exact leave-one-out (or GCV) if ``alphas`` asks for it."""
-        self.alpha_ = float(self.rho)
-        if self.alphas is None:
-            return
+    @property
+    def alpha_(self) -> float:
+        """The regularization in use: rho as given, or as chosen from the data."""
+        return float(self.head_.rho)
+
+    def _candidates(self) -> Any:
+        """Values of ``alphas``; None for a path."""
         if isinstance(self.alphas, str) and self.alphas != "path":
             raise ValueError(f"alphas must be None, 'path' or a list of values > 0, got {self.alphas!r}")
-        values = None if isinstance(self.alphas, str) else self.alphas
-        if self.selection == "gcv":
-            path = self.head_.select_rho(values, "gcv")
-        else:
-            if weight is not None and not bool((weight > 0).all()):
-                keep = weight > 0
-                X, y, weight = X[keep], y[keep], weight[keep]
-            path = self.head_.select_rho(values, self.selection, X, y, weight=weight)
-        self.alpha_, self.path_ = path.rho, path
+        return None if isinstance(self.alphas, str) else self.alphas
+
+    def _judge(self, X: Tensor, y: Tensor, weight: Tensor | None) -> None:
+        """Choose rho by exact leave-one-out (or GCV) if ``alphas`` asks for it, and keep leave-one-out scores if asked to."""
+        if weight is not None and not bool((weight > 0).all()):
+            keep = weight > 0
+            X, y, weight = X[keep], y[keep], weight[keep]
+        if self.alphas is not None:
+            values = self._candidates()
+            samples: dict[str, Any] = {} if self.selection == "gcv" else {"x": X, "y": y, "weight": weight}
+            self.path_ = self.head_.select_rho(values, self.selection, **samples)
+        if getattr(self, "store_loo", False):
+            self.leave_one_out_ = self.head_.leave_one_out(X, y, weight).cpu().numpy()
+
+    def _judge_sums(self) -> None:
+        """Choose rho after a change of samples, as far as that goes without all of them at hand."""
+        self.head_.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
+        self.__dict__.pop("leave_one_out_", None)  # of other samples
+        if self.alphas is None:
+            return
+        values = self._candidates()
+        if self.selection == "gcv" or self.head_.keeps_rows:  # nothing else is needed
+            if self.head_.n >= LEAST_SAMPLES:
+                self.path_ = self.head_.select_rho(values, self.selection)
+        elif not hasattr(self, "path_"):  # after a fit, the value that it chose stays
+            warnings.warn(
+                "partial_fit does not choose among alphas by leave-one-out, which needs all samples at hand: rho is 1. "
+                "selection='gcv' chooses from the sums, and so does rho='gcv' with alphas=None",
+                stacklevel=3,
+            )
 
     @property
     def coef_(self) -> Array:
@@ -101,7 +138,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         self._start(X.shape[1])
         x, labels, weight = self._here(X), self._here(self._encode(y)), self._weight(sample_weight, X)
         self.head_.add(x, labels, weight=weight)
-        self._select(x, labels, weight)
+        self._judge(x, labels, weight)
         if self.calibration is not None:
             if weight is not None:
                 x, labels, weight = x[weight > 0], labels[weight > 0], weight[weight > 0]
@@ -115,22 +152,48 @@ class LinearClassifier(Classifier, LinearEstimator):
         if first:
             self._learn_classes(y if classes is None else classes)
             self._start(X.shape[1])
-            self.alpha_ = float(self.rho)
         self.head_.add(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
+        self._judge_sums()
         return self
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly; rho stays, a calibration becomes void."""
+        """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
         check_is_fitted(self, "head_")
         X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
         self.head_.remove(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
+        self._judge_sums()
         return self
 
+    def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,)."""
+        check_is_fitted(self, "head_")
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
+        weight = self._weight(sample_weight, X)
+        self.head_.calibrate(self._here(X), self._here(self._encode(y)), self.calibration, weight=weight)
+        return self
+
+    def label_errors(self, X: Any, y: Any) -> LabelErrors:
+        """Rank samples held by how suspicious their labels are, by exact leave-one-out scores. X: (n, J); y: (n,).
+
+        Labels in the result are numbers of ``classes_``; ``found.order`` are rows of X, the most suspicious first.
+        """
+        check_is_fitted(self, "head_")
+        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
+        labels = self._here(self._encode(y))
+        options: dict[str, Any] = {"pairs": "least"} if isinstance(self.head_, LSSVMHead) else {}
+        return from_scores(self.head_.leave_one_out(self._here(X), labels, **options), labels)
+
     def predict_proba(self, X: Any) -> Array:
-        """Predict calibrated probabilities (B, K)."""
+        """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
         check_is_fitted(self, "head_")
         X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
-        out: Array = self.head_.predict_proba(self._here(X)).cpu().numpy()
+        try:
+            out: Array = self.head_.predict_proba(self._here(X)).cpu().numpy()
+        except NotFittedError as error:
+            raise NotFittedError(
+                "samples have changed since the probabilities were calibrated, and those that are gone have shaped them: call "
+                "calibrate(X, y) with the samples that are left, fit anew, or use calibration=None"
+            ) from error
         return out
 
     def _binary(self) -> bool:
@@ -143,41 +206,55 @@ class LSSVMClassifier(LinearClassifier):
     Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
     stand-in for ``RidgeClassifierCV`` that does not hold X.
 
+    **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
+    rounding (1e-12), not to the bit, and has no digest. ``grid="auto"`` makes it exact to the bit.**
+
     Args:
-        rho: the regularization, scikit-learn's alpha.
+        rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
+            ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
         alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``.
+        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; ``partial_fit`` can by ``"gcv"`` only.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
-        multiclass: ``"ovr"`` or ``"ovo"``.
+        multiclass: ``"ovr"`` (one against the rest), ``"ovo"`` (each pair), or ``"auto"``: pairs for 3 to 10 classes and at
+            most 512 features (45 solves, and sums of 21 MB), else ``"ovr"``. ``multiclass_`` is the one in use.
         calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
             ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
             the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
         normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
         scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
             samples out of the scale too; ``coef_`` is of the features as they come.
-        grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
+        grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
+            the last three, removing is exact to the bit.
+        store_loo: keep the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).
         device: where the head lives.
     """
 
     def __init__(
-        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free", class_weight: Any = None,
-        multiclass: str = "ovr", calibration: str | None = None, normalize: str | None = None, scale: str | None = None,
-        grid: Any = None, device: Any = None,
+        self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
+        class_weight: Any = None, multiclass: str = "auto", calibration: str | None = None, normalize: str | None = None,
+        scale: str | None = None,
+        grid: Any = None, store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
         self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
-        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
+        self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
+
+    @property
+    def multiclass_(self) -> str:
+        """One class against the rest, "ovr", or against each other one, "ovo", as in use."""
+        return self.head_.multiclass
 
     def _start(self, in_features: int) -> None:
-        weight = self._class_weight()
+        weight, kind = self._class_weight(), self.multiclass
         self.head_ = self._make(
-            LSSVMHead, in_features, len(self.classes_), class_weight=weight, multiclass=self.multiclass,
+            LSSVMHead, in_features, len(self.classes_), class_weight=weight,
+            multiclass=choose_multiclass(len(self.classes_), in_features) if kind == "auto" else kind,
             per_class=weight is not None or None,
         )  # fmt: skip
 
     def _binary(self) -> bool:
-        return len(self.classes_) == 2 and self.multiclass == "ovr"
+        return len(self.classes_) == 2 and self.multiclass_ == "ovr"
 
 
 class MarginClassifier(LinearClassifier):
@@ -221,23 +298,29 @@ class MarginClassifier(LinearClassifier):
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
+    **Sums are float64 by default (grid=None): after ``partial_unfit`` the weights are those that never saw the samples to
+    rounding (1e-12), not to the bit. ``grid="auto"`` makes them exact to the bit.**
+
     Args:
-        rho: the regularization, scikit-learn's alpha.
+        rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
+            ``partial_fit`` and ``partial_unfit`` when it is next read) or a number; ``alpha_`` is the value in use.
         alphas: None (rho as it is), ``"path"`` (100 values around the scale of the data) or a list of values.
-        selection: ``"loo"`` or ``"gcv"``.
+        selection: ``"loo"`` or ``"gcv"``, how ``fit`` chooses among ``alphas``; ``partial_fit`` can by ``"gcv"`` only.
         intercept: ``"free"``, ``"penalized"`` or ``"none"``.
         normalize: None, ``"l2"`` or ``"sqrt"``, for each row.
         scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
-        grid: None (float64 sums), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: then removing is exact to the bit.
+        grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
+            the last three, removing is exact to the bit.
+        store_loo: keep the exact leave-one-out predictions of the samples of ``fit`` in ``leave_one_out_`` (n, K).
         device: where the head lives.
     """
 
     def __init__(
-        self, rho: Any = 1.0, *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
-        normalize: str | None = None, scale: str | None = None, grid: Any = None, device: Any = None,
+        self, rho: Any = "gcv", *, alphas: Any = None, selection: str = "loo", intercept: str = "free",
+        normalize: str | None = None, scale: str | None = None, grid: Any = None, store_loo: bool = False, device: Any = None,
     ):  # fmt: skip
         self.rho, self.alphas, self.selection, self.intercept = rho, alphas, selection, intercept
-        self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
+        self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -256,7 +339,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
         x, target, weight = self._here(X), self._here(y), self._weight(sample_weight, X)
         self.head_.add(x, target, weight=weight)
-        self._select(x, target, weight)
+        self._judge(x, target, weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -264,15 +347,17 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         first = not hasattr(self, "head_")
         X, y = self._check(X, y, first)
         if first:
-            self.head_, self.alpha_ = self._make(LSSVMHead, X.shape[1], y.shape[1]), float(self.rho)
+            self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
         self.head_.add(self._here(X), self._here(y), weight=self._weight(sample_weight, X))
+        self._judge_sums()
         return self
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly; rho stays."""
+        """Unlearn samples that were learned, exactly."""
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
         self.head_.remove(self._here(X), self._here(y), weight=self._weight(sample_weight, X))
+        self._judge_sums()
         return self
 
     def _single(self) -> bool:

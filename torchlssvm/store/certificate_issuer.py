@@ -11,9 +11,9 @@ from typing import Any
 
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
-from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
@@ -103,7 +103,7 @@ class CertificateIssuer:
             samples=state["samples"],
             compacted=compacted >= last,
             scope={
-                "choices": head_choices(options, head) | choices,
+                "choices": head_choices(options, head) | public_choices(head, key) | choices,
                 "snapshots": self.snapshots.names_before(last),
                 "checkpoints": self.checkpoints_before(last, known),
             },
@@ -226,7 +226,7 @@ def file_commitment(key: bytes, path: Path) -> str | None:
 
 
 def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
-    """Options of a head that may have been chosen from data, as far as the store can tell."""
+    """Options of a head that were given, as far as the store can tell."""
     out = {}
     if "rho" in options:
         out["rho"] = f"{head.rho!r}, declared unchanged by the erasure"
@@ -234,4 +234,4 @@ def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
         out["grid"] = "automatic, from the first samples; unchanged by the erasure"
     elif options.get("grid") is not None:
         out["grid"] = "given before any data"
-    return out | (head.choices if isinstance(head, LinearHead) and head.data_choices.made else {})
+    return out

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchlssvm.store")
 
 REFUSALS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of head and store for what they do not take, raised before or after a change but never in the middle of one."""
+"""Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
+Others, e.g. torch out of memory, are not the event's fault."""
 
 NOTE_PREFIX, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""

@@ -87,7 +87,7 @@ class ActiveSet:
         s.alpha[:] = alpha
         s.side[:] = np.where(active, np.where(alpha <= 0, 1.0, -1.0), 0.0)
         s.side[inside] = 0.0
-        margin.clear(8 + len(inside) * 5 // 4, b)
+        margin.clear(16 + len(inside), b)
         rejected = inside[:0]
         if len(inside):
             rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.samples import Array, Samples, index_of
 
 WIDE = 8.0
 """gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
@@ -90,31 +90,30 @@ class KernelRows:
         self, at: Array, x: Tensor
     ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
         """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
-        index = torch.from_numpy(at)
         if self._rbf:
-            self.x.numpy()[at] = x.numpy()
+            self.x.numpy()[index_of(at)] = x.numpy()
         else:
             index = self._index(at)
             self.x[index] = x
             if self.kernel is None:
                 self.x[:, index] = x.T
-        self._measure(at, index)
+        self._measure(at)
 
-    def _measure(self, at: Array, index: Tensor) -> None:
+    def _measure(self, at: Array) -> None:
         s = self.samples
         if self._rbf and isinstance(self.kernel, RBF):
-            x = self.x.numpy()[at]
+            i = index_of(at)
+            x = self.x.numpy()[i]
             if s.n == len(at):  # the first ones
                 self._centre = np.median(x, 0)  # samples far from all others do not count
-            x -= self._centre
-            x *= (2.0 * self.kernel.gamma) ** 0.5
+            x = (x - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
             squares = 0.5 * (x * x).sum(1)
-            self._shifted[at], self._squares[at], s.root[at] = x, squares, 1.0
-            self._wide[at] = squares > WIDE
-            self._any_wide = self._any_wide or bool(self._wide[at].any())
+            self._shifted[i], self._squares[i], self._wide[i], s.root[i] = x, squares, squares > WIDE, 1.0
+            self._any_wide = self._any_wide or bool(squares.max() > WIDE)
             return
         if self.fake:
             return
+        index = self._index(at)
         if self.kernel is None:
             own = self.x[index, index]
         elif not self.kernel.deep:
@@ -127,25 +126,25 @@ class KernelRows:
         """Give cached rows their entries for new samples, whose rows these are."""
         cache = self.cache
         high = int(cache.clock[1])
-        cache.rows[:high, at] = Q[
-            :, cache.held[:high]
-        ].T  # of rows that hold nothing any more, it does not matter which
+        # of rows that hold nothing any more, it does not matter which
+        cache.rows[:high, index_of(at)] = Q[:, cache.held[:high]].T
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of these samples."""
+        i = index_of(at)
         if self._rbf:
-            self.x.numpy()[at] = 0.0
-            self._shifted[at], self._squares[at], self._wide[at] = 0.0, 0.0, False
+            self.x.numpy()[i] = 0.0
+            self._shifted[i], self._squares[i], self._wide[i] = 0.0, 0.0, False
         else:
             index = self._index(at)
             self.x[index] = 0.0
             if self.kernel is None:
                 self.x[:, index] = 0.0
         cache = self.cache
-        cache.rows[: int(cache.clock[1]), at] = 0.0
-        rows = cache.row_of[at]
+        cache.rows[: int(cache.clock[1]), i] = 0.0
+        rows = cache.row_of[i]
         rows = rows[rows >= 0]
-        cache.rows[rows], cache.held[rows], cache.row_of[at] = 0.0, -1, -1
+        cache.rows[rows], cache.held[rows], cache.row_of[i] = 0.0, -1, -1
 
     def change_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
         """Another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
@@ -156,7 +155,7 @@ class KernelRows:
         self.forget()
         at = np.flatnonzero(self.samples.ids >= 0)
         if len(at):
-            self._measure(at, self._index(at))
+            self._measure(at)
 
     def forget(self) -> None:
         """Empty the cache."""
@@ -193,8 +192,9 @@ class KernelRows:
         y = s.y if columns is None else s.y[columns]
         if self._rbf:
             Q = self._gaussian(at, columns)
-            Q *= y
-            Q *= s.y[at][:, None]
+            Q *= y * s.y[at[0]] if len(at) == 1 else y
+            if len(at) > 1:
+                Q *= s.y[at][:, None]
             return Q
         with np.errstate(invalid="ignore", over="ignore"):
             Q = self._values(at, columns) * y
@@ -215,7 +215,8 @@ class KernelRows:
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
         """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for wide samples."""
         assert isinstance(self.kernel, RBF)
-        p, own = self._shifted[at], self._squares[at]
+        i = index_of(at)
+        p, own = self._shifted[i], self._squares[i]
         q, other, wide = self._shifted, self._squares, self._wide
         if columns is not None:
             q, other, wide = q[columns], other[columns], wide[columns]
@@ -223,11 +224,14 @@ class KernelRows:
         K -= other
         K -= own[:, None]
         np.minimum(K, 0.0, out=K)
-        torch.from_numpy(K).exp_()
+        if len(at) == 1:
+            np.exp(K, out=K)
+        else:
+            torch.from_numpy(K).exp_()
         if self._any_wide:
             x = self.x.numpy()
-            z, x, gamma = x if columns is None else x[columns], x[at], self.kernel.gamma
-            for k in np.flatnonzero(self._wide[at]).tolist():
+            z, x, gamma = x if columns is None else x[columns], x[i], self.kernel.gamma
+            for k in np.flatnonzero(self._wide[i]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
             far = np.flatnonzero(wide)
             step = max(1, WIDE_NUMBERS // max(1, len(far) * x.shape[1]))

@@ -96,7 +96,7 @@ def alone(solver: PathSolver, c: int) -> float:
         return float("nan")
     finally:
         s.vectors[:] = vectors
-        margin.m, margin.watching = arrays._replace(W=arrays.QS), 0
+        margin.m, margin.watched = arrays._replace(W=arrays.QS), None
         margin.top, path.events, solver.last = top, events, last
         solver.stir()
 

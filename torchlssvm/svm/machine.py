@@ -555,10 +555,10 @@ class IncrementalSVM(nn.Module):
             return None
         if self.device.type != "cpu" or y.device.type != "cpu":
             return None
-        x, label = x.detach(), int(y)
-        if label not in (0, 1) or not math.isfinite(float(x.sum())):
+        x, label = x.detach(), y.item()
+        if label not in (0, 1) or not math.isfinite(x.numpy().sum()):
             return None
-        return Batch(x, 2.0 * label - 1.0, 1.0, self._C[label])
+        return Batch(x, 2.0 * label - 1.0, 1.0, self._C[int(label)])
 
     def _labels(self, y: Any, count: int) -> Any:
         """Labels 0 or 1 as an array of -1, +1."""

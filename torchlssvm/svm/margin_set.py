@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples
+from torchlssvm.svm.samples import Array, Samples, index_of
 from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
 
 SPAN = 10 * DEPENDENT
@@ -29,8 +29,10 @@ WATCH_FROM = 400
 """Samples below which a walk watches all: there is little to save."""
 WATCH_LEAST = 64
 """Reserve vectors that are watched at least,"""
-WATCH_SHARE = 6
+WATCH_SHARE = 8
 """and this part of them, the nearest."""
+SPARE = 48
+"""Columns for samples that are watched later."""
 SOLVED = 1e-13
 """A residual below this share of its terms: R has solved the system."""
 PANEL = 48
@@ -42,14 +44,14 @@ class MarginSet:
 
     def __init__(self, samples: Samples):
         self.samples = samples
-        self.watching = 0  # columns of W in use; 0: to be chosen
         self.clear()
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def clear(self, slots: int = 8, b: float = 0.0) -> None:
         """No margin vectors."""
-        self.top, self.watching = 1, 0
+        self.top = 1
+        self.watched: Watch | None = None  # None: to be chosen
         self._allocate(slots, None)
         self.m.a[0] = b
 
@@ -66,7 +68,7 @@ class MarginSet:
             for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[7:]), strict=True):
                 new[tuple(slice(0, d) for d in part.shape)] = part
             QS[:k, : old.QS.shape[1]] = old.QS
-            if self.watching and old.W is not old.QS:
+            if self.watched is not None and old.W is not old.QS:
                 W = np.zeros((slots, old.W.shape[1]))
                 W[:k] = old.W
         QS[0] = self.samples.y
@@ -74,11 +76,11 @@ class MarginSet:
 
     def grow(self) -> None:
         """More slots."""
-        self._allocate(8 + len(self.m.a) + len(self.m.a) // 4, self.m)
+        self._allocate(_slots(len(self.m.a)), self.m)
 
     def fit_capacity(self) -> None:
         """Follow the samples' vectors when they have become longer."""
-        self.watching = 0
+        self.watched = None
         self._allocate(len(self.m.a), self.m)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -114,82 +116,78 @@ class MarginSet:
 
     def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Entries of QS for new samples, whose rows of Q these are."""
-        m, k = self.m, self.top
-        if len(at) == 1:
-            m.QS[:k, int(at[0])] = Q[0][m.at[:k]] * m.used[:k]
-        else:
-            m.QS[:k, at] = (Q[:, m.at[:k]] * m.used[:k]).T
-        m.QS[0, at] = self.samples.y[at]
+        m, k, index = self.m, self.top, index_of(at)
+        m.QS[:k, index] = (Q[:, m.at[:k]] * m.used[:k]).T
+        m.QS[0, index] = self.samples.y[index]
         if m.W is m.QS:
-            self.watching = 0
+            self.watched = None
 
     def erase(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of samples that are not margin vectors."""
-        self.m.QS[: self.top, at if len(at) > 1 else int(at[0])] = 0.0
-        if self.watching and self.m.W is not self.m.QS:
-            place = self.place[at]
-            place = place[place >= 0]
-            self.m.W[:, place] = 0.0
-            self.watched.at[place], self.watched.sign[place] = 0, 0.0
-            self.dead[place] = True
-        if self.watching:
-            self.place[at] = -1
+        w = self.watched
+        self.m.QS[: self.top, index_of(at)] = 0.0
+        if w is None:
+            return
+        if self.m.W is not self.m.QS:
+            columns = w.place[at]
+            columns = columns[columns >= 0]
+            self.m.W[:, columns], w.at[columns] = 0.0, 0
+        w.place[at] = -1
 
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """The samples watched, as they stand: all of them, or those near the margin and the driven ones.
+        """The samples watched, as they stand: all of them, or error vectors, those near the margin and the driven ones.
 
         A reserve vector far from the margin is not looked at on the way. Where the walk ends, every g is computed, and what is
-        on the wrong side is learned then.
+        on the wrong side is learned then. A margin vector is watched from when it leaves S.
         """
-        s, m = self.samples, self.m
+        s, m, w = self.samples, self.m, self.watched
+        if w is not None and m.W is not m.QS and int(w.count[0]) > 2 * self._chosen:
+            w = None
         whole = everything or s.n < WATCH_FROM
-        inner = 0 if whole or self.watching else int((s.side <= 0).sum()) - (s.capacity - s.n)
-        if not whole and not self.watching:
-            count = inner + max(WATCH_LEAST, (s.n - inner) // WATCH_SHARE)
-            whole = 2 * count >= s.n
-        if whole and (not self.watching or m.W is not m.QS):
-            at = np.arange(s.capacity)
-            self._watch(at, len(at), m.QS)
-        elif not self.watching:
-            slack = np.where(s.side > 0, s.g, -1.0)
-            slack[s.ids < 0] = ENDLESS
-            at = np.zeros(count + 32 + count // 8, dtype=np.int64)
-            at[:count] = np.argpartition(slack, count - 1)[:count]
-            W = np.zeros((len(m.a), len(at)))
-            W[: self.top, :count] = m.QS[: self.top, at[:count]]
-            self._watch(at, count, W)
-        for i in driven[self.place[driven] < 0].tolist():
-            self._look_at(i)
-        w, k = self.watched, self.watching
-        w.sign[:] = s.side[w.at]
-        w.sign[k:] = 0.0
-        w.sign[self.dead] = 0.0
+        if not whole and w is None:
+            error = int((s.side < 0).sum())
+            count = error + max(WATCH_LEAST, (s.n - len(self) - error) // WATCH_SHARE)
+            whole = 2 * count + SPARE >= s.n
+            if not whole:
+                slack = np.where(s.side > 0, s.g, np.where(s.side < 0, -1.0, ENDLESS))
+                w = self._watch(np.argpartition(slack, count - 1)[:count], count + SPARE)
+        if w is None or (whole and m.W is not m.QS):
+            w = self._watch(np.arange(s.capacity), s.capacity)
+        for i in driven[(w.place[driven] < 0) & (s.side[driven] != 0)].tolist():
+            w = self.widen() if int(w.count[0]) == len(w.at) else w
+            c = int(w.count[0])
+            self.m.W[:, c] = m.QS[:, i]
+            w.at[c], w.place[i], w.count[0] = i, c, c + 1
+        w.sign[:] = np.where(w.place[w.at] == np.arange(len(w.at)), s.side[w.at], 0.0)
         w.slack[:] = w.sign * s.g[w.at]
         w.root[:] = s.root[w.at]
         return w
 
-    def _watch(self, at: Array, count: int, W: Array) -> None:
-        self.place = np.full(self.samples.capacity, -1, dtype=np.int64)
-        self.place[at[:count]] = np.arange(count)
-        self.watched = Watch(at, self.place, *(np.zeros(len(at)) for _ in range(3)))
-        self.dead = np.zeros(len(at), dtype=bool)
-        self.watching = count
-        self.m = self.m._replace(W=W)
+    def _watch(self, chosen: Array, columns: int) -> Watch:
+        """Watch these; W is QS if there is a column for every position."""
+        m, k = self.m, len(chosen)
+        at, place = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
+        at[:k], place[chosen] = chosen, np.arange(k)
+        W = m.QS
+        if columns < self.samples.capacity:
+            W = np.zeros((len(m.a), columns))
+            W[: self.top, :k] = m.QS[: self.top, chosen]
+        self.m, self._chosen = m._replace(W=W), k
+        slack, sign, root = np.zeros((3, columns))
+        self.watched = Watch(at, place, slack, sign, root, np.array([k]))
+        return self.watched
 
-    def _look_at(self, i: int) -> None:
-        """Watch one more."""
-        c, m = self.watching, self.m
-        if c == len(self.watched.at):
-            more = 32 + c // 8
-            W = np.concatenate([m.W, np.zeros((len(m.W), more))], 1)
-            at = np.concatenate([self.watched.at, np.zeros(more, dtype=np.int64)])
-            self.watched = Watch(at, self.place, *(np.zeros(len(at)) for _ in range(3)))
-            self.dead = np.concatenate([self.dead, np.zeros(more, dtype=bool)])
-            self.m = m = m._replace(W=W)
-        m.W[:, c] = m.QS[:, i]
-        self.watched.at[c], self.place[i], self.watching = i, c, c + 1
+    def widen(self) -> Watch:
+        """Room for more samples to be watched."""
+        w, m = self.watched, self.m
+        assert w is not None
+        more = SPARE + len(w.at) // 8
+        at, slack, sign, root = (np.concatenate([v, np.zeros(more, v.dtype)]) for v in (w.at, *w[2:5]))
+        self.m = m._replace(W=np.concatenate([m.W, np.zeros((len(m.W), more))], 1))
+        self.watched = Watch(at, w.place, slack, sign, root, w.count)
+        return self.watched
 
     # -- one at a time -------------------------------------------------------------------------------------------------
 
@@ -226,7 +224,7 @@ class MarginSet:
 
     def hold(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """These margin vectors with these coefficients and no others; R is made for those that are independent."""
-        self.clear(8 + len(positions) * 5 // 4, b)
+        self.clear(_slots(len(positions)), b)
         if len(positions):
             new = self._occupy(positions, rows)
             self.m.a[new] = a
@@ -242,7 +240,7 @@ class MarginSet:
 
         Returns the positions, of ``into`` if possible, that lie in the span of the others: they are no margin vectors.
         """
-        self.watching = 0
+        self.watched = None
         steps.flush(self.m)
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into)
@@ -281,7 +279,7 @@ class MarginSet:
         """A slot for each, with its row of Q and of A; R is not touched, alpha is 0."""
         s = self.samples
         while len(self.m.a) - len(self) - 1 < len(into):
-            self._allocate(8 + (len(self) + len(into)) * 5 // 4, self.m)
+            self._allocate(_slots(len(self) + len(into)), self.m)
         m = self.m
         new = np.flatnonzero(m.used == 0)[: len(into)]
         m.at[new], m.used[new], m.a[new], m.lower[new], m.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
@@ -388,6 +386,11 @@ class MarginSet:
         except np.linalg.LinAlgError:
             delta[used] = -D * np.linalg.lstsq(A, D * r[used], rcond=None)[0]
         return delta
+
+
+def _slots(count: int) -> int:
+    """Slots for so many margin vectors, b and some more: few, as events pass over all of them."""
+    return 16 + count + count // 16
 
 
 def _tensor(values: Array) -> Tensor:

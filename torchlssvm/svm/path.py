@@ -99,6 +99,8 @@ class Path:
                     self.rows.row(i)
                 elif code == steps.FULL:
                     margin.grow()
+                elif code == steps.CROWDED:
+                    watch = margin.widen()
                 elif code == steps.STALE:
                     if renewed:
                         return False

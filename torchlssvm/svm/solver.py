@@ -20,7 +20,7 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import Array, Samples, Snapshot
+from torchlssvm.svm.samples import Array, Samples, Snapshot, index_of
 from torchlssvm.svm.steps import AT_BOUND, ENDLESS, EPS, UNITS
 from torchlssvm.svm.warm_start import balanced, near_optimum
 
@@ -178,13 +178,14 @@ class PathSolver:
 
     def _arrive(self, new: Array) -> Array:  # (B,) -> (k,)
         """rest, g and entries of QS for new samples, alpha = 0; returns those on the wrong side."""
-        s, m = self.samples, self.margin.m
-        outside = np.where(s.side != 0, s.alpha, 0.0)
+        s = self.samples
+        outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
             self.rows.extend(part, Q)
             self.margin.extend(part, Q)
-            s.rest[part] = Q @ outside
-            s.g[part] = s.rest[part] + m.a @ m.QS[:, part] - 1.0
+            i = index_of(part)
+            s.rest[i] = Q @ outside
+            s.g[i] = Q @ s.alpha + s.y[i] * self.margin.b - 1.0
             if len(new) == 1 and s.g[part[0]] < 0:
                 self.rows.keep(int(part[0]), Q[0])
         return new[s.g[new] < 0]
@@ -287,7 +288,7 @@ class PathSolver:
                 self._rebalance()
                 found = self.certify()
                 if found.holds:
-                    self.margin.watching = 0
+                    self.margin.watched = None
                     self._warn()
                     return
         raise ConvergenceError(
@@ -297,19 +298,18 @@ class PathSolver:
         )
 
     def _rebalance(self) -> None:
-        """Put what rounding has left of sum y alpha into the largest coefficient inside its box: no g changes by more."""
+        """Put sum y alpha, where it is more than rounding, into the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
-        slots = margin.slots()
-        if not len(slots):
+        m, slots, excess = margin.m, margin.slots(), float(s.y @ s.alpha)
+        if abs(excess) <= UNITS * EPS * s.alpha.sum():
             return
-        m, slot = (
-            margin.m,
-            int(slots[np.minimum(margin.m.a[slots], margin.m.upper[slots] - margin.m.a[slots]).argmax()]),
-        )
-        i = int(m.at[slot])
-        m.a[slot] = min(max(float(m.a[slot] - s.y[i] * (s.y @ s.alpha)), 0.0), float(m.upper[slot]))
-        margin.settle()
-        self.path.refresh()
+        a = m.a[slots] - s.y[m.at[slots]] * excess
+        fits = np.flatnonzero((a >= 0.0) & (a <= m.upper[slots]))
+        if len(fits):
+            k = int(fits[s.root[m.at[slots[fits]]].argmin()])
+            m.a[slots[k]] = a[k]
+            margin.settle()
+            self.path.refresh()
 
     def _interior(self, alpha: Array) -> Array:
         """A point of the interior-point method, rounded to the bounds: of all samples, or of S and those on the wrong side."""

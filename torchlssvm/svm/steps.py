@@ -54,9 +54,10 @@ WITHIN = 1e-9
 BLOCK = 64
 """Rows of R updated at a time: the product then stays in the cache."""
 
-END, ROW, FULL, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(8)
-"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; a margin vector (S is empty and the drive unbalanced); a new
-R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are done."""
+END, ROW, FULL, CROWDED, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(9)
+"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; columns of W; a margin vector (S is empty and the drive
+unbalanced); a new R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are
+done."""
 NONE, MARGIN, ERROR, RESERVE = range(4)
 """What the last event was: a sample came to S, or to E or R from there."""
 
@@ -91,13 +92,14 @@ class Vectors(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """The samples a walk looks at: all, or those near the margin."""
+    """The samples a walk looks at: all, or those outside S that are near the margin."""
 
     at: Array  # (watched,) int64 positions
     place: Array  # (capacity,) int64 where each position is among them, or -1
     slack: Array  # (watched,) side * g
     sign: Array  # (watched,) side; 0 where nothing is watched
     root: Array  # (watched,)
+    count: Array  # (1,) int64 how many there are; columns beyond are free
 
 
 class Drive(NamedTuple):
@@ -287,7 +289,8 @@ def walk(
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
     beta = np.zeros(len(m.a))
-    known, since, stalled, events, kind, rate_in = False, REFINED_EVERY, 0, 0, NONE, 0.0
+    known, since = False, REFINED_EVERY if i < 0 else 0
+    stalled, events, kind, rate_in = 0, 0, NONE, 0.0
     balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
     pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
     root = s.root[m.at] * m.used
@@ -386,6 +389,14 @@ def walk(
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
             code = STALE
             break
+        if w.place[j] < 0:  # it is watched from now on
+            c = w.count[0]
+            if c == len(w.at):
+                code = CROWDED
+                break
+            m.W[:, c] = m.QS[:, j]
+            w.at[c], w.place[j], w.root[c], pull[c] = j, c, s.root[j], drive.force[j]
+            w.count[0] = c + 1
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
         w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0

@@ -20,8 +20,9 @@ from torchlssvm.statistics import Statistics
 LEAST_SAMPLES = 10
 """Samples from which on rho is chosen; with fewer, or one class only, an error that is to be expected cannot be told."""
 
-LOWEST_POWER, HIGHEST_POWER = -27, 10
-"""Window of the candidates, in powers of two times the mean eigenvalue: 1e-8 to 1e3, as a path has."""
+LOWEST_POWER, HIGHEST_POWER = -20, 10
+"""Window of the candidates, in powers of two times the mean eigenvalue: 1e-6, above which systems are solved to ten digits, to
+1e3, where nothing is learned."""
 
 TIE_TOLERANCE = 1e-7
 """Errors within this share of the least count as equal: far above rounding (1e-12), far below what a sample changes."""
