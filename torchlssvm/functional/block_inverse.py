@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchlssvm.functional import checks
 from torchlssvm.functional.triangular import inverse_lower
 
 
@@ -48,6 +49,18 @@ class Term(NamedTuple):
     sign: int
     L: Tensor  # (k, k)
     share: Tensor
+
+
+def principal_part(Q: Tensor, at: slice | Tensor) -> Tensor:
+    """Rows and columns ``at`` of a square matrix, in that order; a view for a slice."""
+    if isinstance(at, slice):
+        return Q[at, at]
+    if Q.device.type == "cpu" and not checks.is_fake(Q, at):
+        places = at.numpy()
+        return torch.from_numpy(
+            Q.numpy().take(places, 0).take(places, 1)
+        )  # a third of the time of torch's, for small ones
+    return Q.index_select(0, at).index_select(1, at)
 
 
 def removal(R: Tensor, slots: slice | Tensor, h: Tensor, Q: Tensor) -> Term:

@@ -53,8 +53,8 @@ DEFERRED_ROWS = 64
 """Rows of low-rank terms that wait for one product with the inverse of a kernel machine; reading a row costs n for each."""
 
 
-LARGEST_KEPT_GRAM = 512
-"""Up to this many samples a kernel machine keeps the kernel matrix too (2 MB), so that factoring anew computes no kernel."""
+LARGEST_KEPT_MATRIX = 512
+"""Up to this many samples a kernel machine keeps its matrix too (2 MB), so that factoring anew computes no kernel."""
 
 UPDATE_FLOPS = 4_000_000
 """Flops of a factorization that take as long as the bookkeeping of an update of several rows."""
@@ -67,8 +67,8 @@ def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: boo
     For those left, r = n + added - removed, a factor costs r^3 / 3 and the inverse 2 r^3 / 3 more, at about half of that
     rate, and the kernel comes on top. With the inverse at hand the break-even is 2 r^3. With a factor alone (after a bulk
     change) a row added or removed costs 2 n^2 in two triangular solves against a factor of r^3 / 3, so that the break-even
-    is r / 6 rows; more rows than can wait are removed by factoring anew. Where the kernel matrix is at hand (``gram``) several
-    rows have to save a factor and their own bookkeeping; one row always pays.
+    is r / 6 rows; more rows than can wait are removed by factoring anew. Where the matrix is at hand (``gram``) several rows
+    have to save a factor and their own bookkeeping; one row always does.
     ``recipes/benchmarks/kernel_machines.py --only crossover`` measures it.
     """
     left = n + added - removed

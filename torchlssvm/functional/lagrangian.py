@@ -78,10 +78,9 @@ def newton(
     full_alpha, full_z = alpha, z = solve(support)
     for i in range(1, max_iter + 1):
         wanted = alpha > C * z
-        host = checks.to_host((wanted != support).any())
-        if host is None:
+        if checks.is_fake(wanted):
             return Result(alpha, z, i, True)
-        if not host[0][0]:
+        if torch.equal(wanted, support):
             return Result(*_without_negative(solve, support, full_alpha, full_z), i, True)
         support = wanted
         full_alpha, full_z = solve(support)
@@ -94,7 +93,7 @@ def _without_negative(
     solve: Callable[[Tensor], tuple[Tensor, Tensor]], support: Tensor, alpha: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The solution with alpha >= 0 to the bit: what rounding has made negative leaves the support."""
-    while bool((alpha < 0.0).any()):
+    while float(alpha.min()) < 0.0:
         support = support & (alpha > 0.0)
         alpha, z = solve(support)
     return alpha, z

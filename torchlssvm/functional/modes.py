@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
-F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def exactly(function: F) -> F:
+def exactly(function: Callable[P, R]) -> Callable[P, R]:
     """Run without autograd, and outside inference mode: a tensor made in there could not be updated later."""
-    return torch.inference_mode(False)(torch.no_grad()(function))
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                return function(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return wrapped

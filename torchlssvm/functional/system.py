@@ -43,6 +43,11 @@ class Factor(NamedTuple):
     J: int
     info: Tensor
 
+    @property
+    def padded(self) -> bool:
+        """True if L has unit rows behind those of the system."""
+        return self.L.shape[0] > self.J
+
     def solve(self, rows: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         """scale A^-1 scale v for each of the rows v. rows: (B, J); scale: scalar or (J,)."""
         padded = rows.new_empty(rows.shape[0], self.L.shape[0])

@@ -79,7 +79,7 @@ class DualForm:
 
     def set_C(self, C: float) -> None:
         """Change the penalty; :meth:`solve` makes the solution that of the new one."""
-        self.inverse.C = C
+        self.inverse.set_C(C)
 
     def solve(self) -> None:
         """Factor the matrix anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -58,18 +59,27 @@ def targets(y: Any, x: Tensor, K: int) -> Tensor:
     """y as float64 targets (B, K): labels are coded -1/+1, one column a class; float targets are taken as they are."""
     values, kind = checks.targets(y, x, K)
     if kind == "labels":
+        labels = _in_range(values, K)
+        if x.device.type == "cpu" and not checks.is_fake(labels):
+            return _codes(K).index_select(0, labels)
         coded = torch.full((values.shape[0], K), -1.0, dtype=torch.float64, device=x.device)
-        return coded.scatter_(1, _in_range(values, K)[:, None], 1.0)
+        return coded.scatter_(1, labels[:, None], 1.0)
     if checks.not_finite(values):
         checks.raise_not_finite("y", values)
     return values.to(torch.float64, copy=True)
+
+
+@functools.cache
+def _codes(K: int) -> Tensor:
+    """The targets of each class (K, K) on the host, +1 in its own column, -1 elsewhere; made once."""
+    return 2.0 * torch.eye(K, dtype=torch.float64, device="cpu") - 1.0
 
 
 def _in_range(labels: Tensor, K: int) -> Tensor:
     host = checks.to_host(labels)
     if host is None:
         return labels.clamp(0, K - 1)
-    wrong = [int(v) for v in host[0] if not 0 <= v < K]
-    if wrong:
+    if host[0] and (min(host[0]) < 0 or max(host[0]) >= K):
+        wrong = [int(v) for v in host[0] if not 0 <= v < K]
         raise ValueError(f"labels must be in 0..{K - 1}, got {wrong[0]}")
     return labels

@@ -45,16 +45,14 @@ class KernelInverse:
         self.warned = False
         self._no_terms, self.s = slots.x.new_zeros(0, 0), slots.x.new_zeros(cost.DEFERRED_ROWS)
         self._clear()
-        self.allowed_error = REPAIRED_ERROR
+        self.h = slots.x.new_zeros(slots.capacity, slots.K + 1)
 
     def _clear(self) -> None:
-        x, capacity = self.slots.x, self.slots.capacity
         self.U: Tensor | None = None
         self.factor: GrowingFactor | None = None
         self.V = self._no_terms  # made with the first term
         self.waiting = 0
-        self.h = x.new_zeros(capacity, self.slots.K + 1)
-        self.K: Tensor | None = None  # K + offset of few samples, in slots, until one is added by update
+        self.Q: Tensor | None = None  # Q of few samples, in slots, until one is added by update
         self._shared = False  # U and the factor are also those of a copy: neither is written to
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class KernelInverse:
     def change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         """Take out samples by id and take in rows x (k, J) with targets y (k, K); returns their ids. All of it, or an error."""
         k, r = x.shape[0], len(removed)
-        if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.K is not None):
+        if not cost.block_update_pays(len(self.slots), k, r, self.U is not None, self.Q is not None):
             return self._change_and_solve(removed, x, y)
         out = self._add(x, y) if k else []  # first: it alone can be refused
         if r:
@@ -160,7 +158,7 @@ class KernelInverse:
         Q = self.block(self.slots.x[at])
         term = block_inverse.removal(self.inverse_rows(at), at, self.h[: self.slots.top], Q)
         if self._inaccurate(term):
-            self._change_and_solve(ids, self.slots.x[:0], self.slots.y[:0])
+            self._change_and_solve(ids, *self.slots.nothing)
             return
         self.slots.drop(ids)
         self._add_to_solution(term)
@@ -174,7 +172,7 @@ class KernelInverse:
         host = checks.to_host(R[slot], self.matrix_diagonal(self.slots.x[slot : slot + 1]))
         u, q = (1.0, 1.0) if host is None else (host[0][0], host[1][0])
         if not 0.0 < u * q <= 1.0 / cost.LEAST_SHARE:
-            self._change_and_solve(ids, self.slots.x[:0], self.slots.y[:0])
+            self._change_and_solve(ids, *self.slots.nothing)
             return
         Z = torch.mul(R, u**-0.5, out=self._terms()[self.waiting, :top])
         self.h[:top].addr_(Z, self.h[slot] * -(u**-0.5))
@@ -209,7 +207,7 @@ class KernelInverse:
                 return self._change_and_solve([], x, y)
             v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
             self._grow(top)
-            self.K = None
+            self.Q = None
             out = slots.put(x, y, places)
             Z = self._terms()[self.waiting, :top]
             Z[:before] = B[0] * -(S**-0.5)
@@ -225,7 +223,7 @@ class KernelInverse:
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
-        self.K = None
+        self.Q = None
         out = slots.put(x, y, places)
         self._add_to_solution(term)
         if factor is not None:
@@ -247,11 +245,11 @@ class KernelInverse:
 
     def set_C(self, C: float) -> None:
         """Change the penalty; :meth:`solve` makes the solution that of the new one."""
-        self.C = C
+        self.C, self.Q = C, None
 
     def solve(self) -> None:
         """Factor the matrix of the samples held anew."""
-        self._change_and_solve([], self.slots.x[:0], self.slots.y[:0])
+        self._change_and_solve([], *self.slots.nothing)
 
     def settle(self) -> None:
         """Do what was put off: add the terms that wait to the inverse, and compute it if there is only a factor."""
@@ -277,7 +275,7 @@ class KernelInverse:
         self.slots.to(device)
         self.U = None if self.U is None else self.U.to(device)
         self.V, self._no_terms, self.s, self.h = (t.to(device) for t in (self.V, self._no_terms, self.s, self.h))
-        self.K = None if self.K is None else self.K.to(device)
+        self.Q = None if self.Q is None else self.Q.to(device)
         if self.factor is not None:
             self.factor.to(device)
 
@@ -286,7 +284,6 @@ class KernelInverse:
         other = copy.copy(self)
         other.kernel = kernel
         other.slots, other.V, other.s, other.h = self.slots.copy(), self.V.clone(), self.s.clone(), self.h.clone()
-        other.K = None if self.K is None else self.K.clone()
         self._shared = other._shared = True
         return other
 
@@ -296,7 +293,7 @@ class KernelInverse:
         """Factor the matrix if there is neither a factor nor the inverse: just loaded, hence without gaps."""
         if self.U is None and self.factor is None:
             n = len(self.slots)
-            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n])[0].L, n)
+            self.factor = GrowingFactor(self.factor_of(self.slots.x[:n]).L, n)
 
     def _need_inverse(self) -> Tensor:
         """U, made from the factor if there is none, and not shared: to be written to."""
@@ -345,10 +342,14 @@ class KernelInverse:
     def _check_drift(self) -> bool:
         """Factor anew if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
         order = self.slots.order()
-        host = checks.to_host(self.drift(order[:: max(1, order.shape[0] // PROBED_ROWS)]))
-        if host is None or host[0][0] <= self.allowed_error:
+        probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
+        host = checks.to_host(self.drift(probed), self.matrix_diagonal(self.slots.x[order]).amax())
+        if host is None or host[0][0] <= REPAIRED_ERROR:
             return False
-        allowed = WARNED_ERROR / REPAIRED_ERROR * self.allowed_error
+        allowed = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * host[1][0])
+        if host[0][0] <= allowed:
+            return False
+        allowed *= WARNED_ERROR / REPAIRED_ERROR
         if host[0][0] > allowed and not self.warned:
             warnings.warn(
                 f"the inverse of the kernel matrix has drifted (error up to {host[0][0]:.1e}, expected {allowed:.1e}) "
@@ -361,46 +362,63 @@ class KernelInverse:
         return True
 
     def _change_and_solve(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        slots, gone = self.slots, set(removed)
-        kept = slots.index(slot for i, slot in slots.slot_of.items() if i not in gone) if gone else slots.order()
-        X = torch.cat([slots.x[kept], x]) if x.shape[0] else slots.x[kept]
-        K = self._gram_of(X, kept) if 0 < X.shape[0] <= cost.LARGEST_KEPT_GRAM else None
-        if X.shape[0]:
-            factor, largest = self.factor_of(X, K)
-        out = slots.rebuild(removed, kept, X, y)
+        """The direct way: factor the matrix of the samples that are left and of the new ones."""
+        slots, k = self.slots, x.shape[0]
+        left = slots.without(removed) if removed else slots.slot_of
+        n = len(left) + k
+        kept = slots.index(left.values()) if removed else slots.order_index()
+        X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
+        Q = self._matrix_of(X, kept, n - k) if 0 < n <= cost.LARGEST_KEPT_MATRIX else None
+        factor = self.factor_of(X, Q) if n else None
+        out = slots.rebuild(left, kept, X, y)
         self._clear()
-        if X.shape[0]:
-            self.factor, self.K = GrowingFactor(factor.L, X.shape[0]), K
-            self.h[: slots.top] = self.factor.solve(slots.targets.mT).mT
-            self.allowed_error = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * largest)
+        if factor is None:
+            self.h = slots.x.new_zeros(slots.capacity, slots.K + 1)
+        else:
+            self.factor, self.Q = GrowingFactor(factor.L, n), Q
+            h = (
+                self.factor.solve(slots.targets.mT).mT
+                if factor.padded
+                else torch.cholesky_solve(slots.targets, factor.L)
+            )
+            self.h = pad(h, (0, 0, 0, slots.capacity - n))
         return out
 
-    def _gram_of(self, X: Tensor, kept: Tensor) -> Tensor:
-        """K + offset (n, n) of rows X (n, J), the first of which are in the slots ``kept``."""
-        if self.K is None:
-            return self.gram(X, X)
-        old = self.K.index_select(0, kept).index_select(1, kept)
-        if X.shape[0] == old.shape[0]:
-            return old
-        new = self.gram(X[old.shape[0] :], X)
-        return torch.cat([torch.cat([old, new[:, : old.shape[0]].mT], 1), new])
+    def _matrix_of(self, X: Tensor, kept: slice | Tensor, n: int) -> Tensor:
+        """Q of rows X, the first n of which are in the slots ``kept``; what is at hand is not computed again."""
+        if self.Q is None:
+            old, n = None, 0
+        else:
+            old = block_inverse.principal_part(self.Q, kept)
+            if X.shape[0] == n:
+                return old
+        new = self.gram(X[n:], X)
+        new[:, n:].diagonal().add_(1.0 / self.C)
+        if not checks.is_fake(new):
+            self._check_finite(float(new.sum()))
+        return new if old is None else torch.cat([torch.cat([old, new[:, :n].mT], 1), new])
 
-    def factor_of(self, X: Tensor, K: Tensor | None = None) -> tuple[system.Factor, float]:
-        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it; and the largest entry of Q.
+    def _check_finite(self, total: float) -> None:
+        if not math.isfinite(total):
+            raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
 
-        K: K + offset (n, n), if it is at hand.
-        """
-        n, work = X.shape[0], self._system(X, K)
+    def factor_of(self, X: Tensor, Q: Tensor | None = None) -> system.Factor:
+        """The factor of Q for rows X (n, J), by way of eigenvalues if rounding spoils it. Q: (n, n), if it is at hand."""
+        n = X.shape[0]
+        if Q is not None:
+            L, info = torch.linalg.cholesky_ex(Q)
+            if checks.is_fake(info) or int(info) == 0:
+                return system.Factor(L, n, info)
+        work = self._system(X)
         largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
         factor = system.factor_(work, n)
         host = checks.to_host(factor.info, largest, total)
         if host is None:
-            return factor, 1.0
-        if not math.isfinite(host[2][0]):
-            raise ValueError("the kernel gives NaN or inf for these samples: scale them. Nothing was changed.")
+            return factor
+        self._check_finite(host[2][0])
         if host[0][0] == 0:
-            return factor, host[1][0]
-        work = self._system(X, K)
+            return factor
+        work = self._system(X)
         factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
         if float(least) < -1e-12 * n * host[1][0]:
             raise ValueError(
@@ -413,12 +431,12 @@ class KernelInverse:
             NumericalWarning,
             stacklevel=2,
         )
-        return factor, host[1][0]
+        return factor
 
-    def _system(self, X: Tensor, K: Tensor | None) -> Tensor:
+    def _system(self, X: Tensor) -> Tensor:
         n = X.shape[0]
         work = system.workspace(n, X.device)
-        work[:n, :n] = self.gram(X, X) if K is None else K
+        work[:n, :n] = self.gram(X, X)
         work.diagonal()[:n].add_(1.0 / self.C)
         if work.shape[0] > n:
             work[n:].zero_()
@@ -449,7 +467,7 @@ class KernelInverse:
             h, self.h = self.h[keep], self.h.new_zeros(slots.capacity, self.h.shape[1])
             self.h[:n] = h
             self.V = self._no_terms
-            self.K = None if self.K is None else self.K[keep][:, keep]
+            self.Q = None if self.Q is None else self.Q[keep][:, keep]
         elif new := slots.release():
             at = slots.index(new)
             U[at], U[:, at] = 0.0, 0.0

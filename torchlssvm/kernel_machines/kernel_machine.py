@@ -145,7 +145,7 @@ class KernelMachine(nn.Module):
         return found, self._targets(y, self._slots.x.new_empty(len(found), 0))
 
     def _names(self, ids: list[int]) -> Tensor:
-        return torch.tensor(ids, dtype=torch.int64)
+        return torch.arange(ids[0], ids[-1] + 1) if ids else torch.zeros(0, dtype=torch.int64)  # given out in turn
 
     def _settings(self) -> dict[str, Any]:
         return {"format": self.format, "machine": type(self).__name__, "C": self._C}

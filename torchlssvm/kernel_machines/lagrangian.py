@@ -97,7 +97,7 @@ class LagrangianSVM(KernelMachine):
     def alpha(self) -> Tensor:
         """The multipliers (n,), >= 0, in the order of ids."""
         self._solve()
-        return self._slots.carried[self._slots.order(), 0]
+        return self._slots.carried[self._slots.order_index(), 0].clone()
 
     @property
     def b(self) -> Tensor:
@@ -147,7 +147,7 @@ class LagrangianSVM(KernelMachine):
     @exactly
     def remove(self, ids: Any) -> LagrangianSVM:
         """Unlearn samples by id."""
-        self._change(self._slots.find(ids), self._slots.x[:0], self._slots.y[:0])
+        self._change(self._slots.find(ids), *self._slots.nothing)
         return self
 
     @exactly
@@ -214,7 +214,10 @@ class LagrangianSVM(KernelMachine):
         if not len(self) and x.shape[1] != self._slots.x.shape[1]:
             self._clear(x.shape[1])
         out = self._solver.change(removed, x, y)
-        self._next_id, self._stale = self._slots.next_id, True
+        if x.shape[0]:
+            self._next_id = self._slots.next_id
+        if not self._stale:
+            self._stale = True
         if not len(self):
             self._clear(0)
         return out
@@ -233,7 +236,7 @@ class LagrangianSVM(KernelMachine):
             return
         slots, inverse = self._slots, self._solver
         if self.solver == "newton":
-            support = slots.carried[slots.order(), 0] > 0.0  # new samples too
+            support = slots.carried[slots.order_index(), 0] > 0.0  # new samples too
             result = lagrangian.newton(support_solver(inverse), support, self._C, self.max_iter)
         else:
             result = self._iterate()
@@ -243,7 +246,7 @@ class LagrangianSVM(KernelMachine):
                 f"the {self.solver} solver did not reach tol={self.tol:g} in max_iter={self.max_iter} steps at C={self._C:g}: "
                 "set max_iter or tol higher, C lower, or solver='newton', and read again. The samples are held."
             )
-        slots.carried[slots.order(), 0] = result.alpha
+        slots.carried[slots.order_index(), 0] = result.alpha
         self._stale = False
 
     def _iterate(self) -> lagrangian.Result:

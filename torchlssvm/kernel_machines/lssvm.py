@@ -94,7 +94,7 @@ class KernelLSSVM(KernelMachine):
     @property
     def b(self) -> Tensor:
         """The bias (K,); zeros with ``bias=False``."""
-        return self._solver.b.clone()
+        return self._solver.b
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores k(x, X) alpha + b, float64; differentiable in x."""
@@ -138,7 +138,7 @@ class KernelLSSVM(KernelMachine):
     def remove(self, ids: Any) -> KernelLSSVM:
         """Unlearn samples by id."""
         found = self._slots.find(ids)
-        self._change(found, self._slots.x[:0], self._slots.y[:0])
+        self._change(found, *self._slots.nothing)
         return self
 
     @exactly
@@ -198,7 +198,7 @@ class KernelLSSVM(KernelMachine):
 
     def _keep_budget(self) -> None:
         while self._budget is not None and len(self) > self._budget:
-            self._change([self._least()], self._slots.x[:0], self._slots.y[:0])
+            self._change([self._least()], *self._slots.nothing)
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         if not removed and not x.shape[0]:
@@ -214,7 +214,8 @@ class KernelLSSVM(KernelMachine):
                 self._solver = DualForm(self.kernel, self._slots, self._C, self._bias)
                 self._solver.solve()
         out = self._solver.change(removed, x, y)
-        self._next_id = self._slots.next_id
+        if x.shape[0]:
+            self._next_id = self._slots.next_id
         if not len(self):
             self._clear(0)
         return out

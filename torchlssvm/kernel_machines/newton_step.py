@@ -17,18 +17,19 @@ PAIR_FLOPS = 60
 def support_solver(inverse: KernelInverse) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The step as a function: support (n,) bool -> alpha (n,), z = Q alpha - 1 (n,), all in the order of ids."""
     slots = inverse.slots
-    order, J = slots.order(), slots.x.shape[1]
-    n, y = len(order), slots.y[order, 0]
+    order, J = slots.order_index(), slots.x.shape[1]
+    n, y = len(slots), slots.y[order, 0]
     pair = inverse.kernel.floats(J) + 2 * J + PAIR_FLOPS
 
     def solve(support: Tensor) -> tuple[Tensor, Tensor]:
         if checks.is_fake(support):  # no data to go by: half of them
             inside, outside = torch.arange(n, device=y.device).tensor_split(2)
         else:
-            inside, outside = support.nonzero()[:, 0], (~support).nonzero()[:, 0]
+            outside = (~support).nonzero()[:, 0]
+            if not len(outside):
+                return y * inverse.h[order, 0], torch.zeros_like(y)
+            inside = support.nonzero()[:, 0]
         i, a = len(inside), len(outside)
-        if a == 0:
-            return y * inverse.h[order, 0], torch.zeros_like(y)
         by_kernel = i**3 / 3 + n * i * pair
         by_inverse = a**3 / 3 + 2 * n * a + (0 if inverse.U is not None else 2 * n**2 * a)
         if by_kernel < by_inverse:
@@ -44,7 +45,7 @@ def step_by_kernel(inverse: KernelInverse, y: Tensor, inside: Tensor, outside: T
     if len(inside):
         order, rows = inverse.slots.order(), inverse.slots.x
         x, y_in = rows[order[inside]], y[inside]
-        factor, _ = inverse.factor_of(x)
+        factor = inverse.factor_of(x)
         beta = factor.solve(y_in[None])[0]  # Q_II = D (K + offset + I/C)_II D
         alpha[inside] = y_in * beta
         f = inverse.kernel.tiled_product(rows[order[outside]], x, beta[:, None])[:, 0]
