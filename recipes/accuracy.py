@@ -33,8 +33,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import torchlssvm
-from torchlssvm import LSSVMHead
+from torchlssvm import LSSVMHead, MarginHead
 from torchlssvm.features import RandomReLU
 from torchlssvm.functional.row_normalization import normalized
 
@@ -155,7 +154,7 @@ class Head:
 
     def make(self, data: Data, rho: float) -> Any:
         """Make an empty head."""
-        made = LSSVMHead if self.kind == "ridge" else torchlssvm.MarginHead
+        made = LSSVMHead if self.kind == "ridge" else MarginHead
         return made(data.x.shape[1], data.classes, rho=rho, **self.options)
 
     def fit(self, data: Data) -> float:
@@ -165,22 +164,11 @@ class Head:
             few = len(data.x) < 2 * data.x.shape[1]  # generalized cross-validation is too sure of itself then
             self.head.select_rho(method="loo", x=data.x, y=data.y) if few else self.head.select_rho()
         else:
-            rho = self.choose(data)
-            self.head = self.make(data, rho).add(data.x, data.y)
+            values = [float(v) * mean_eigenvalue(data.x, self.options) for v in VALUES]
+            self.head = self.make(data, values[0]).add(data.x, data.y)
+            self.head.select_rho(values, folds=FOLDS)
         _ = self.head.w
         return float(self.head.rho)
-
-    def choose(self, data: Data) -> float:
-        """Choose rho by the accuracy on three folds, from large to small: each solve starts from the one before."""
-        values = [float(v) * mean_eigenvalue(data.x, self.options) for v in VALUES[::-1]]
-        right = np.zeros(len(values))
-        for fold in range(FOLDS):
-            out = torch.arange(len(data.x)) % FOLDS == fold
-            head = self.make(data, values[0]).add(data.x[~out], data.y[~out])
-            for i, rho in enumerate(values):
-                head.rho = rho
-                right[i] += int((head.predict(data.x[out]) == data.y[out]).sum())
-        return values[int(right.argmax())]
 
     def predict(self, x: Tensor) -> Tensor:
         """Classes (n,)."""
@@ -273,9 +261,8 @@ def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
 
 def methods(only: Sequence[str]) -> dict[str, Head | Rival]:
     """All methods by name, or those whose name begins with one of ``only``."""
-    kinds = ["ridge", *(["margin"] if hasattr(torchlssvm, "MarginHead") else [])]
     out: dict[str, Head | Rival] = {
-        kind + name: Head(kind, options) for kind in kinds for name, options in READY.items()
+        kind + name: Head(kind, options) for kind in ("ridge", "margin") for name, options in READY.items()
     }
     out |= {kind: Rival(kind) for kind in ("LogisticRegressionCV", "RidgeClassifierCV", "LinearSVC")}
     return {name: method for name, method in out.items() if not only or name.startswith(tuple(only))}

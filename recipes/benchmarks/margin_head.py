@@ -151,7 +151,7 @@ def peak(J: int, K: int) -> None:
     n = 10000
     y = torch.arange(n) % K
     x = torch.randn(n, J, generator=generator).relu_()
-    x += 0.6 * torch.randn(K, J, generator=generator)[y]
+    x += 0.12 * torch.randn(K, J, generator=generator)[y]
     before = resident("VmRSS")
     head = MarginHead(J, K, rho=RHO).add(x, y)
     spent = seconds(lambda: head.w)

@@ -105,7 +105,7 @@ def test_every_mode(rho, intercept, class_weight):
 
 
 @pytest.mark.slow
-@pytest.mark.data
+@pytest.mark.data("covtype/covtype.data.gz")
 @pytest.mark.parametrize("rho", [1e-6, 1.0, 1e6])
 def test_covtype(rho):
     table = np.loadtxt(
@@ -120,8 +120,9 @@ def test_covtype(rho):
 
 
 @pytest.mark.slow
-@pytest.mark.data
+@pytest.mark.data("cifar10/cifar10_12k.npz", "weights/mobilenet_v2_imagenet.pt")
 def test_cifar_features():
+    pytest.importorskip("torchvision")
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
     from pretrained_head import features
 

@@ -34,6 +34,13 @@ def test_digits(recipe, monkeypatch, capsys, tmp_path):
     assert len([json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]) == len(found)
 
 
+def test_margin_heads_on_digits(recipe, monkeypatch):
+    monkeypatch.delenv("TORCHLSSVM_DATA", raising=False)
+    found = recipe.main(["--quick", "--samples", "300", "--methods", "margin, l2"])["digits"]
+    assert list(found) == ["margin, l2"]
+    assert all(row["same"] and row["accuracy"] > 85 for row in found.values())
+
+
 @pytest.mark.slow
 @pytest.mark.data("cifar10/cifar10_12k.npz", "weights/mobilenet_v2_imagenet.pt")
 def test_options_add_a_point_on_cifar(recipe):

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from tests.support.faults import Failing, replaced
-from tests.svm.test_hostile import WRONG, units
+from tests.svm.test_hostile import FILES, NAMES, WRONG, units
 from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.svm import leave_one_out
@@ -83,6 +83,22 @@ def test_kernel_values_that_overflow_are_an_error_and_change_nothing():
 @pytest.mark.parametrize("C", [1.0, 100.0])
 def test_raw_breast_cancer_is_solved_in_seconds(C):
     x, y = load_breast_cancer(return_X_y=True)
+    start = time.process_time()
+    svm = IncrementalSVM(Linear(), C=C).fit(*tensors(x, y))
+    assert time.process_time() - start < 10.0
+    assert units(x @ x.T, 2.0 * y - 1, np.full(len(y), C), svm.alpha.numpy(), svm.b) < WRONG
+
+
+RAW = [("covtype", 1e-4), ("german", 1.0), ("wdbc", 100.0), ("msweb", 10.0), ("msweb", 1000.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "C"),
+    [pytest.param(*case, marks=pytest.mark.data(NAMES[case[0]]), id=f"{case[0]}-{case[1]:g}") for case in RAW],
+)
+def test_raw_columns_are_solved_by_a_linear_kernel(name, C, data_path):
+    """Columns that are thousands wide, or zero and one: solutions exist, and were given up after up to a minute."""
+    x, y = FILES[name](np.random.default_rng(0), data_path, 250)
     start = time.process_time()
     svm = IncrementalSVM(Linear(), C=C).fit(*tensors(x, y))
     assert time.process_time() - start < 10.0

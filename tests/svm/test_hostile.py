@@ -68,31 +68,31 @@ def breast_cancer(rng):
     return x[some], y[some]
 
 
-def _table(path, rng, **options):
+def _table(path, rng, count, **options):
     rows = np.genfromtxt(path, delimiter=",", max_rows=20000, **options)
-    return rows[rng.permutation(len(rows))[:POOL]]
+    return rows[rng.permutation(len(rows))[:count]]
 
 
-def covtype(rng, folder):
-    table = _table(folder / "covtype/covtype.data.gz", rng)
+def covtype(rng, folder, count=POOL):
+    table = _table(folder / "covtype/covtype.data.gz", rng, count)
     return table[:, :-1], (table[:, -1] == 2).astype(int)
 
 
-def german(rng, folder):
-    table = _table(folder / "german/german_numeric.csv.gz", rng, skip_header=1)
+def german(rng, folder, count=POOL):
+    table = _table(folder / "german/german_numeric.csv.gz", rng, count, skip_header=1)
     return table[:, :-1], (table[:, -1] > 1).astype(int)
 
 
-def wdbc(rng, folder):
-    table = _table(folder / "wdbc/wdbc.csv.gz", rng, skip_header=1)
+def wdbc(rng, folder, count=POOL):
+    table = _table(folder / "wdbc/wdbc.csv.gz", rng, count, skip_header=1)
     return table[:, :-1], (table[:, -1] == table[:, -1].max()).astype(int)
 
 
-def msweb(rng, folder):
+def msweb(rng, folder, count=POOL):
     parts = np.load(folder / "msweb/msweb_csr.npz")
     pages, ends = parts["indices"], parts["indptr"]
-    x = np.zeros((POOL, int(pages.max()) + 1))
-    for k, i in enumerate(rng.permutation(len(ends) - 1)[:POOL]):
+    x = np.zeros((count, int(pages.max()) + 1))
+    for k, i in enumerate(rng.permutation(len(ends) - 1)[:count]):
         x[k, pages[ends[i] : ends[i + 1]]] = 1.0
     most = int(x.sum(0).argmax())
     y = x[:, most].astype(int)
