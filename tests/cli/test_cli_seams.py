@@ -91,7 +91,7 @@ SINGLE = {
     "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
     "relabel": ["--file", "--event-id"],
     "preview": ["--features", "--labels", "--request"],
-    "verify": ["--store", "--head", "--opening", "--receipt", "--suppression-key", "--timeout"],
+    "verify": ["--store", "--head", "--opening", "--receipt", "--suppression-key", "--timeout", "--time-stamp", "--authority"],
     "receipt": ["--out", "--request"],
     "suppression": ["--list", "--suppression-key"],
     "readmit": ["--receipt", "--reason", "--suppression-key"],

@@ -192,7 +192,7 @@ def test_a_receipt_is_checked_against_its_certificate(store: SampleStore, tmp_pa
     store.apply(Remove(ids=IDS[2:3], event_id="two"), keep_receipt=True)
     receipt = store.receipt(["one"])
     receipt.check(store.certificate("one"))
-    assert "1 further samples" in receipt.check(store.certificate(["one", "two"]))
+    assert "1 further sample of" in receipt.check(store.certificate(["one", "two"]))
     with pytest.raises(VerificationError, match="not about the erasure"):
         receipt.check(store.certificate("two"))
     data = json.loads(

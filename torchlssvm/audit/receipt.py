@@ -18,7 +18,7 @@ from torchlssvm.audit.certificate import Certificate, sample_commitment
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
-from torchlssvm.wording import listed
+from torchlssvm.wording import counted, listed
 
 __all__ = ["ErasureReceipt"]
 
@@ -84,10 +84,10 @@ class ErasureReceipt:
                 if not certificate.covers(name["name"], name["nonce"]):
                     raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")
         more = sum(e["samples"] for e in certified.values()) - self.samples
-        others = f"; {more} further samples of the certificate are not in this receipt" if more else ""
+        others = f"; not in this receipt: {counted(more, 'further sample')} of the certificate" if more else ""
         request = f", request {self.request['id']}" if self.request else ""
         whose = f" of {listed(self.subjects)}" if self.subjects else ""
-        return f"the certificate is about {self.samples} samples{whose}{request}: {listed(self.ids)}{others}"
+        return f"the certificate is about {counted(self.samples, 'sample')}{whose}{request}: {listed(self.ids)}{others}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""

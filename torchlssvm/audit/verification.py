@@ -25,6 +25,7 @@ from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -94,9 +95,7 @@ def verify(
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
     with store.view():  # journal, rows and head of one position, whatever is written meanwhile
-        machine = store.machine
-        if machine is not None and getattr(head, "head", head) is machine.head:
-            _ = store.head
+        store.follow(getattr(head, "head", head))
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
@@ -209,8 +208,9 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{len(erased)} samples, not in the store under their old commitments; one added again would have a new one",
-        "rows": f"{count} samples are left, {how}",
+        "erased": f"{counted(len(erased), 'sample')}, not in the store under their old commitments; one added again would have "
+        "a new one",
+        "rows": f"{counted(count, 'sample')} left, {how}",
     }
     if facts.last_change <= cert.position:
         checks["state"] = _check_present_state(cert, facts, count, digest)
@@ -334,7 +334,7 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
 
 def _check_rho(head: Any) -> dict[str, str]:
     """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding."""
-    if not isinstance(head, LSSVMHead) or head.data_choices.rho_rule is None:
+    if not isinstance(head, LSSVMHead) or not head.data_choices.made or head.data_choices.rho_rule is None:
         return {}
     if head.data_choices.made["rho"][0] != head.version:
         return {"rho": head.choices["rho"]}

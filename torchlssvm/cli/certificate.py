@@ -11,6 +11,7 @@ from torchlssvm.cli.certificate_checks import add_checks, check_certificate, rea
 from torchlssvm.cli.console import OK, emit, warn
 from torchlssvm.cli.key_arguments import add_signing_key, signing_key, trusted_keys
 from torchlssvm.cli.store_folder import check_output, open_store, refuse_inside_store
+from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
@@ -80,7 +81,7 @@ def run_issue(options: argparse.Namespace) -> int:
     }
     how = "signed" if certificate.signatures else "not signed"
     rest = "" if certificate.compacted else "; not compacted yet: the bytes may still be in the store's files"
-    emit(options, said, f"{options.out}: certificate of {certificate.erased} erased samples, {how}{rest}")
+    emit(options, said, f"{options.out}: certificate of {counted(certificate.erased, 'erased sample')}, {how}{rest}")
     return OK
 
 

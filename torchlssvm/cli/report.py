@@ -43,10 +43,15 @@ def run_report(options: argparse.Namespace) -> int:
         store.register_checkpoint(
             options.out
         )  # it shows samples: certificates name it once it is older than an erasure
-        found = write_report(
-            store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
-            certificates=options.certificates, count=options.count,
-        )  # fmt: skip
+        try:
+            found = write_report(
+                store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
+                certificates=options.certificates, count=options.count,
+            )  # fmt: skip
+        except BaseException:
+            if not options.out.exists():
+                store.forget_checkpoint(options.out)
+            raise
     data = {
         "report": str(options.out),
         "open_requests": sum(r.open for r in found.requests),
