@@ -33,7 +33,7 @@ def to_host(*tensors: Tensor) -> list[list[float]] | None:
     if is_fake(*tensors):
         return None
     if all(t.device.type == "cpu" for t in tensors):
-        return [t.reshape(-1).tolist() for t in tensors]
+        return [t.tolist() if t.ndim == 1 else t.reshape(-1).tolist() for t in tensors]
     flat = torch.cat([t.reshape(-1).to(torch.float64) for t in tensors]).tolist()
     out, start = [], 0
     for t in tensors:
@@ -71,7 +71,7 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
             raise RuntimeError(
                 f"{name} is on {value.device} but the machine is on {device}: move one of them, e.g. {name}.to({str(device)!r})"
             )
-        return value.detach()
+        return value.detach() if value.requires_grad else value
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     try:

@@ -242,7 +242,8 @@ class LSSVMHead(nn.Module):
     @property
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read. ``"gcv"`` lets it be chosen from then on."""
-        if self.data_choices.rho_due and self.statistics is not None and not self.statistics.empty:
+        stats = self.statistics
+        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_due:
             self.solve()
         return self._options.rho
 
@@ -921,11 +922,11 @@ class LSSVMHead(nn.Module):
             self.check_whole()
             if self._solving and self.statistics is not None:
                 self.solver.reset()
-            if self.data_choices.rho_due and not self._source.empty:
+            if self.data_choices.made and self.data_choices.rho_due and not self._source.empty:
                 self._choose_rho()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
-            with threads_for(0), self.integrity if compact else nullcontext():
+            with self.integrity if compact else nullcontext():
                 self._solving = True
                 P = self.solver.inverse() if inverse else None
                 w, b = self.solver.weights()
@@ -991,7 +992,7 @@ class LSSVMHead(nn.Module):
         ``removed``: rows that are to be held; what shows it is read from the device together with the checks.
         """
         if self.statistics is not None:
-            question = self.rows.held.question if removed else None
+            question = self.rows.held.question if removed and self.rows.held.unchecked is None else None
             batch = self.statistics.check(x, y, weight, ids, like, question=question)
         else:
             assert isinstance(self.solver, CompactSolver)
@@ -1024,7 +1025,7 @@ class LSSVMHead(nn.Module):
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
         with threads_for(0), self.changing():  # large sums and solves inside have all threads
-            self.solver.release(sum(len(batch) for batch, _ in changes))
+            self.solver.release(sum(batch.x.shape[0] for batch, _ in changes))
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
             self.solver.changed(changes, views)
             if undo is not None:
