@@ -156,3 +156,18 @@ def test_probabilities_from_leave_one_out():
     head.remove(x[:1], y[:1])
     with pytest.raises(NotFittedError, match="calibrate"):
         head.predict_proba(x)
+
+
+def test_leave_one_out_after_updates_of_the_inverse():
+    x, y = samples(220, J=60)
+    head = MarginHead(60, 3, grid=GRID, rho=20.0).add(x, y)
+    _ = head.w
+    for i in range(0, 12, 3):
+        _ = head.remove(x[i : i + 3], y[i : i + 3]).w
+    fresh = MarginHead(60, 3, grid=GRID, rho=20.0).add(x[12:], y[12:])
+    scores = head.leave_one_out(x[12:], y[12:])
+    assert (scores - fresh.leave_one_out(x[12:], y[12:])).abs().max() < 1e-10
+    for i in (12, 50, 111):
+        assert (scores[i - 12] - without(x, y, [*range(12), i], rho=20.0)(x[i : i + 1])[0]).abs().max() < 1e-9
+    _ = head.remove(x[12:13], y[12:13]).w  # what was computed for it is in use no more
+    assert torch.equal(head.refresh().w, fresh.remove(x[12:13], y[12:13]).refresh().w)
