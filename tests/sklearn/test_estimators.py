@@ -23,7 +23,7 @@ from torchlssvm.sklearn import IncrementalSVC, KernelLSSVMClassifier, LSSVMClass
 from torchlssvm.sklearn.linear import choose_multiclass
 
 WEIGHTED = "leave-one-out leaves out a sample with its whole weight, of repeated rows only one"
-EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTED}
+EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": WEIGHTED for kind in ("dense", "sparse")}
 BORDER = "predict goes by decision_function; Platt and isotonic move the border to where both classes are as probable"
 MOVED = EXPECTED | {"check_classifiers_train": BORDER}
 ESTIMATORS = [

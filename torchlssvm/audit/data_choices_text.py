@@ -1,21 +1,18 @@
 """Choices that a head made from data, as a certificate names them: how they were made in clear, their values as commitments.
 
 A value that samples have shaped (a calibration's numbers, a chosen rho) tells of them as a digest does: with the rows that are
-left, a guess about a sample that leaves later could be tested. Whoever has the key of the state compares it all the same.
+left, a guess about a sample that leaves later could be tested. A holder of the key of the state compares it all the same.
 """
 
 from __future__ import annotations
 
 import hmac
-from typing import Any
 
 from torchlssvm.linear import LinearHead
 
 
-def public_choices(head: Any, key: bytes | None) -> dict[str, str]:
+def public_choices(head: LinearHead, key: bytes | None) -> dict[str, str]:
     """The choices of a head, each value replaced by a commitment under the key of the state (by nothing without a key)."""
-    if not isinstance(head, LinearHead) or not head.data_choices.made:
-        return {}
     return {name: public_choice(head, name, text, key) for name, text in head.choices.items()}
 
 

@@ -95,9 +95,7 @@ def verify(
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
     with store.view():  # journal, rows and head of one position, whatever is written meanwhile
-        machine = store.machine
-        if machine is not None and getattr(head, "head", head) is machine.head:
-            _ = store.head
+        store.follow(getattr(head, "head", head))
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
@@ -336,7 +334,7 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
 
 def _check_rho(head: Any) -> dict[str, str]:
     """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding."""
-    if not isinstance(head, LSSVMHead) or head.data_choices.rho_rule is None:
+    if not isinstance(head, LSSVMHead) or not head.data_choices.made or head.data_choices.rho_rule is None:
         return {}
     if head.data_choices.made["rho"][0] != head.version:
         return {"rho": head.choices["rho"]}

@@ -13,6 +13,7 @@ Exactness: with integer q, a float64 product-sum is exact while the sum of the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -154,6 +155,12 @@ def hashed_blocks(J: int) -> list[tuple[int, int]]:
             first, size = i, 0
         size += (b - a) * b
     return [*out, (first, len(strips(J)))]
+
+
+def hash_lower(update: Callable[[bytes], None], packed: Tensor, J: int, R: int) -> None:
+    """Give the canonical bytes (:func:`lower_bytes`) to a hash, block by block."""
+    for block in hashed_blocks(J):
+        update(lower_bytes(packed, J, R, block))
 
 
 def lower_bytes(packed: Tensor, J: int, R: int, block: tuple[int, int] | None = None) -> bytes:

@@ -9,7 +9,7 @@ import torch
 from torchlssvm.errors import OutOfMemoryError
 
 CHECKED_BYTES = 2**28
-"""Requests below 256 MiB are not checked: asking the system costs more than they do."""
+"""Bytes from which a request is worth checking: for less than 256 MiB asking the system costs more."""
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -29,7 +29,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
     """OutOfMemoryError, before anything is allocated, unless so many bytes are free on the device."""
-    free = free_bytes(device) if needed >= CHECKED_BYTES else None
+    free = free_bytes(device)
     if free is not None and needed > free:
         raise OutOfMemoryError(
             f"{what} needs {needed:,} bytes on {device}, where {free:,} are free. {remedy} Nothing was changed."

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TypeVar
 
@@ -36,30 +37,33 @@ class _Local(threading.local):
 _local = _Local()
 
 
-class threads_for:
+def threads_for(work: float) -> AbstractContextManager[None]:
     """A context in which torch uses one thread if the work, in floating point operations, is small, and else all it may.
 
-    Large work inside small work has all threads again.
+    Large work inside small work has all threads again. It does nothing where the number of threads is right already.
     """
+    now = torch.get_num_threads()
+    wanted = (_local.full or now) if work >= SMALL_WORK else 1
+    return nullcontext() if wanted == now else _Threads(wanted)
 
-    def __init__(self, work: float):
-        self.large = work >= SMALL_WORK
+
+class _Threads:
+    """A context in which torch uses a number of threads, and knows how many there are outside of small work."""
+
+    def __init__(self, wanted: int):
+        self.wanted = wanted
 
     def __enter__(self) -> None:
         self.before, self.outer = torch.get_num_threads(), _local.full
         if not self.outer:
             _local.full = self.before
-        wanted = _local.full if self.large else 1
-        if wanted != self.before:
-            torch.set_num_threads(wanted)
-        self.wanted = wanted
+        torch.set_num_threads(self.wanted)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _local.full = self.outer
-        if self.wanted != self.before:
-            torch.set_num_threads(self.before)
+        torch.set_num_threads(self.before)
 
 
 class _Items(Iterator[T]):

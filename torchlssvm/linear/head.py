@@ -242,7 +242,8 @@ class LSSVMHead(nn.Module):
     @property
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read. ``"gcv"`` lets it be chosen from then on."""
-        if self.data_choices.rho_due and self.statistics is not None and not self.statistics.empty:
+        stats = self.statistics
+        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_due:
             self.solve()
         return self._options.rho
 
@@ -317,6 +318,21 @@ class LSSVMHead(nn.Module):
     def bias(self) -> Tensor:
         """b (K,), as nn.Linear has it."""
         return self.solve()[1]
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of its sums and of one solve, once it holds samples of every class: known before the first one.
+
+        8 J^2 for the sums (for each class with ``per_class`` or "ovo", each fold with ``folds``), and twice that to solve.
+
+        >>> f"{LSSVMHead(20_000, 10).planned_bytes / 1e9:.1f} GB"
+        '9.6 GB'
+        """
+        stats, square = self.statistics, 8 * self._in_features**2
+        if stats is None:
+            return 2 * square
+        groups = (self._num_classes if stats.per_class else 1) * max(1, stats.folds)
+        return (groups + 2) * square
 
     @property
     def checked(self) -> bool:
@@ -906,11 +922,11 @@ class LSSVMHead(nn.Module):
             self.check_whole()
             if self._solving and self.statistics is not None:
                 self.solver.reset()
-            if self.data_choices.rho_due and not self._source.empty:
+            if self.data_choices.made and self.data_choices.rho_due and not self._source.empty:
                 self._choose_rho()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
-            with threads_for(0), self.integrity if compact else nullcontext():
+            with self.integrity if compact else nullcontext():
                 self._solving = True
                 P = self.solver.inverse() if inverse else None
                 w, b = self.solver.weights()
@@ -976,7 +992,7 @@ class LSSVMHead(nn.Module):
         ``removed``: rows that are to be held; what shows it is read from the device together with the checks.
         """
         if self.statistics is not None:
-            question = self.rows.held.question if removed else None
+            question = self.rows.held.question if removed and self.rows.held.unchecked is None else None
             batch = self.statistics.check(x, y, weight, ids, like, question=question)
         else:
             assert isinstance(self.solver, CompactSolver)
@@ -1009,7 +1025,7 @@ class LSSVMHead(nn.Module):
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None
         with threads_for(0), self.changing():  # large sums and solves inside have all threads
-            self.solver.release(sum(len(batch) for batch, _ in changes))
+            self.solver.release(sum(batch.x.shape[0] for batch, _ in changes))
             views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
             self.solver.changed(changes, views)
             if undo is not None:

@@ -359,8 +359,6 @@ class Membership:
 
     def question(self, x: Tensor, grid: FixedPoint) -> list[Tensor]:
         """Products of rows to be removed under each key, and of all rows that wait: what a removal has to read. x: (B, J)."""
-        if self.unchecked is not None:
-            return []
         own = [grid_products(x, grid, t.key) for t in self.tables]
         return own + [t for table in self.tables for t in tensors_of(table.waiting)]
 

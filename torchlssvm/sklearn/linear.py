@@ -16,6 +16,7 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
+from torchlssvm.sklearn.dual_head import DualHead
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,10 +32,49 @@ def choose_multiclass(classes: int, features: int) -> str:
     return "ovo" if 3 <= classes <= MOST_PAIRED_CLASSES and features <= MOST_PAIRED_FEATURES else "ovr"
 
 
+WIDE_FEATURES = 512
+"""More features than this, and than samples, are solved in the dual without a grid: with fewer the sums cost little."""
+
+BLOCK_ROWS = 1024
+"""Rows of a sparse matrix that are made dense at a time, to be summed or scored."""
+
+
 class LinearEstimator(BaseEstimator):
     """The base of the estimators on a linear head."""
 
-    head_: LinearHead
+    head_: Any  # a linear head, or a DualHead
+    _sparse: str | bool = False
+    """Sparse matrices that are taken, as scikit-learn names them."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = bool(self._sparse)
+        return tags
+
+    def _is_dual(self, X: Any, sample_weight: Any = None) -> bool:
+        """True for few samples of many features that a DualHead can take: no grid, no weights, nothing to be made ready."""
+        plain = ("alphas", "normalize", "scale", "class_weight", "calibration", "device", "grid")
+        wanted = all(getattr(self, name, None) is None for name in plain) and not getattr(self, "store_loo", False)
+        return (
+            wanted and bool(self._sparse) and sample_weight is None and self.intercept in ("free", "none")
+            and WIDE_FEATURES < X.shape[1] > X.shape[0] and getattr(self, "multiclass", "auto") in ("auto", "ovr")
+        )  # fmt: skip
+
+    def _add(self, X: Any, y: Array, weight: Tensor | None) -> None:
+        """Learn checked samples; a sparse matrix in blocks of rows."""
+        if isinstance(self.head_, DualHead):
+            self.head_.add(X, y)
+            return
+        for rows in blocks(X):
+            part = None if weight is None else weight[rows]
+            self.head_.add(self._here(dense(X[rows])), self._here(y[rows]), weight=part)
+
+    def _remove(self, X: Any, y: Array, weight: Tensor | None) -> None:
+        """Unlearn checked samples."""
+        if isinstance(self.head_, DualHead):
+            self.head_.remove(X, y)
+            return
+        self.head_.remove(self._here(dense(X)), self._here(y), weight=weight)
 
     def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
         return kind(
@@ -73,10 +113,20 @@ class LinearEstimator(BaseEstimator):
         if getattr(self, "store_loo", False):
             self.leave_one_out_ = self.head_.leave_one_out(X, y, weight).cpu().numpy()
 
+    def _check_weights(self, sample_weight: Any) -> None:
+        """ValueError for sample weights where rows are kept: they have none."""
+        if sample_weight is not None and isinstance(self.head_, DualHead):
+            raise ValueError(
+                "this estimator was fitted on fewer samples than features and keeps its rows, without weights: begin with "
+                "partial_fit, or with sample_weight, to sum them instead"
+            )
+
     def _judge_sums(self) -> None:
         """Choose rho after a change of samples, as far as that goes without all of them at hand."""
-        self.head_.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
         self.__dict__.pop("leave_one_out_", None)  # of other samples
+        if isinstance(self.head_, DualHead):
+            return
+        self.head_.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
         if self.alphas is None:
             return
         values = self._candidates()
@@ -109,10 +159,16 @@ class LinearEstimator(BaseEstimator):
         return False
 
     def _scores(self, X: Any) -> Tensor:
+        return self._answer(X, "forward")
+
+    def _answer(self, X: Any, verb: str) -> Tensor:
+        """Ask the head for all rows of X; a sparse matrix in blocks."""
         check_is_fitted(self, "head_")
-        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
-        scores: Tensor = self.head_(self._here(X))
-        return scores
+        X = validate_data(self, as_csr(X), reset=False, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
+        ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
+        if isinstance(self.head_, DualHead):
+            return ask(X)  # type: ignore[no-any-return]
+        return torch.cat([ask(self._here(dense(X[rows]))) for rows in blocks(X)])
 
 
 class LinearClassifier(Classifier, LinearEstimator):
@@ -131,13 +187,20 @@ class LinearClassifier(Classifier, LinearEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,)."""
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES)
+        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         self._learn_classes(y, sample_weight)
+        if self._is_dual(X, sample_weight):
+            self.head_ = DualHead(X.shape[1], len(self.classes_), self.rho, self.intercept, labels=True)
+            self._add(X, self._encode(y), None)
+            return self
         self._start(X.shape[1])
-        x, labels, weight = self._here(X), self._here(self._encode(y)), self._weight(sample_weight, X)
-        self.head_.add(x, labels, weight=weight)
+        encoded, weight = self._encode(y), self._weight(sample_weight, X)
+        self._add(X, encoded, weight)
+        if not self._needs_rows():
+            return self
+        x, labels = self._here(dense(X)), self._here(encoded)
         self._judge(x, labels, weight)
         if self.calibration is not None:
             if weight is not None:
@@ -145,22 +208,28 @@ class LinearClassifier(Classifier, LinearEstimator):
             self.head_.calibrate(x, labels, self.calibration, weight=weight)
         return self
 
+    def _needs_rows(self) -> bool:
+        """True if something is chosen or fitted from all rows at once."""
+        return self.alphas is not None or self.calibration is not None or getattr(self, "store_loo", False)
+
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y."""
         first = not hasattr(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=first)
+        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
         if first:
             self._learn_classes(y if classes is None else classes)
             self._start(X.shape[1])
-        self.head_.add(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
+        self._check_weights(sample_weight)
+        self._add(X, self._encode(y), self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
-        self.head_.remove(self._here(X), self._here(self._encode(y)), weight=self._weight(sample_weight, X))
+        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
+        self._check_weights(sample_weight)
+        self._remove(X, self._encode(y), self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
@@ -168,6 +237,8 @@ class LinearClassifier(Classifier, LinearEstimator):
         """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,)."""
         check_is_fitted(self, "head_")
         X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
+        if isinstance(self.head_, DualHead):
+            raise ValueError("calibration needs calibration='temperature', 'platt' or 'isotonic' before fit")
         weight = self._weight(sample_weight, X)
         self.head_.calibrate(self._here(X), self._here(self._encode(y)), self.calibration, weight=weight)
         return self
@@ -178,17 +249,19 @@ class LinearClassifier(Classifier, LinearEstimator):
         Labels in the result are numbers of ``classes_``; ``found.order`` are rows of X, the most suspicious first.
         """
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
-        labels = self._here(self._encode(y))
+        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
+        if isinstance(self.head_, DualHead):
+            encoded = self._encode(y)
+            return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
+        X, labels = dense(X), self._here(self._encode(y))
         options: dict[str, Any] = {"pairs": "least"} if isinstance(self.head_, LSSVMHead) else {}
         return from_scores(self.head_.leave_one_out(self._here(X), labels, **options), labels)
 
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
         check_is_fitted(self, "head_")
-        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
         try:
-            out: Array = self.head_.predict_proba(self._here(X)).cpu().numpy()
+            out: Array = self._answer(X, "predict_proba").cpu().numpy()
         except NotFittedError as error:
             raise NotFittedError(
                 "samples have changed since the probabilities were calibrated, and those that are gone have shaped them: call "
@@ -205,6 +278,11 @@ class LSSVMClassifier(LinearClassifier):
 
     Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
     stand-in for ``RidgeClassifierCV`` that does not hold X.
+
+    X may be sparse (scipy's or torch's CSR): it is never made dense as a whole, unless ``alphas``, ``calibration`` or
+    ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in the dual where
+    nothing but rho and the intercept is asked for: the estimator then keeps its rows,** and ``head_`` is a
+    :class:`~torchlssvm.sklearn.dual_head.DualHead`. On a grid, sums are kept whatever n is: 8 J^2 bytes.
 
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
     rounding (1e-12), not to the bit, and has no digest. ``grid="auto"`` makes it exact to the bit.**
@@ -240,10 +318,13 @@ class LSSVMClassifier(LinearClassifier):
         self.class_weight, self.multiclass, self.calibration = class_weight, multiclass, calibration
         self.normalize, self.scale, self.grid, self.store_loo, self.device = normalize, scale, grid, store_loo, device
 
+    _sparse = "csr"
+
     @property
     def multiclass_(self) -> str:
         """One class against the rest, "ovr", or against each other one, "ovo", as in use."""
-        return self.head_.multiclass
+        kind: str = self.head_.multiclass
+        return kind
 
     def _start(self, in_features: int) -> None:
         weight, kind = self._class_weight(), self.multiclass
@@ -298,6 +379,8 @@ class MarginClassifier(LinearClassifier):
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
     """Ridge regression with exact ``partial_fit`` and ``partial_unfit``; one or several targets.
 
+    X may be sparse, and n < J with J > 512 is solved in the dual on rows that are kept, as by ``LSSVMClassifier``.
+
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the weights are those that never saw the samples to
     rounding (1e-12), not to the bit. ``grid="auto"`` makes them exact to the bit.**
 
@@ -327,8 +410,19 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _check(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, multi_output=True, y_numeric=True, reset=reset)
+    _sparse = "csr"
+
+    def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
+        X, y = validate_data(
+            self,
+            as_csr(X),
+            y,
+            dtype=FLOAT_DTYPES,
+            multi_output=True,
+            y_numeric=True,
+            reset=reset,
+            accept_sparse=self._sparse,
+        )
         if reset:
             self._flat = y.ndim == 1
         return X, y.astype(np.float64, copy=False).reshape(len(y), -1)
@@ -336,10 +430,15 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,) or (n, K); sample_weight: (n,)."""
         X, y = self._check(X, y, True)
+        if self._is_dual(X, sample_weight):
+            self.head_ = DualHead(X.shape[1], y.shape[1], self.rho, self.intercept, labels=False)
+            self._add(X, y, None)
+            return self
         self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
-        x, target, weight = self._here(X), self._here(y), self._weight(sample_weight, X)
-        self.head_.add(x, target, weight=weight)
-        self._judge(x, target, weight)
+        weight = self._weight(sample_weight, X)
+        self._add(X, y, weight)
+        if self.alphas is not None or self.store_loo:
+            self._judge(self._here(dense(X)), self._here(y), weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -348,7 +447,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         X, y = self._check(X, y, first)
         if first:
             self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
-        self.head_.add(self._here(X), self._here(y), weight=self._weight(sample_weight, X))
+        self._check_weights(sample_weight)
+        self._add(X, y, self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
@@ -356,7 +456,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         """Unlearn samples that were learned, exactly."""
         check_is_fitted(self, "head_")
         X, y = self._check(X, y, False)
-        self.head_.remove(self._here(X), self._here(y), weight=self._weight(sample_weight, X))
+        self._check_weights(sample_weight)
+        self._remove(X, y, self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
@@ -367,3 +468,26 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         """Predict targets (B,) or (B, K)."""
         scores: Array = self._scores(X).cpu().numpy()
         return scores[:, 0] if self._flat else scores
+
+
+def as_csr(X: Any) -> Any:
+    """A torch tensor in CSR form as scipy has it; anything else as it is."""
+    if not isinstance(X, Tensor) or X.layout != torch.sparse_csr:
+        return X
+    from scipy.sparse import csr_matrix
+
+    parts = (X.values(), X.col_indices(), X.crow_indices())
+    return csr_matrix(tuple(part.detach().cpu().numpy() for part in parts), shape=tuple(X.shape))
+
+
+def dense(X: Any) -> Array:
+    """Rows as an array."""
+    rows: Array = X if isinstance(X, np.ndarray) else X.toarray()
+    return rows
+
+
+def blocks(X: Any) -> list[slice]:
+    """Blocks of rows: all of an array, so many of a sparse matrix."""
+    if isinstance(X, np.ndarray):
+        return [slice(0, len(X))]
+    return [slice(a, a + BLOCK_ROWS) for a in range(0, X.shape[0], BLOCK_ROWS)]

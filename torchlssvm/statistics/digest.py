@@ -32,8 +32,7 @@ FORMAT = "torchlssvm-statistics-1"
 def hash_group(packed: Tensor, J: int, R: int, moments: Tensor) -> bytes:
     """Hash the packed sums of a group and its sum z z^T."""
     inner = hashlib.sha256()
-    for block in gram.hashed_blocks(J):
-        inner.update(gram.lower_bytes(packed, J, R, block))
+    gram.hash_lower(inner.update, packed, J, R)
     inner.update(moments.cpu().numpy().astype("<i8", copy=False).tobytes())
     return inner.digest()
 

@@ -15,7 +15,7 @@ from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, T
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_from_fields, grid_to_fields
-from torchlssvm.functional.memory import require_memory
+from torchlssvm.functional.memory import CHECKED_BYTES, require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
@@ -427,10 +427,10 @@ class Statistics:
             raise ValueError("statistics per class need labels (B,), got float targets")
         return batch
 
-    @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
-        self.change([(self.check(x, y, weight, ids), 1)])
+        with torch.inference_mode(False), torch.no_grad():
+            self.change([(self.check(x, y, weight, ids), 1)])
         return self
 
     @exactly
@@ -493,12 +493,15 @@ class Statistics:
         new: set[int] = set()
         for r in rows:
             new |= {0} if r.host_codes is None else set(np.unique(r.host_codes).tolist())
-        numbers = self.packed_length(kind) * len(new - set(known))
-        if numbers:
-            square = self.in_features**2 if self.accumulator is None else 0
+        new -= set(known)
+        if not new:
+            return
+        square = self.in_features**2 if self.accumulator is None else 0
+        needed = 8 * (self.packed_length(kind) * len(new) + square)
+        if needed >= CHECKED_BYTES:
             groups = f"sums of {len(new)} classes or folds" if len(new) > 1 else "sums"
             require_memory(
-                8 * (numbers + square), self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
+                needed, self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
                 "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
             )  # fmt: skip
 
@@ -703,11 +706,12 @@ class Statistics:
 
     def zero(self, device: torch.device | None = None) -> Statistics:
         """Return empty statistics of the same shape, the neutral element; here, or on another device."""
-        return Statistics(
-            self.in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
-            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=self.folds,
-            normalize=self.normalize, scale=self.scale, device=self.device if device is None else device,
-        )  # fmt: skip
+        out = object.__new__(Statistics)
+        out.__dict__.update({name: getattr(self, name) for name in (*FORM, "requested")})
+        out.device = self.device if device is None else device
+        out._forget_mark()
+        out._reset()
+        return out
 
     @exactly
     def _combined(self, other: Statistics, first: int, second: int) -> Statistics:
@@ -746,7 +750,6 @@ class Statistics:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @exactly
     def canonicalize(self) -> None:
         """Bring all rows into the sums; sums that are all zero go back to the state before any data."""
         self.check_whole()
@@ -758,7 +761,7 @@ class Statistics:
         left = {g: v for g, v in sums.items() if not self._small(v)}
         self.accumulator.sums = left
         if not left:
-            with self.integrity:
+            with torch.inference_mode(False), self.integrity:
                 self._reset()
 
     def _small(self, sums: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
+from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
@@ -82,6 +83,7 @@ class CertificateIssuer:
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
             return None
+        made = public_choices(head, key) if isinstance(head, LinearHead) and head.data_choices.made else {}
         return Certificate(
             events=[
                 {
@@ -103,7 +105,7 @@ class CertificateIssuer:
             samples=state["samples"],
             compacted=compacted >= last,
             scope={
-                "choices": head_choices(options, head) | public_choices(head, key) | choices,
+                "choices": head_choices(options, head) | made | choices,
                 "snapshots": self.snapshots.names_before(last),
                 "checkpoints": self.checkpoints_before(last, known),
             },

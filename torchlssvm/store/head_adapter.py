@@ -128,7 +128,8 @@ class LinearAdapter(SampleAdapter):
     @property
     def rho_is_open(self) -> bool:
         """True if the head has a rule for rho and has not chosen: it has no value of its own."""
-        return self.head.data_choices.rho_due
+        choices = self.head.data_choices
+        return bool(choices.made) and choices.rho_due
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""

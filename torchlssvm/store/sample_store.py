@@ -33,7 +33,6 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -299,6 +298,11 @@ class SampleStore:
         """The adapter that drives the head; a kernel machine's own ids of the samples are there."""
         return self._live.adapter
 
+    def follow(self, head: Any) -> None:
+        """Bring a head in step with what the open view shows, if it is the live one."""
+        if self._live.adapter is not None and self._live.adapter.head is head:
+            self._live.follow()
+
     @property
     def head_position(self) -> int:
         """The position of the live head: the store's, unless another process has written since."""
@@ -531,7 +535,8 @@ class SampleStore:
         adapter = self._live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
-        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
+        choices = adapter.head.data_choices
+        if not self.readonly and choices.made and choices.rho_rule is not None:
             try:
                 with self._db.held(), self._db.transaction():
                     head = self._live.prepare().head
@@ -608,7 +613,7 @@ class SampleStore:
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
         work = self._transaction(self._live.required())
-        with threads_for(0), self._db.held():  # rows are encoded on one thread; large sums inside have all
+        with self._db.held():
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
             self._db.begin()
@@ -915,7 +920,6 @@ class SampleStore:
         """Let SQLite check the whole file; StoreError when a page, a row or an index is not where it should be."""
         self._db.check_structure()
 
-    @exactly
     def recompute(self, entries: Sequence[Entry] | None = None, fast: bool = False) -> tuple[int, str | None]:
         """Sum all rows anew: their number and digest. ``entries``: :meth:`history`, where it is known already.
 
@@ -923,7 +927,7 @@ class SampleStore:
         StoreError unless they are the samples that the journal has as added and not removed since: each row's id and nonce
         must be behind a commitment of its own.
         """
-        with self.view():
+        with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()
             held = commitments_held(self.history() if entries is None else entries)
             count, digest, batches = len(held), None, self._take_from(held)

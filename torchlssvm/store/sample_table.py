@@ -24,6 +24,7 @@ from torch import Tensor
 from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.store.database import Database, checksums
 from torchlssvm.store.journal import commitments
 
@@ -82,7 +83,8 @@ class Codec:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
             return split(array.astype("<f8" if wide else "<f4", copy=False))
-        q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
+        with threads_for(PASS_WORK * x.numel()):
+            q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
         if not q.size:
             return split(q)
         largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
@@ -340,6 +342,17 @@ class SampleTable:
             yield rows
             if len(found) < size:
                 return
+
+    def names(self) -> Iterator[tuple[list[str], list[str | None]]]:
+        """Ids and subjects of all rows, in batches; features are not read."""
+        last = -1
+        while True:
+            sql = f"SELECT seq, id, subject FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
+            found = self.db.all(sql, (last,))
+            if not found:
+                return
+            last = self._ordered([last, *(row[0] for row in found)])[-1]
+            yield [row[1] for row in found], [row[2] for row in found]
 
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         blobs = [row[9] if isinstance(row[9], bytes) else b"" for row in found]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchlssvm.audit.certificate import NONCE_BYTES
@@ -116,7 +117,6 @@ class Transaction:
 
     # -- applying ------------------------------------------------------------------------------------------------------
 
-    @exactly
     def apply(
         self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
     ) -> list[AppliedEvent | EmptyEvent | int]:
@@ -125,7 +125,8 @@ class Transaction:
         ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
         """
         self.position = position
-        return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
+        with torch.inference_mode(False), torch.no_grad():
+            return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
 
     def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
         past = self._past_event(event.event_id)

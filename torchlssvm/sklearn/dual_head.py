@@ -1,0 +1,175 @@
+"""A least-squares head that keeps its rows, for fewer samples than features."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError
+from torchlssvm.functional import checks, dual_ridge
+from torchlssvm.functional.calibration import least_squares
+from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
+from torchlssvm.sklearn.common import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DualHead:
+    """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
+
+    n samples take n rows and an (n, n) system instead of a (J, J) one. Sums of floats: no digest, removal to rounding.
+
+    Args:
+        in_features: J.
+        outputs: K, classes or targets.
+        rho: a number, or ``"gcv"``: chosen at each solve.
+        intercept: ``"free"`` or ``"none"``.
+        labels: True for labels (n,), False for targets (n, K).
+    """
+
+    multiclass = "ovr"
+    keeps_rows = True
+    device = torch.device("cpu")
+
+    def __init__(self, in_features: int, outputs: int, rho: Any, intercept: str, labels: bool):
+        self.in_features, self.num_classes, self.intercept, self.labels = in_features, outputs, intercept, labels
+        self.rule = isinstance(rho, str) and rho == "gcv"
+        self._rho = 1.0 if self.rule else checks.positive(rho, "rho (or 'gcv')")
+        self.rows: Any = None  # (n, J), an array or a CSR matrix
+        self.y = np.zeros((0,) if labels else (0, outputs))
+        self._solved: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return len(self.y)
+
+    @property
+    def rho(self) -> float:
+        """The regularization in use."""
+        self._solve()
+        return self._rho
+
+    @property
+    def weight(self) -> Tensor:
+        """w as nn.Linear has it, (K, J)."""
+        return self._solve()[0].mT
+
+    @property
+    def bias(self) -> Tensor:
+        """b (K,)."""
+        return self._solve()[1]
+
+    def add(self, x: Any, y: Array) -> Self:
+        """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K)."""
+        self.rows = x if self.rows is None else stack([self.rows, x])
+        self.y = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y])
+        self._solved = None
+        return self
+
+    def remove(self, x: Any, y: Array) -> Self:
+        """Unlearn samples: rows that are held, bit for bit; RemovalError, with nothing changed, for one that is not."""
+        held: dict[bytes, list[int]] = {}
+        for i, key in enumerate(keys(self.rows, self.y)):
+            held.setdefault(key, []).append(i)
+        gone = []
+        for i, key in enumerate(keys(x, y)):
+            if not held.get(key):
+                raise RemovalError(f"row {i} is not among the samples held, with this label. Nothing was changed.")
+            gone.append(held[key].pop())
+        keep = np.setdiff1d(np.arange(self.n), gone)
+        self.rows, self.y, self._solved = self.rows[keep], self.y[keep], None
+        return self
+
+    def targets(self) -> Tensor:
+        """Targets (n, K): -1 and +1 of labels."""
+        if not self.labels:
+            return torch.from_numpy(np.asarray(self.y, dtype=np.float64))
+        return (
+            2.0 * torch.nn.functional.one_hot(torch.from_numpy(self.y.astype(np.int64)), self.num_classes).double()
+            - 1.0
+        )
+
+    def system(self) -> tuple[Tensor, Tensor, Array, Tensor]:
+        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept."""
+        Y, free = self.targets(), self.intercept == "free"
+        mean = np.asarray(self.rows.mean(0), dtype=np.float64).reshape(-1) if free else np.zeros(self.in_features)
+        centre = Y.mean(0) if free else torch.zeros(Y.shape[1], dtype=torch.float64)
+        if isinstance(self.rows, np.ndarray):
+            centred = self.rows.astype(np.float64, copy=False)
+            centred = centred - mean if free else centred
+            K = torch.from_numpy(centred @ centred.T)  # half the work: NumPy sees that both factors are the same
+        else:
+            product = (self.rows @ self.rows.T).toarray()
+            K = torch.from_numpy(np.asarray(product, dtype=np.float64))
+            K = dual_ridge.centred(K) if free else K
+        return K, Y - centre, mean, centre
+
+    def _solve(self) -> tuple[Tensor, Tensor]:
+        """Bring w (J, K) and b (K,) up to date."""
+        if self._solved is None:
+            K, Y, mean, centre = self.system()
+            if self.rule and self.n >= LEAST_SAMPLES:
+                s, Q = torch.linalg.eigh(K)
+                s, R = s.clamp(min=0.0), Q.mT @ Y
+                self._rho = self.choose(s, R)
+                alpha = Q @ (R / (s + self._rho)[:, None])
+            else:
+                alpha = dual_ridge.solve(K, Y, self._rho)
+            w = torch.from_numpy(np.ascontiguousarray(self.rows.T @ alpha.numpy()))
+            self._solved = w, centre - torch.from_numpy(mean) @ w
+        return self._solved
+
+    def choose(self, s: Tensor, R: Tensor) -> float:
+        """Choose rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger. s: (n,); R: (n, K)."""
+        mean = float(s.sum()) / self.in_features
+        exponent = math.frexp(mean)[1] if mean > 0 else 0
+        powers = range(exponent + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
+        rhos = torch.tensor([2.0**k for k in powers], dtype=torch.float64)
+        errors = dual_ridge.gcv_errors(s, R, rhos, self.intercept == "free")
+        return float(rhos[errors <= errors.amin() * (1.0 + TIE_TOLERANCE)].amax())
+
+    def __call__(self, x: Any) -> Tensor:
+        """Scores (B, K) of rows (B, J), dense or sparse."""
+        w, b = self._solve()
+        return torch.from_numpy(np.ascontiguousarray(x @ w.numpy())) + b
+
+    def predict_proba(self, x: Any) -> Tensor:
+        """Probabilities (B, K): (1 + score) / 2, projected."""
+        return least_squares(self(x))
+
+    def leave_one_out(self, x: Any, y: Array) -> Tensor:
+        """Scores (n, K) of all samples held, each by the head that never saw it; ValueError for other samples."""
+        if keys(x, y) != keys(self.rows, self.y):
+            raise ValueError("leave-one-out needs the samples that are held, in the order they were added")
+        rho = self.rho
+        K, Y, _, _ = self.system()
+        return self.targets() - dual_ridge.left_out(K, Y, rho, self.intercept == "free")
+
+
+def stack(parts: list[Any]) -> Any:
+    """Rows one below the other, dense or sparse."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    from scipy.sparse import csr_matrix, vstack
+
+    return vstack([csr_matrix(part) for part in parts], format="csr")
+
+
+def keys(rows: Any, y: Array) -> list[bytes]:
+    """The bytes of each row with its label or targets."""
+    y = np.ascontiguousarray(y, dtype=np.float64)
+    if isinstance(rows, np.ndarray):
+        rows = np.ascontiguousarray(rows, dtype=np.float64)
+        return [rows[i].tobytes() + y[i].tobytes() for i in range(len(y))]
+    rows = rows.tocsr().sorted_indices()
+    data, at, ends = rows.data.astype(np.float64), rows.indices.astype(np.int64), rows.indptr
+    return [
+        data[a:b].tobytes() + at[a:b].tobytes() + y[i].tobytes() for i, (a, b) in enumerate(itertools.pairwise(ends))
+    ]
