@@ -101,6 +101,7 @@ def test_what_a_gpu_allows_across_devices(device):
         (lambda x: torch.linalg.cholesky_ex(x.T @ x), 2, 0),
         (lambda x: torch.linalg.cholesky(x.T @ x + torch.eye(3, device="cuda")), 4, 1),
         (lambda x: x.unique(), 1, 1),
+        (lambda x: (x > 99).nonzero(), 2, 1),  # nothing found, but asked for
         (lambda x: x[:0].clone(), 0, 0),
         (lambda x: x[:0].cpu(), 0, 0),
         (lambda x: x[:1].clone().squeeze_(), 1, 0),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import sqlite3
 import tempfile
 import time
@@ -25,8 +26,9 @@ from torchlssvm import LSSVMHead, cli
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional import gram
 from torchlssvm.functional.freivalds import GramCheck
-from torchlssvm.store import SampleStore
+from torchlssvm.store import SampleStore, new_suppression_key
 from torchlssvm.store.database import FILE
+from torchlssvm.store.suppression_key import KEY_VARIABLE
 
 BATCH, CLASSES = 1024, 10
 
@@ -41,7 +43,10 @@ def seconds(job: Callable[[], Any]) -> float:
 def fill(folder: Path, samples: int, features: int) -> Path:
     """Make a store, erase somebody, and return the file of the certificate."""
     generator = torch.Generator().manual_seed(0)
-    with SampleStore(folder, head=LSSVMHead(features, CLASSES)) as store:
+    key = new_suppression_key(folder.with_suffix(".key"))
+    os.environ[KEY_VARIABLE] = str(key)
+    head = LSSVMHead(features, CLASSES, rho="gcv")  # as torchlssvm init makes it
+    with SampleStore(folder, head=head, suppression_list=folder.with_suffix(".list")) as store:
         for start in range(0, samples + 10, BATCH):
             n = min(BATCH, samples + 10 - start)
             x = torch.randn(n, features, generator=generator).relu()

@@ -23,6 +23,7 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar
 from unittest import mock
@@ -63,6 +64,18 @@ FACTORIZATIONS = ERROR_CHECKS | ON_REQUEST | {
     aten.linalg_solve_triangular, aten.triangular_solve, aten.linalg_qr, aten.cholesky_solve, aten.linalg_lu_solve,
 }  # fmt: skip
 """Linear algebra that the GPU's libraries have for single and double precision only."""
+
+
+SPECIAL = COPIES | INDEXED | INTEGER_PRODUCTS | SCALAR_READS | VALUE_SHAPES | FACTORIZATIONS
+"""Operations about which there is more to say than that they are launched on tensors of one device."""
+
+
+@lru_cache(maxsize=4096)
+def is_started(func: Any) -> bool:
+    """True if an operation launches a kernel: no view, no allocation, no read."""
+    packet = func.overloadpacket
+    view = func.is_view or torch.Tag.inplace_view in func.tags
+    return not (view or packet in ALLOCATIONS | ALIASES | SCALAR_READS or packet is aten._linalg_check_errors)
 
 
 class Cost:
@@ -316,15 +329,16 @@ class PretendCuda(TorchDispatchMode):
             with torch.inference_mode(False):
                 return self.run(func, args, kwargs)
         packet = func.overloadpacket
-        target = kwargs.get("device")
+        special, target = packet in SPECIAL, kwargs.get("device")
         tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
         on_device = any(isinstance(t, PretendTensor) for t in tensors)
         if not on_device and (target is None or torch.device(target).type != "cuda"):
             return func(*args, **kwargs)  # nothing of the device in it
         if target is not None and torch.device(target).index not in (None, 0):
             raise RuntimeError(f"CUDA error: invalid device ordinal {target}: one device is pretended")
-        check_devices(packet, args, tensors)
-        check_types(packet, tensors)
+        check_devices(packet, args, tensors, special)
+        if special:
+            check_types(packet, tensors)
         if kwargs.get("pin_memory"):
             raise RuntimeError("cannot pin a CUDA tensor: only dense CPU tensors can be pinned")
         cpu_args = [unwrap(a) for a in args]
@@ -335,10 +349,9 @@ class PretendCuda(TorchDispatchMode):
         if packet is aten._to_copy and stays != isinstance(args[0], PretendTensor):
             cpu_kwargs.pop("device")
         out = func(*cpu_args, **cpu_kwargs)
-        if any(t.numel() for t in (*tensors_in([out]), *([tensors[0]] if packet in COPIES else []))):
-            self.count(func, packet, args, kwargs, tensors)
-        elif not isinstance(out, torch.Tensor | list | tuple):
-            self.count(func, packet, args, kwargs, tensors)  # a number that was read
+        found = list(tensors_in([out]))
+        if not found or any(t.numel() for t in found) or (special and packet in VALUE_SHAPES | INDEXED):
+            self.count(func, packet, args, kwargs, tensors, special)
         if self.product_error and packet in (aten.mm, aten.addmm, aten.bmm) and out.dtype == torch.float64:
             out = out * (1 + self.product_error)
         if torch.Tag.inplace_view in func.tags:  # squeeze_ and its kind: the wrapper's own shape changes too
@@ -353,17 +366,16 @@ class PretendCuda(TorchDispatchMode):
         """True unless the operation writes into a CPU tensor."""
         return not (packet is aten.copy_ and not isinstance(args[0], PretendTensor))
 
-    def count(self, func: Any, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+    def count(self, func: Any, packet: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], special: bool) -> None:
         """Add one operation to the launches, and to the synchronizations if the host waits.
 
-        Not called for results without elements: kernels return before they start for those.
+        Not called for results without elements, unless their shape had to be read: kernels return before they start for those.
         """
-        name = str(packet).removeprefix("aten.")
-        view = func.is_view or torch.Tag.inplace_view in func.tags
-        if packet in ALLOCATIONS or packet in ALIASES or view or packet is aten._linalg_check_errors:
-            pass
-        elif packet not in SCALAR_READS:
+        name = packet.__name__
+        if is_started(func):
             self.cost.launched[name] += 1
+        if not special:
+            return
         between = {isinstance(t, PretendTensor) for t in tensors} | (
             {torch.device(kwargs["device"]).type == "cuda"} if kwargs.get("device") is not None else set()
         )
@@ -388,13 +400,14 @@ class PretendCuda(TorchDispatchMode):
             self.cost.synchronized[name] += 1
 
 
-def check_devices(packet: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+def check_devices(packet: Any, args: Any, tensors: list[torch.Tensor], special: bool) -> None:
     """Refuse what a GPU refuses: CPU tensors with dimensions beside tensors of the device."""
-    if packet in COPIES or not any(isinstance(t, PretendTensor) for t in tensors):
-        return
-    if packet in INDEXED:  # indices may be on the CPU
-        tensors = list(tensors_in((args[0], *args[2:])))
     hosts = [t for t in tensors if not isinstance(t, PretendTensor)]
+    if not hosts or len(hosts) == len(tensors) or (special and packet in COPIES):
+        return
+    if special and packet in INDEXED:  # indices may be on the CPU
+        tensors = list(tensors_in((args[0], *args[2:])))
+        hosts = [t for t in tensors if not isinstance(t, PretendTensor)]
     all_scalars_on_device = all(t.dim() == 0 for t in tensors if isinstance(t, PretendTensor))
     for t in hosts:
         if t.dim() or (all_scalars_on_device and tensors[0] is t and packet.__name__.endswith("_")):

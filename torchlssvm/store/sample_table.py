@@ -343,6 +343,17 @@ class SampleTable:
             if len(found) < size:
                 return
 
+    def names(self) -> Iterator[tuple[list[str], list[str | None]]]:
+        """Ids and subjects of all rows, in batches; features are not read."""
+        last = -1
+        while True:
+            sql = f"SELECT seq, id, subject FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
+            found = self.db.all(sql, (last,))
+            if not found:
+                return
+            last = self._ordered([last, *(row[0] for row in found)])[-1]
+            yield [row[1] for row in found], [row[2] for row in found]
+
     def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         blobs = [row[9] if isinstance(row[9], bytes) else b"" for row in found]
         for row, expected in zip(found, checksums([row[:8] for row in found], blobs), strict=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
 CHOICES = ("refuse", "skip")
-"""What becomes of an Add with samples that were erased: refused as a whole, or learned without them."""
+"""Ways to treat an Add with samples that were erased: refused as a whole, or learned without them."""
 
 SUPPRESSION_RECORD = "suppression"
 """Record of a store that uses a list."""
@@ -156,9 +156,8 @@ class Suppression:
     def held(self) -> list[str]:
         """The ids of samples that are held although they are on the list: an erasure was interrupted, or a copy put back."""
         found: list[str] = []
-        for rows in self.table.batches():
-            out = self.erased(rows.ids, rows.subjects)
-            found += [i for i, gone in zip(rows.ids, out, strict=True) if gone]
+        for ids, subjects in self.table.names():
+            found += [i for i, gone in zip(ids, self.erased(ids, subjects), strict=True) if gone]
         return found
 
     # -- lawful return -------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ WIDE_NUMBERS = 2**18
 """Differences to wide samples computed at a time: 2 MiB, what the processor keeps near."""
 SINGLE = 2.0**12
 """gamma |x - centre|^2 up to which single precision gives RBF values to three digits at least."""
+DEVICE_ROWS = 64
+"""Rows taken from a device at a time: one wait for all of them."""
 LEAST_ROWS = 2
 """Rows kept whatever ``cache_bytes`` says: what an event needs."""
 
@@ -50,6 +52,10 @@ class KernelRows:
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def _index(self, at: Array) -> Tensor:  # (k,) int64
+        """Positions on the device; it need not be waited for, since the driver reads host memory before the call returns."""
+        return torch.from_numpy(at).to(self.device, non_blocking=True)
 
     def _start_rbf(self) -> None:
         n, J = self.x.shape
@@ -87,7 +93,7 @@ class KernelRows:
         if self._rbf:
             self.x.numpy()[index_of(at)] = x.numpy()
         else:
-            index = torch.from_numpy(at).to(self.device)
+            index = self._index(at)
             self.x[index] = x
             if self.kernel is None:
                 self.x[:, index] = x.T
@@ -107,7 +113,7 @@ class KernelRows:
             return
         if self.fake:
             return
-        index = torch.from_numpy(at).to(self.device)
+        index = self._index(at)
         if self.kernel is None:
             own = self.x[index, index]
         elif not self.kernel.deep:
@@ -130,7 +136,7 @@ class KernelRows:
             self.x.numpy()[i] = 0.0
             self._shifted[i], self._squares[i], self._wide[i] = 0.0, 0.0, False
         else:
-            index = torch.from_numpy(at).to(self.device)
+            index = self._index(at)
             self.x[index] = 0.0
             if self.kernel is None:
                 self.x[:, index] = 0.0
@@ -163,8 +169,18 @@ class KernelRows:
     def row(self, i: int) -> Array:  # -> (capacity,)
         """Q_i:, from the cache, where it is afterwards. Not to be written to."""
         if self.cache.row_of[i] < 0:
-            self.keep(i, self.block(np.array([i]))[0])
+            for j, row in zip(*self._ahead(i), strict=True):
+                self.keep(j, row)
         return self.cache.rows[self.cache.row_of[i]]
+
+    def _ahead(self, i: int) -> tuple[list[int], Array]:
+        """Position i and its row; on a device those of samples near the margin before it, which events to come will ask for."""
+        at, s, room = np.array([i]), self.samples, len(self.cache.held) // 4
+        if self.device.type != "cpu" and not self.fake and room > 1:
+            missing = np.flatnonzero((s.ids >= 0) & (self.cache.row_of < 0))
+            near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, DEVICE_ROWS) - 1]
+            at = np.append(near[near != i], i)
+        return at.tolist(), self.block(at)
 
     def keep(self, i: int, row: Array) -> None:  # (capacity,)
         """Put a row of Q, computed already, into the cache."""
@@ -190,8 +206,8 @@ class KernelRows:
         return Q
 
     def _values(self, at: Array, columns: Array | None) -> Array:
-        index = torch.from_numpy(at).to(self.device)
-        every = slice(None) if columns is None else torch.from_numpy(columns).to(self.device)
+        index = self._index(at)
+        every = slice(None) if columns is None else self._index(columns)
         if self.kernel is None:
             return self.x[index][:, every].cpu().numpy()
         return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()

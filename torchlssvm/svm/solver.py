@@ -128,7 +128,7 @@ class PathSolver:
         s = self.samples
         left = s.y.copy()
         left[gone] = 0.0
-        if not ((left > 0).any() and (left < 0).any()):
+        if not left.max(initial=0.0) > 0.0 > left.min(initial=0.0):
             self._one_class(gone, left)
             return
         held = s.n - len(new) - len(gone)
