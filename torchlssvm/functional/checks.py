@@ -99,7 +99,11 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def features(given: Any, J: int, device: torch.device) -> Tensor:
-    """x as a float (B, J) tensor."""
+    """x as a float (B, J) tensor; sparse rows, torch's or scipy's, are made dense: give them in batches."""
+    if isinstance(given, Tensor) and given.layout != torch.strided:
+        given = given.to_dense()
+    elif hasattr(given, "toarray") and hasattr(given, "nnz"):
+        given = given.toarray()
     x = as_tensor(given, "x", device)
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""
