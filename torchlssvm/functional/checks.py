@@ -33,7 +33,7 @@ def to_host(*tensors: Tensor) -> list[list[float]] | None:
     if is_fake(*tensors):
         return None
     if all(t.device.type == "cpu" for t in tensors):
-        return [t.reshape(-1).tolist() for t in tensors]
+        return [t.tolist() if t.ndim == 1 else t.reshape(-1).tolist() for t in tensors]
     flat = torch.cat([t.reshape(-1).to(torch.float64) for t in tensors]).tolist()
     out, start = [], 0
     for t in tensors:
@@ -71,7 +71,7 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
             raise RuntimeError(
                 f"{name} is on {value.device} but the machine is on {device}: move one of them, e.g. {name}.to({str(device)!r})"
             )
-        return value.detach()
+        return value.detach() if value.requires_grad else value
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     try:
@@ -99,7 +99,11 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def features(given: Any, J: int, device: torch.device) -> Tensor:
-    """x as a float (B, J) tensor."""
+    """x as a float (B, J) tensor; sparse rows, torch's or scipy's, are made dense: give them in batches."""
+    if isinstance(given, Tensor) and given.layout != torch.strided:
+        given = given.to_dense()
+    elif hasattr(given, "toarray") and hasattr(given, "nnz"):
+        given = given.toarray()
     x = as_tensor(given, "x", device)
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""

@@ -197,10 +197,9 @@ class KernelInverse:
             B = self.product(Qc)
         places = slots.places(x.shape[0])
         at, top = slots.at(places), max(before, max(places) + 1)
-        block = self.block(x)
         tc = pad(y, (0, 1), value=1.0)
         if x.shape[0] == 1:  # numbers in the place of matrices: half the operations
-            host = checks.to_host(B @ Qc.mT, block)
+            host = checks.to_host(torch.mv(B, Qc[0]), self.matrix_diagonal(x))
             q = 1.0 if host is None else host[1][0]
             S = 1.0 if host is None else q - host[0][0]
             if not cost.LEAST_SHARE * q <= S:
@@ -210,7 +209,7 @@ class KernelInverse:
             self.Q = None
             out = slots.put(x, y, places)
             Z = self._terms()[self.waiting, :top]
-            Z[:before] = B[0] * -(S**-0.5)
+            torch.mul(B[0], -(S**-0.5), out=Z[:before])
             Z[places[0]] = S**-0.5
             self.h[:top].addr_(Z, v)
             if factor is not None:
@@ -219,7 +218,7 @@ class KernelInverse:
                 self.s[self.waiting] = 1.0
                 self.waiting += 1
             return out
-        term = block_inverse.addition(B, Qc, block, at, slots.targets, tc, top)
+        term = block_inverse.addition(B, Qc, self.block(x), at, slots.targets, tc, top)
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
         self._grow(top)
@@ -368,9 +367,9 @@ class KernelInverse:
         n = len(left) + k
         kept = slots.index(left.values()) if removed else slots.order_index()
         X = torch.cat([slots.x[kept], x]) if k else slots.x[kept]
-        Q = self._matrix_of(X, kept, n - k) if 0 < n <= cost.LARGEST_KEPT_MATRIX else None
+        Q = self._matrix_of(X, x, kept) if 0 < n <= cost.LARGEST_KEPT_MATRIX else None
         factor = self.factor_of(X, Q) if n else None
-        out = slots.rebuild(left, kept, X, y)
+        out = slots.rebuild(left, kept, X, x, y)
         self._clear()
         if factor is None:
             self.h = slots.x.new_zeros(slots.capacity, slots.K + 1)
@@ -384,15 +383,15 @@ class KernelInverse:
             self.h = pad(h, (0, 0, 0, slots.capacity - n))
         return out
 
-    def _matrix_of(self, X: Tensor, kept: slice | Tensor, n: int) -> Tensor:
-        """Q of rows X, the first n of which are in the slots ``kept``; what is at hand is not computed again."""
+    def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor) -> Tensor:
+        """Q of rows X: those in the slots ``kept``, and behind them x (k, J). What is at hand is not computed again."""
         if self.Q is None:
-            old, n = None, 0
+            old, n, x = None, 0, X
         else:
-            old = block_inverse.principal_part(self.Q, kept)
-            if X.shape[0] == n:
+            old, n = block_inverse.principal_part(self.Q, kept), X.shape[0] - x.shape[0]
+            if not x.shape[0]:
                 return old
-        new = self.gram(X[n:], X)
+        new = self.gram(x, X)
         new[:, n:].diagonal().add_(1.0 / self.C)
         if not checks.is_fake(new):
             self._check_finite(float(new.sum()))

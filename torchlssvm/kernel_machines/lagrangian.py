@@ -234,20 +234,30 @@ class LagrangianSVM(KernelMachine):
         """Compute alpha for the samples held, if they have changed."""
         if not self._stale:
             return
-        slots, inverse = self._slots, self._solver
-        if self.solver == "newton":
-            support = slots.carried[slots.order_index(), 0] > 0.0  # new samples too
-            result = lagrangian.newton(support_solver(inverse), support, self._C, self.max_iter)
-        else:
+        slots, at = self._slots, self._slots.order_index()
+        if self.solver == "iteration":
             result = self._iterate()
+        else:
+            result = self._all_support(at) or lagrangian.newton(
+                support_solver(self._solver),
+                slots.carried[at, 0] > 0.0,
+                self._C,
+                self.max_iter,  # new samples too
+            )
         self.iterations = result.iterations
         if not result.converged:
             raise ConvergenceError(
                 f"the {self.solver} solver did not reach tol={self.tol:g} in max_iter={self.max_iter} steps at C={self._C:g}: "
                 "set max_iter or tol higher, C lower, or solver='newton', and read again. The samples are held."
             )
-        slots.carried[slots.order_index(), 0] = result.alpha
+        slots.carried[at, 0] = result.alpha
         self._stale = False
+
+    def _all_support(self, at: slice | Tensor) -> lagrangian.Result | None:
+        """Q^-1 1, where it is positive: the solution then, as at a small C; else None. at: the slots in the order of ids."""
+        alpha = self._slots.columns[at, 0] * self._solver.h[at, 0]
+        positive = not checks.is_fake(alpha) and float(alpha.min()) > 0.0
+        return lagrangian.Result(alpha, torch.zeros_like(alpha), 1, True) if positive else None
 
     def _iterate(self) -> lagrangian.Result:
         """Equation (3). Cold it starts from Q^-1 1, where z = 0; warm, by (10), from what alpha was."""

@@ -166,11 +166,11 @@ class SampleSlots:
             del left[i]
         return left
 
-    def rebuild(self, left: dict[int, int], kept: slice | Tensor, X: Tensor, y: Tensor) -> list[int]:
+    def rebuild(self, left: dict[int, int], kept: slice | Tensor, X: Tensor, x: Tensor, y: Tensor) -> list[int]:
         """Keep some samples, close the gaps, and put new ones behind them; returns the ids of the new ones.
 
         left: ids and slots of those that stay (:meth:`without`), kept: their slots as an index; X: (n + k, J) their rows and
-        the new ones; y: (k, K).
+        the new ones, x (k, J); y: (k, K).
         """
         n, k, capacity = len(left), y.shape[0], self.capacity
         while capacity > SMALLEST_CAPACITY and 4 * (n + k) < capacity:
@@ -179,7 +179,7 @@ class SampleSlots:
             capacity = 2 ** (n + k - 1).bit_length()
         if isinstance(kept, slice) and capacity == self.capacity:  # nothing moves
             if k:
-                self.x[n : n + k], self.columns[n : n + k] = X[n:], self._columns_of(y)
+                self.x[n : n + k], self.columns[n : n + k] = x, self._columns_of(y)
         else:
             columns = self.columns[kept]
             room = (0, 0, 0, capacity - n - k)

@@ -320,6 +320,21 @@ class LSSVMHead(nn.Module):
         return self.solve()[1]
 
     @property
+    def planned_bytes(self) -> int:
+        """Bytes of its sums and of one solve, once it holds samples of every class: known before the first one.
+
+        8 J^2 for the sums (for each class with ``per_class`` or "ovo", each fold with ``folds``), and twice that to solve.
+
+        >>> f"{LSSVMHead(20_000, 10).planned_bytes / 1e9:.1f} GB"
+        '9.6 GB'
+        """
+        stats, square = self.statistics, 8 * self._in_features**2
+        if stats is None:
+            return 2 * square
+        groups = (self._num_classes if stats.per_class else 1) * max(1, stats.folds)
+        return (groups + 2) * square
+
+    @property
     def checked(self) -> bool:
         """True when a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
         return self.unchecked is None

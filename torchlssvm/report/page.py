@@ -19,7 +19,7 @@ from torchlssvm.store import ErasureRequest
 from torchlssvm.wording import counted
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""What a browser lets the page do: show itself."""
+"""Rights that a browser gives the page: to show itself."""
 
 SELECTION_WORDS = {"gcv": "generalized cross-validation", "kfold": "cross-validation in five folds"}
 """Descriptions of the ways in which the errors of many values of rho are estimated."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchlssvm.store.sample_store import SampleStore
 
 SAME_CONTENT = "the same content under a new id and another subject is not caught"
-"""What no check of names can see."""
+"""Limit of every check of names."""
 
 
 def check_absence(

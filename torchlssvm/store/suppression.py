@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
 CHOICES = ("refuse", "skip")
-"""What becomes of an Add with samples that were erased: refused as a whole, or learned without them."""
+"""Ways to treat an Add with samples that were erased: refused as a whole, or learned without them."""
 
 SUPPRESSION_RECORD = "suppression"
 """Record of a store that uses a list."""

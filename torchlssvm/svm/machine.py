@@ -306,7 +306,7 @@ class IncrementalSVM(nn.Module):
         wanted = self._known(remove)
         if new or wanted:
             self._change(batch, new, self._positions(wanted), method)
-            self._dropped -= set(wanted)
+            self._dropped.difference_update(wanted)
             self._solver.next_id += len(new)
         ids = torch.from_numpy(np.array(new, dtype=np.int64))
         return ids if self.device.type == "cpu" else ids.to(self.device)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples, index_of
+from torchlssvm.svm.kernel_rows import index_of
+from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
 
 SPAN = 10 * DEPENDENT
@@ -281,13 +282,13 @@ class MarginSet:
         while len(self.m.a) - len(self) - 1 < len(into):
             self._allocate(_slots(len(self) + len(into)), self.m)
         m = self.m
-        new = np.flatnonzero(m.used == 0)[: len(into)]
+        old, new = np.flatnonzero(m.used), np.flatnonzero(m.used == 0)[: len(into)]
         m.at[new], m.used[new], m.a[new], m.lower[new], m.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
         m.QS[new] = rows
         border = rows[:, m.at] * m.used
         border[:, 0] = s.y[into]
         m.A[new] = border
-        m.A[:, new] = border.T
+        m.A[np.ix_(old, new)] = border[:, old].T
         self.top = max(self.top, int(new[-1]) + 1)
         return new
 
