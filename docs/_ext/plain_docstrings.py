@@ -70,7 +70,8 @@ def reworked(lines: list[str]) -> list[str]:
             continue
         if section:  # several names of one description are one name for Sphinx
             line = re.sub(r"^( {4}\w+(?:, \w+)+)(?=:)", lambda names: names.group().replace(", ", ","), line)
-        out.append(line if section and depth == 0 else escaped(line))
+        kept = line if section and depth == 0 else escaped(line)
+        out.append(re.sub(r"(^ *|: )([A-Za-z])\.(?= |$)", r"\1\2\\.", kept))  # "K." alone would begin a list
         if text.endswith("::"):
             literal = depth
     return out
