@@ -339,7 +339,9 @@ def _check_rho(head: Any, fast: bool) -> dict[str, str]:
     if head.data_choices.made["rho"][0] != head.version:
         return {"rho": head.choices["rho"]}
     if fast:
-        return {"rho": f"{head.rho!r}, {head.data_choices.made['rho'][1]}; not chosen anew, as verify without --fast does"}
+        return {
+            "rho": f"{head.rho!r}, {head.data_choices.made['rho'][1]}; not chosen anew, as verify without --fast does"
+        }
     above = excess(head.view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:
         raise VerificationError(
