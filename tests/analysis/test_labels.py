@@ -115,3 +115,18 @@ def test_bad_input(digits) -> None:
     with pytest.raises(ValueError, match="events need ids"):
         from_scores(scores, y).events()
     assert len(from_scores(scores[:0], y[:0]).order) == 0
+
+
+def test_weights_count_samples_several_times():
+    """The margin of a sample of weight m is that of a model without all m copies of it."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+    weight = torch.ones(30)
+    weight[7] = 3
+    head = LSSVMHead(4, 3, grid=FixedPoint(8.0)).add(x, y, weight)
+    keep = torch.arange(30) != 7
+    without = LSSVMHead(4, 3, grid=FixedPoint(8.0)).add(x[keep], y[keep])
+    found = find_label_errors(head, x, y, weight=weight)
+    scores = without(head.grid.snap(x[7:8]))[0]
+    others = torch.cat([scores[:1], scores[2:]])
+    torch.testing.assert_close(found.margins[7], scores[1] - others.max(), rtol=0, atol=1e-9)

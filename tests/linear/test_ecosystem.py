@@ -79,6 +79,10 @@ def test_overwritten_buffers_change_nothing(statistics):
         buffer.fill_(7.0)
     assert torch.equal(head(x), scores)
     assert torch.equal(head.w, w)
+    head.w.data.fill_(7.0)  # past the version that torch counts
+    assert torch.equal(head.w, w)
+    head.register_buffer("w", torch.full_like(w, 7.0))
+    assert torch.equal(head.w, w)
     reference = head.w
     head.remove(x[:4], y[:4])
     assert head.w is reference  # written in place: references held elsewhere stay valid

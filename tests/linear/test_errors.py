@@ -658,9 +658,14 @@ NO_RHO = [0, 0.0, -1.0, NAN, INF, -INF, "1", None, True, 1j, torch.tensor(-1.0),
 @pytest.mark.parametrize("value", NO_RHO, ids=repr)
 @pytest.mark.parametrize("form", ["grid", "compact"])
 def test_rho_is_positive(value: Any, form: str, dense: Callable[..., Any]) -> None:
-    refused(lambda: LSSVMHead(J, K, rho=value, **FORMS[form]), ValueError, "rho must be a finite number > 0", "got")
+    refused(
+        lambda: LSSVMHead(J, K, rho=value, **FORMS[form]),
+        ValueError,
+        "rho (or 'gcv') must be a finite number > 0",
+        "got",
+    )
     head, twin, samples = twins(FORMS[form])
-    refused(lambda: setattr(head, "rho", value), ValueError, "rho must be a finite number > 0", "got")
+    refused(lambda: setattr(head, "rho", value), ValueError, "rho (or 'gcv') must be a finite number > 0", "got")
     assert head.rho == 1.0
     assert_untouched(head, twin)
     assert_goes_on(head, FORMS[form], samples, dense)

@@ -74,7 +74,11 @@ class FixedPoint:
 
     @classmethod
     def auto(cls, largest: float, bits: int = 20) -> FixedPoint:
-        """The power-of-two grid that just covers ``largest``, with headroom up to 2^26 steps."""
+        """The power-of-two grid that just covers ``largest``, with headroom up to 2^26 steps.
+
+        >>> FixedPoint.auto(3.0, bits=16)
+        FixedPoint(limit=4.0, bits=16, headroom=10)
+        """
         exponent = 0 if largest == 0 else math.ceil(math.log2(largest))
         if not -900 < exponent < 900:
             raise GridError(f"no grid fits values as large as {largest!r}: rescale the features")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples, index_of
+from torchlssvm.svm.samples import Array, Samples
 
 WIDE = 8.0
 """gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
@@ -26,6 +26,11 @@ DEVICE_ROWS = 64
 """Rows taken from a device at a time: one wait for all of them."""
 LEAST_ROWS = 2
 """Rows kept whatever ``cache_bytes`` says: what an event needs."""
+
+
+def index_of(at: Array) -> Any:  # (k,) int64
+    """An index of these positions: a slice for a single one, which NumPy reads and writes several times faster."""
+    return slice(int(at[0]), int(at[0]) + 1) if len(at) == 1 else at
 
 
 class RowCache(NamedTuple):

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array, Samples, index_of
+from torchlssvm.svm.kernel_rows import index_of
+from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
 
 SPAN = 10 * DEPENDENT

@@ -15,11 +15,6 @@ E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g
 is free, which makes free positions inert in every sum and comparison."""
 
 
-def index_of(at: Array) -> Any:  # (k,) int64
-    """An index of these positions: a slice for a single one, which NumPy reads and writes several times faster."""
-    return slice(int(at[0]), int(at[0]) + 1) if len(at) == 1 else at
-
-
 class Snapshot(NamedTuple):
     """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
 
@@ -75,20 +70,18 @@ class Samples:
     def place(self, ids: Sequence[int], y: Array, weight: Array, u: Array) -> Array:  # (B,) each -> (B,) int64
         """Give each new sample a free position; alpha is 0. There must be room."""
         at = np.array([self._free.pop() for _ in ids], dtype=np.int64)
-        index = index_of(at)
-        self.ids[index] = ids
+        self.ids[at] = ids
         self.where.update(zip(ids, at.tolist(), strict=True))
-        self.y[index], self.weight[index], self.u[index], self.side[index] = y, weight, u, 1.0
+        self.y[at], self.weight[at], self.u[at], self.side[at] = y, weight, u, 1.0
         self.n += len(ids)
         return at
 
     def drop(self, at: Array) -> None:  # (k,)
         """Free these positions, and overwrite what was there."""
-        index = index_of(at)
-        for i in self.ids[index].tolist():
+        for i in self.ids[at].tolist():
             del self.where[i]
-        self.vectors[:, index] = 0.0
-        self.ids[index] = -1
+        self.vectors[:, at] = 0.0
+        self.ids[at] = -1
         self._free += at[::-1].tolist()
         self.n -= len(at)
 

@@ -16,11 +16,11 @@ from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import ActiveSet
 from torchlssvm.svm.interior_point import centred, interior_point
-from torchlssvm.svm.kernel_rows import KernelRows
+from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import Array, Samples, Snapshot, index_of
+from torchlssvm.svm.samples import Array, Samples, Snapshot
 from torchlssvm.svm.steps import AT_BOUND, ENDLESS, EPS, UNITS
 from torchlssvm.svm.warm_start import balanced, near_optimum
 
