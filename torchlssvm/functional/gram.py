@@ -119,25 +119,24 @@ def unpack(packed: Tensor, J: int) -> Tensor:
     return full.tril_() + full.tril(-1).mT
 
 
+PART_NUMBERS = 2**21
+"""Numbers (16 MiB) of one product that is added to sums which are kept once."""
+
+
 def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
-    """total += alpha * sum over rows of [q; z] q^T, by one product strip at a time: for sums too large to be kept twice.
+    """total += alpha * sum over rows of [q; z] q^T, by some strips at a time: for sums too large to be kept twice.
 
     total: in strips to keep; rows, scaled: as for :func:`accumulate_`, whose products are exact.
     """
     right = rows if scaled is None else scaled
-    R = rows.shape[1] - J
-    kept = iter(strip_views(total, J))
-    c, d, view = next(kept)
-    for a, b, _ in strips(J, product=True):
-        part = (rows[:, a:b].mT @ right[:, :b]).mul_(alpha)
-        while True:
-            view[max(a - c, 0) : b - c].add_(part[max(c - a, 0) : d - a, :d].to(total.dtype))
-            if d > b or d == J:
-                break
-            c, d, view = next(kept)
-            if c >= b:
-                break
-        del part
+    R, kept = rows.shape[1] - J, strip_views(total, J)
+    some = max(1, PART_NUMBERS // (J * (kept[0][1] - kept[0][0])))  # strips in a product
+    for start in range(0, len(kept), some):
+        part = kept[start : start + some]
+        first, last = part[0][0], part[-1][1]
+        product = (rows[:, first:last].mT @ right[:, :last]).mul_(alpha)
+        for a, b, view in part:
+            view.add_(product[a - first : b - first, :b].to(total.dtype))
     if R:
         side_view(total, J, R).add_((rows[:, J:].mT @ right[:, :J]).mul_(alpha).to(total.dtype))
 
