@@ -53,7 +53,10 @@ nitpick_ignore_regex = [
     ("py:.*", r".*\b_[A-Za-z]\w*"),  # private types in a signature
     ("py:class", r"(T|P|R|optional|np\..*)"),  # type variables
 ]
-suppress_warnings = ["config.cache"]  # the order of the tutorials is a class
+suppress_warnings = [
+    "config.cache",  # the order of the tutorials is a class
+    "toc.not_included",  # a page may be found by links alone
+]
 
 # Markdown
 myst_enable_extensions = ["deflist", "colon_fence", "dollarmath"]
