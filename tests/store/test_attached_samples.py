@@ -339,3 +339,86 @@ def test_a_saved_file_is_on_the_certificate_of_a_later_erasure(data, tmp_path):
     assert torch.equal(joined(data[0]), clf(data[0]))  # what the store says
     clf.store.close()
     joined.store.close()
+
+
+def test_labels_of_another_shape_are_not_scored(data):
+    clf = attach(network(), K, grid=GRID).add(data[0], data[1])
+    for y in (data[1][:, None], data[1][:1]):  # both broadcast against the predictions (N,)
+        with pytest.raises(ValueError, match="one label an image"):
+            clf.score(data[0], y)
+        with pytest.raises(ValueError, match="one label an image"):
+            clf.score([(data[0], y)])
+    assert clf.score(data[0], data[1].tolist()) == clf.score(data[0], data[1])
+
+
+def test_names_in_a_batch_are_taken_whole(data, tmp_path):
+    x, y = data[0][:2], data[1][:2]
+    clf = attach(network(), K, store=tmp_path / "s", grid=GRID)
+    for ids in ("ab", [None, "b"], [b"a", b"b"], torch.tensor([0.5, 1.5]), [[1], [2]], {"a": 1, "b": 2}):
+        with pytest.raises(ValueError, match="ids of a batch must be"):
+            clf.add([(x, y, ids)])
+    assert len(clf.store) == 0
+    clf.add([(x, y, [torch.tensor(1), np.int64(2)], "u1"), (x, y, ["c", "d"], [float("nan"), "u2"])])
+    assert [(s.id, s.subject) for s in clf.store] == [("1", "u1"), ("2", "u1"), ("c", None), ("d", "u2")]
+
+
+def test_a_store_that_refuses_leaves_the_network_as_it_was(data, tmp_path):
+    attach(network(), K, store=tmp_path / "s", grid=GRID).store.close()
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 10))
+    other[1].weight.requires_grad_(False)
+    other[2].eval()
+    before = (list(other), [p.requires_grad for p in other.parameters()], [m.training for m in other.modules()])
+    scores = other(data[0])
+    with pytest.raises(ValueError, match="bound to the network"):
+        attach(other, K, store=tmp_path / "s", grid=GRID)
+    assert before == (list(other), [p.requires_grad for p in other.parameters()], [m.training for m in other.modules()])
+    assert torch.equal(other(data[0]), scores)
+
+
+@pytest.mark.parametrize("verb", ["fit", "add"])
+@pytest.mark.parametrize("kind", ["kernel", "without statistics", "margin", "lssvm"])
+def test_a_loader_that_fails_leaves_any_head_as_it_was(data, kind, verb):
+    x, y = data[0], data[1] % 2
+    head = {"kernel": KernelLSSVM(RBF(1.0)), "without statistics": LSSVMHead(24, 2, statistics=False)}.get(kind, kind)
+    clf = attach(network(), 2, head)
+    clf.add(x, y)
+    before = clf(x)
+
+    def batches():
+        yield x[:5], 1 - y[:5]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        getattr(clf, verb)(batches())
+    assert torch.equal(clf(x), before)
+    used_up = iter([])
+    with pytest.raises(ValueError, match="nothing to fit"):
+        clf.fit(used_up)
+    assert torch.equal(clf(x), before)
+
+
+def test_a_file_is_not_read_on_another_network(data, tmp_path):
+    clf = attach(network(), K, grid=GRID).add(data[0], data[1])
+    clf.save(tmp_path / "c.pt")
+    smooth = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.GELU(), nn.Linear(24, 10))  # the weights fit
+    for other in (
+        smooth,
+        network().double(),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 25), nn.ReLU(), nn.Linear(24, 10)),
+    ):
+        with pytest.raises(ValueError, match="saved with another network"):
+            AttachedClassifier.load(tmp_path / "c.pt", other)
+
+
+def test_a_file_written_beside_an_erasure_is_named(data, tmp_path, monkeypatch):
+    clf = attach(network(), K, store=tmp_path / "s", grid=GRID).fit(named(data))
+    erased = []
+    write = torch.save
+
+    def save(*args, **options):
+        write(*args, **options)
+        erased.append(clf.remove(subject="u3"))  # another thread, after the head was read
+
+    monkeypatch.setattr(torch, "save", save)
+    clf.save(tmp_path / "c.pt")
+    assert clf.store.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}

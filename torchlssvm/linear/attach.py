@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import re
@@ -85,8 +86,27 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_deterministic(deterministic)
+    before = [(part, {**part.__dict__}, {**part._modules}) for part in model.modules()]
+    learning = [(p, p.requires_grad) for p in model.parameters()]
     classifier = _attach(model, num_classes, head, in_features, deterministic, head_options)
-    return classifier if store is None else classifier.join(store)
+    try:
+        return classifier if store is None else classifier.join(store)
+    except BaseException:
+        _put_back(before, learning)
+        raise
+
+
+def _put_back(
+    before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]], learning: list[tuple[nn.Parameter, bool]]
+) -> None:
+    """Give a network its layers, modes and gradients back: attributes and children of each module, as they were."""
+    for part, attributes, children in before:
+        part.__dict__.clear()
+        part.__dict__.update(attributes)
+        part._modules.clear()
+        part._modules.update(children)
+    for parameter, requires_grad in learning:
+        parameter.requires_grad_(requires_grad)
 
 
 def _attach(
@@ -148,8 +168,8 @@ class KeptSamples(Protocol):
     def relabel(self, ids: Any, y: Any) -> Any:
         """Give samples the labels y (B,); returns the receipt."""
 
-    def register(self, path: Any) -> None:
-        """Note that a file holds the head as it is now."""
+    def register(self, path: Any, position: int | None = None) -> None:
+        """Note that a file holds the head as it is now, or as it was at a position of the journal."""
 
 
 class AttachedClassifier(nn.Module):
@@ -334,8 +354,14 @@ class AttachedClassifier(nn.Module):
         batches: Any = [TrainingBatch(images, y, None, None)] if y is not None else None
         right = total = 0
         for part in batches or batches_of(images, self.device, progress, "score"):
-            right += int((self.predict(part.x) == part.y.to(part.x.device)).sum())
-            total += len(part.y)
+            predicted = self.predict(part.x)
+            labels = torch.as_tensor(part.y, device=predicted.device)
+            if labels.shape != predicted.shape:
+                raise ValueError(
+                    f"y must have shape {tuple(predicted.shape)}, one label an image; got {tuple(labels.shape)}"
+                )
+            right += int((predicted == labels).sum())
+            total += len(labels)
         if not total:
             raise ValueError("there are no samples to score")
         return right / total
@@ -411,12 +437,12 @@ class AttachedClassifier(nn.Module):
             if not anew and head.statistics.exact:
                 chosen = head.statistics.choices
                 aside.statistics.decide(chosen.kind, chosen.grid, chosen.target_grid)
-        elif anew:
-            samples.clear()
+        kept = copy.deepcopy(head.state_dict()) if aside is None and samples.count else None
         machine: Any = head if aside is None else aside
         learned: list[Any] = []
-        empty = not samples.count
         try:
+            if anew and aside is None:
+                samples.clear()
             for part in batches_of(loader, self.device, progress, "fit" if anew else "add"):
                 if part.subjects is not None:
                     warnings.warn(
@@ -426,13 +452,15 @@ class AttachedClassifier(nn.Module):
                     )
                 named = {"ids": part.ids} if getattr(machine, "statistics", None) is not None and part.ids else {}
                 learned.append(machine.add(self.features(part.x), part.y, **named))
+            if anew and not learned:
+                raise ValueError(
+                    "the loader gave no batch, there is nothing to fit: an iterator is used up after one pass"
+                )
         except BaseException:
-            if aside is None and empty:
-                samples.clear()
+            if kept is not None:
+                head.load_state_dict(kept)
             elif aside is None:
-                for ids in learned:
-                    if ids is not machine:
-                        machine.remove(ids)
+                samples.clear()
             raise
         if aside is not None:
             with head.locked():
@@ -520,6 +548,7 @@ class AttachedClassifier(nn.Module):
                 f"save writes an LSSVMHead or a MarginHead; a {kind} is saved by torch.save(clf.head.state_dict())"
             )
         self._follow()
+        position = None if self.samples is None else self.samples.store.head_position  # before the head is read
         saved = {
             "format": FILE_FORMAT,
             "head": {"type": kind, "config": self.head.config(), "state": self.head.state_dict()},
@@ -536,7 +565,7 @@ class AttachedClassifier(nn.Module):
                 os.remove(beside)
             raise
         if self.samples is not None:
-            self.samples.register(path)
+            self.samples.register(path, position)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None) -> AttachedClassifier:
@@ -572,11 +601,18 @@ class AttachedClassifier(nn.Module):
         width = J if bare else None
         made = _attach(model, head.num_classes, head, width, bool(deterministic) and int(deterministic), {})
         if network["state"] is not None:
-            made.backbone.load_state_dict(network["state"])
-        elif module_hash(made.backbone) != network["hash"]:
+            try:
+                made.backbone.load_state_dict(network["state"])
+            except RuntimeError as error:
+                raise ValueError(
+                    f"{path} was saved with another network than {type(model).__name__}: {error}"
+                ) from error
+        if module_hash(made.backbone) != network["hash"]:
+            with_weights = network["state"] is not None
             raise ValueError(
-                f"{path} was saved without the weights of its backbone, and those of {type(model).__name__} are others: give "
-                "the model that it was attached to"
+                f"{path} was saved with another network: {type(model).__name__} has other layers or another dtype"
+                + ("" if with_weights else ", or other weights, and the file is without the weights of its own")
+                + ". Give the model that it was attached to"
             )
         return made if store is None else made.join(store)
 

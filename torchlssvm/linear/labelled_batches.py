@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -54,7 +56,9 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
     if views and isinstance(x, list | tuple) and x:
         x = x[0]
     if views and isinstance(batch, list | tuple) and not is_labels(y):  # the views come one by one, then the labels
-        y, ids, subjects = next((part for part in batch if is_labels(part)), y), None, None
+        y = next((part for part in batch if is_labels(part)), y)
+    if views:
+        ids = subjects = None  # what else is in such a batch has no meaning here
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         if isinstance(batch, Mapping):
             found = f"a dict with {', '.join(map(repr, batch)) or 'nothing'}"
@@ -66,12 +70,33 @@ def unpack(batch: Any, names: Mapping[str, str] | None = None, views: bool = Fal
             "a batch must be (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of x (or 'image') and y (or 'label'), with "
             f"tensors x and y; got {found}"
         )
-    owners = None
-    if subjects is not None:
-        given = subjects.tolist() if isinstance(subjects, Tensor) else subjects
-        owners = [None if s is None or s == "" else str(s) for s in given]
-    names_of = None if ids is None else [str(i) for i in (ids.tolist() if isinstance(ids, Tensor) else ids)]
-    return TrainingBatch(x, y, names_of, owners)
+    owners: list[str | None] | None = None
+    if isinstance(subjects, str):
+        owners = [subjects or None] * len(x)
+    elif subjects is not None:
+        owners = [None if _is_missing(s) else _text(s, "subjects") for s in _values(subjects, "subjects")]
+    return TrainingBatch(x, y, None if ids is None else [_text(i, "ids") for i in _values(ids, "ids")], owners)
+
+
+def _values(part: Any, name: str) -> list[Any]:
+    """Values of a list, tuple, tensor or array; ValueError for a text, whose letters they would be, or a dict."""
+    if isinstance(part, str | bytes | Mapping) or not isinstance(part, Iterable):
+        raise ValueError(f"{name} of a batch must be a list of texts or ints, one for each sample; got {part!r}")
+    return list(part.tolist() if hasattr(part, "tolist") else part)
+
+
+def _text(value: Any, name: str) -> str:
+    """Text of a name, an int in digits; ValueError for anything else."""
+    if isinstance(value, Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
+        raise ValueError(f"{name} of a batch must be texts or ints, one for each sample; got {value!r} among them")
+    return str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """True for None, an empty text and not-a-number, as tables have them for a sample without a subject."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def is_labels(part: Any) -> bool:

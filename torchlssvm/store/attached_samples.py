@@ -90,6 +90,6 @@ class AttachedSamples:
         """Give samples the labels y (B,)."""
         return self.store.apply(Relabel(ids=as_list(ids) or [ids], y=y))
 
-    def register(self, path: Any) -> None:
-        """Note that a file holds the head as it is now: certificates name it if it is older than an erasure."""
-        self.store.register_checkpoint(path)
+    def register(self, path: Any, position: int | None = None) -> None:
+        """Note that a file holds the head of now, or of a position: certificates name it if it is older than an erasure."""
+        self.store.register_checkpoint(path, position)
