@@ -30,6 +30,9 @@ from torchlssvm.statistics.batch import SampleBatch
 PRODUCT_ROWS = 1024
 """Rows that are gridded and multiplied at a time: they stay in the cache."""
 
+PRODUCT_NUMBERS = 2**20
+"""Numbers (8 MiB) that are gridded at a time where rows are wide."""
+
 MERGE_RATIO = 8
 """A run of fingerprints joins the one before it when it has an eighth of its size: few runs, and a row moves rarely."""
 
@@ -286,13 +289,12 @@ class RowProducts:
 def grid_products(x: Tensor, grid: FixedPoint, key: bytes) -> Tensor:
     """Products (B, 4) of the features of rows that are not being summed. x: (B, J)."""
     vectors = _vectors(key, x.shape[1], x.device)
-    if len(x) <= PRODUCT_ROWS:
+    some = max(16, min(PRODUCT_ROWS, PRODUCT_NUMBERS // x.shape[1]))
+    if len(x) <= some:
         return products(grid.quantize(x), vectors)
-    rows = torch.empty(PRODUCT_ROWS, x.shape[1], dtype=torch.float64, device=x.device)
+    rows = torch.empty(some, x.shape[1], dtype=torch.float64, device=x.device)
     scratch = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
-    return torch.cat(
-        [products(grid.quantize(part, rows[: len(part)], scratch), vectors) for part in x.split(PRODUCT_ROWS)]
-    )
+    return torch.cat([products(grid.quantize(part, rows[: len(part)], scratch), vectors) for part in x.split(some)])
 
 
 def batch_products(batch: SampleBatch, key: bytes) -> Tensor:

@@ -282,7 +282,7 @@ class LSSVMClassifier(LinearClassifier):
     X may be sparse (scipy's or torch's CSR): it is never made dense as a whole, unless ``alphas``, ``calibration`` or
     ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in the dual where
     nothing but rho and the intercept is asked for: the estimator then keeps its rows,** and ``head_`` is a
-    :class:`~torchlssvm.sklearn.dual_head.DualHead`. On a grid, sums are kept whatever n is: 8 J^2 bytes.
+    ``DualHead``. On a grid, sums are kept whatever n is: 8 J^2 bytes.
 
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
     rounding (1e-12), not to the bit, and has no digest. ``grid="auto"`` makes it exact to the bit.**
