@@ -159,7 +159,10 @@ class PathSolver:
         self._withdraw(gone)
         if method == "path":
             followed = all(self._walk(NOTHING, support[k : k + 1]) for k in range(len(support)))
-            followed = followed and all(self._walk(wrong[k : k + 1], NOTHING) for k in range(len(wrong)))
+            # one before may have taken it along
+            followed = followed and all(
+                self._walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NOTHING) for k in range(len(wrong))
+            )
         else:
             followed = self._walk(wrong, support)
         s.u[gone] = 0.0
@@ -205,12 +208,12 @@ class PathSolver:
 
     # -- ways ----------------------------------------------------------------------------------------------------------
 
-    def _walk(self, up: Array, down: Array) -> bool:
+    def _walk(self, wrong: Array, down: Array) -> bool:
         s = self.samples
-        up, down = up[(s.side[up] != 0) & (s.alpha[up] == 0)], down[s.alpha[down] > 0]
-        if not len(up) and not len(down):
+        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
+        if not len(wrong) and not len(down):
             return True
-        if not self.path.walk(up, down):
+        if not self.path.walk(wrong, down):
             return False
         self.margin.settle()
         return True
@@ -228,7 +231,7 @@ class PathSolver:
                 self._warn()
                 return
             wrong = found.wrong
-            if not found.feasible or not len(wrong) or bool((s.side[wrong] <= 0).any()):
+            if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
             followed = self._walk(wrong, NOTHING)
         self._robust(self._feasible())
