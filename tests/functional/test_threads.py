@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.functional.threads import SMALL_WORK, share_out, threads_for
 from torchlssvm.statistics.accumulator import SHARED_RUNS
@@ -126,24 +127,14 @@ def test_large_values_are_carried_before_they_round(two_threads):
     assert int(head.statistics.M[0, 0]) == n // 2 * (q[0] ** 2 + q[1] ** 2)
 
 
-def test_an_interrupted_bulk_change_is_noticed(two_threads, monkeypatch):
+def test_an_interrupted_bulk_change_is_noticed(two_threads):
     from torchlssvm.errors import InterruptedUpdateError
     from torchlssvm.functional import gram
 
     x, y = torch.randn(8000, 200).clamp(-7, 7), torch.arange(8000) % 2
     head = LSSVMHead(200, 2, grid=FixedPoint(8.0)).add(x[:10], y[:10])
-    real, calls = gram.accumulate_, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(*args, **kwargs)
-
-    monkeypatch.setattr(gram, "accumulate_", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with replaced(gram, "accumulate_", Failing(KeyboardInterrupt(), at=3)), pytest.raises(KeyboardInterrupt):
         head.add(x, y)
-    monkeypatch.setattr(gram, "accumulate_", real)
     with pytest.raises(InterruptedUpdateError):
         _ = head.w
     assert torch.get_num_threads() == 2

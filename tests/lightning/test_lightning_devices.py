@@ -47,13 +47,13 @@ class Seen(nn.Module):
         super().__init__()
         self.seen: dict[str, Tensor] = {}
 
-    def update(self, predicted: Tensor, y: Tensor) -> None:
+    def update(self, predicted: Tensor, y: Tensor | None = None) -> None:
         self.seen = {"predicted": predicted, "y": y}
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("MulticlassAccuracy", "MulticlassRecall"):
+    for name in ("MulticlassAccuracy", "MulticlassRecall", "MeanMetric"):
         monkeypatch.setattr(f"torchlssvm.lightning.module.{name}", Seen)
     with FakeTensorMode():
         yield

@@ -315,7 +315,9 @@ def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
         store.apply(Add(ids=[str(i) for i in range(N)], x=X, y=Y))
         assert store.head.digest() == truth.digest()
     estimators = pytest.importorskip("torchlssvm.sklearn")
-    model = estimators.LSSVMClassifier(scale="std", normalize="sqrt").fit(X.numpy(), Y.numpy())
+    model = estimators.LSSVMClassifier(rho=1.0, scale="std", normalize="sqrt", multiclass="ovr").fit(
+        X.numpy(), Y.numpy()
+    )
     model.partial_unfit(X[:20].numpy(), Y[:20].numpy())
     rest = LSSVMHead(J, K, normalize="sqrt", scale="std", grid=None).add(X[20:], Y[20:])
     assert np.allclose(model.decision_function(X.numpy()), rest(X).numpy(), rtol=0, atol=1e-8)

@@ -11,7 +11,7 @@ from tests.support.faults import Failing, replaced
 from tests.svm.test_hostile import FILES, NAMES, WRONG, units
 from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
 from torchlssvm.kernels import RBF, Linear
-from torchlssvm.svm import leave_one_out
+from torchlssvm.svm import leave_one_out, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 
@@ -190,3 +190,37 @@ def test_kkt_violation_has_the_rounding_bound_beside_it():
     found = IncrementalSVM(Linear(), C=10.0).fit(x, y).kkt_violation()
     assert isinstance(found, float)
     assert 0.0 <= found < 100 * found.bound < 1e-9
+
+
+def test_roundings_of_thousands_of_events_do_not_show():
+    x, y = problem(160)
+    y[::7] = 1 - y[::7]
+    K, sign = np.exp(-0.1 * ((x[:, None] - x[None]) ** 2).sum(-1)), 2.0 * y - 1
+    svm = IncrementalSVM(RBF(gamma=0.1), C=1.0).fit(*tensors(x, y))
+    held = np.arange(160)
+    for k in range(400):
+        i = int(held[k])
+        svm.remove([int(svm.ids[0])])  # the sample that has been held longest
+        svm.add(*tensors(x[i : i + 1], y[i : i + 1]))
+        held = np.append(held, i)
+        now = held[k + 1 :]
+        assert (
+            units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b) < steps.UNITS + 4 * steps.DUST
+        )
+    assert svm.events > 2000
+
+
+def test_roundings_are_removed_where_they_could_change_a_side():
+    """Of three samples the same roundings matter at the margin, not to one well inside; in the end to that one too."""
+    one, none = np.ones(3), np.zeros(3)
+    g = np.array([0.0, 1e-15, 0.5])
+    s = steps.Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
+    limit = (steps.DUST * (2.0 + g)) ** 2  # b = 0
+    for share, expected in (
+        (0.9, []),
+        (1.3, [0, 1]),
+        (0.9 * steps.CLEAR**2, [0, 1]),
+        (1.1 * steps.CLEAR**2, [0, 1, 2]),
+    ):
+        assert steps.gather_dust(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
+    assert steps.gather_dust(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]

@@ -7,10 +7,12 @@ import torch
 from hypothesis import settings
 
 from tests.svm.test_degenerate import churn
+from tests.svm.test_hostile import units
 from tests.svm.test_stateful import Machine
+from tests.svm.truth import rbf
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF, Linear, Polynomial
-from torchlssvm.svm import margin_set
+from torchlssvm.svm import margin_set, solver, steps
 
 
 def points(n, d):
@@ -74,6 +76,22 @@ def test_joint_walks_and_changes_of_C(short_sight):
     labels = torch.cat([y[:60], 1 - y[60:67], y[67:]])[keep]
     fresh = IncrementalSVM(RBF(sigma=1.5), C=0.7).fit(x[keep], labels)
     torch.testing.assert_close(svm.alpha, fresh.alpha, rtol=0, atol=1e-9)
+
+
+def test_error_vectors_that_no_walk_looks_at(short_sight, monkeypatch):
+    """Most samples are error vectors; those that come to the right side are found where a walk ends, and walked back."""
+    monkeypatch.setattr(solver, "ActiveSet", None)  # no need of it
+    x, _ = points(200, 3)
+    y, weight = torch.arange(200) % 2, torch.where(torch.arange(200) % 9 == 0, 20.0, 1.0)
+    K = rbf(x.numpy(), x.numpy(), 1 / 18)
+    svm = IncrementalSVM(RBF(sigma=3.0), C=1.0).fit(x[:150], y[:150], weight[:150])
+    assert len(svm.error) > 100
+    for i in range(150, 200):
+        svm.add(x[i : i + 1], y[i : i + 1], weight[i : i + 1])
+        svm.remove([i - 150])
+        now = svm.ids.numpy()
+        sign, u = 2.0 * svm.y.numpy() - 1.0, weight[now].numpy()
+        assert units(K[now][:, now], sign, u, svm.alpha.numpy(), svm.b) < steps.UNITS + 4 * steps.DUST
 
 
 def test_no_near_sample_can_balance_the_drive(short_sight):

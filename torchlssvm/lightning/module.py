@@ -165,7 +165,7 @@ class LSSVMModule(LightningModule):
         self.recall = nn.ModuleDict(
             {s: MulticlassRecall(num_classes, average=None) for s in ("val", "test")} if each else {}
         )
-        self.loss = nn.ModuleDict({s: MeanMetric() for s in ("val", "test")})
+        self.loss = nn.ModuleDict({s: MeanMetric(nan_strategy="disable") for s in ("val", "test")})
         check_names(batch_names)
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit

@@ -260,12 +260,14 @@ class KernelRows:
             )
         return values
 
-    def blocks(self, at: Array) -> Iterator[tuple[Array, Array]]:  # (k,) -> (l,), (l, capacity)
-        """Positions and their rows of Q, as many at a time as fit in BLOCK_NUMBERS."""
-        step = max(1, BLOCK_NUMBERS // max(1, self.samples.capacity))
+    def blocks(
+        self, at: Array, columns: Array | None = None
+    ) -> Iterator[tuple[Array, Array]]:  # (k,), (c,) -> (l,), (l, capacity) or (l, c)
+        """Positions and their rows of Q, or those columns of them, as many at a time as fit in BLOCK_NUMBERS."""
+        step = max(1, BLOCK_NUMBERS // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):
             part = at[first : first + step]
-            yield part, self.block(part)
+            yield part, self.block(part, columns)
 
     def product(self, v: Array) -> Array:  # (capacity,) -> (capacity,)
         """Q v, from the columns where v is not zero."""
@@ -274,11 +276,13 @@ class KernelRows:
             out += v[part] @ Q
         return out
 
+    def product_at(self, at: Array, v: Array) -> Array:  # (k,), (capacity,) -> (k,)
+        """Q v of these samples."""
+        columns = np.flatnonzero(v)
+        parts = [Q @ v[columns] for _, Q in self.blocks(at, columns)] if len(columns) else [np.zeros(len(at))]
+        return np.concatenate(parts)
+
     def sums(self, at: Array, alpha: Array) -> Array:  # (k,), (capacity,) -> (k,)
         """sum_j |Q_ij| alpha_j of these samples."""
         support = np.flatnonzero(alpha)
-        out = np.zeros(len(at))
-        step = max(1, BLOCK_NUMBERS // max(1, len(support)))
-        for first in range(0, len(at), step):
-            out[first : first + step] = np.abs(self.block(at[first : first + step], support)) @ alpha[support]
-        return out
+        return np.concatenate([np.zeros(0), *(np.abs(Q) @ alpha[support] for _, Q in self.blocks(at, support))])

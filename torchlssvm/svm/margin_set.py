@@ -29,7 +29,7 @@ STALE = 1e-9
 WATCH_FROM = 400
 """Samples below which a walk watches all: there is little to save."""
 WATCH_LEAST = 64
-"""Reserve vectors that are watched at least,"""
+"""Reserve and error vectors that are watched at least,"""
 WATCH_SHARE = 8
 """and this part of them, the nearest."""
 SPARE = 48
@@ -138,9 +138,9 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """The samples watched, as they stand: all of them, or error vectors, those near the margin and the driven ones.
+        """The samples watched, as they stand: all of them, or those near the margin and the driven ones.
 
-        A reserve vector far from the margin is not looked at on the way. Where the walk ends, every g is computed, and what is
+        A sample far from the margin is not looked at on the way. Where the walk ends, every g is computed, and what is
         on the wrong side is learned then. A margin vector is watched from when it leaves S.
         """
         s, m, w = self.samples, self.m, self.watched
@@ -148,11 +148,10 @@ class MarginSet:
             w = None
         whole = everything or s.n < WATCH_FROM
         if not whole and w is None:
-            error = int((s.side < 0).sum())
-            count = error + max(WATCH_LEAST, (s.n - len(self) - error) // WATCH_SHARE)
+            count = max(WATCH_LEAST, (s.n - len(self)) // WATCH_SHARE)
             whole = 2 * count + SPARE >= s.n
             if not whole:
-                slack = np.where(s.side > 0, s.g, np.where(s.side < 0, -1.0, ENDLESS))
+                slack = np.where(s.side != 0, s.side * s.g, ENDLESS)
                 w = self._watch(np.argpartition(slack, count - 1)[:count], count + SPARE)
         if w is None or (whole and m.W is not m.QS):
             w = self._watch(np.arange(s.capacity), s.capacity)

@@ -39,19 +39,19 @@ class Path:
         self.events = 0
         self.roundings = 0.0  # see steps.walk: since rest was last looked at
 
-    def walk(self, up: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
-        """Take alpha to u for ``up``, unless g comes to 0 on the way, and to 0 for ``down``, which are not watched."""
+    def walk(self, wrong: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
+        """Take alpha to its other bound for ``wrong``, unless g comes to 0 on the way, and to 0 for ``down``, not watched."""
         s = self.samples
         d = np.zeros(s.capacity)
-        d[up], d[down] = s.u[up] - s.alpha[up], -s.alpha[down]
-        s.side[up], s.side[down] = -1.0, 0.0
+        s.side[wrong], s.side[down] = -s.side[wrong], 0.0
+        d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
         moving = np.flatnonzero(d)
         force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
         if not self._follow(self._drive(d, np.zeros(0), force), moving, everything):
             return False
         s.alpha[down] = 0.0
-        arrived = up[s.side[up] < 0]
-        s.alpha[arrived] = s.u[arrived]
+        arrived = wrong[s.side[wrong] != 0]
+        s.alpha[arrived] = np.where(s.side[arrived] < 0, s.u[arrived], 0.0)
         return True
 
     def walk_to(self, u: Array) -> bool:  # (capacity,)

@@ -159,7 +159,10 @@ class PathSolver:
         self._withdraw(gone)
         if method == "path":
             followed = all(self._walk(NOTHING, support[k : k + 1]) for k in range(len(support)))
-            followed = followed and all(self._walk(wrong[k : k + 1], NOTHING) for k in range(len(wrong)))
+            # one before may have taken it along
+            followed = followed and all(
+                self._walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NOTHING) for k in range(len(wrong))
+            )
         else:
             followed = self._walk(wrong, support)
         s.u[gone] = 0.0
@@ -205,12 +208,12 @@ class PathSolver:
 
     # -- ways ----------------------------------------------------------------------------------------------------------
 
-    def _walk(self, up: Array, down: Array) -> bool:
+    def _walk(self, wrong: Array, down: Array) -> bool:
         s = self.samples
-        up, down = up[(s.side[up] != 0) & (s.alpha[up] == 0)], down[s.alpha[down] > 0]
-        if not len(up) and not len(down):
+        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
+        if not len(wrong) and not len(down):
             return True
-        if not self.path.walk(up, down):
+        if not self.path.walk(wrong, down):
             return False
         self.margin.settle()
         return True
@@ -228,7 +231,7 @@ class PathSolver:
                 self._warn()
                 return
             wrong = found.wrong
-            if not found.feasible or not len(wrong) or bool((s.side[wrong] <= 0).any()):
+            if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
             followed = self._walk(wrong, NOTHING)
         self._robust(self._feasible())
@@ -407,11 +410,14 @@ class PathSolver:
 
     def _fresh(self) -> None:
         """rest from the kernel."""
-        s = self.samples
-        outside = s.alpha.copy()
-        outside[self.margin.positions()] = 0.0
-        s.rest[:] = self.rows.product(outside)
+        self.samples.rest[:] = self.rows.product(self._outside())
         self._is_fresh()
+
+    def _outside(self) -> Array:  # -> (capacity,)
+        """alpha, without that of margin vectors."""
+        outside: Array = self.samples.alpha.copy()
+        outside[self.margin.positions()] = 0.0
+        return outside
 
     def _is_fresh(self) -> None:
         """Note that rest has just come from the kernel."""
@@ -420,13 +426,19 @@ class PathSolver:
         self._before, self.path.roundings = self.samples.rest.copy(), 0.0
 
     def _stay_fresh(self) -> None:
-        """rest from the kernel again, where roundings that events have left in it could show."""
-        path = self.path
+        """rest from the kernel again, of the samples in which roundings that events have left could show."""
+        s, path = self.samples, self.path
         count, path_roundings, path.roundings = 1.0 + path.events - self._dusted, path.roundings, 0.0
         self._dusted = path.events
-        if steps.gather_dust(path.vectors(), self.margin.b, self._dust, self._before, count, path_roundings):
+        dusty = steps.gather_dust(path.vectors(), self.margin.b, self._dust, self._before, count, path_roundings)
+        if not len(dusty):
+            return
+        if 2 * len(dusty) > s.n:
             self._fresh()
-            self._correct()
+        else:
+            s.rest[dusty] = self.rows.product_at(dusty, self._outside())
+            self._dust[dusty], self._before = 0.0, s.rest.copy()
+        self._correct()
 
     def stir(self) -> None:
         """Samples and margin set have been put back: what is known about roundings in rest is of no use."""

@@ -46,7 +46,9 @@ UNITS = 256.0
 """Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
 every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
 DUST = 64.0
-"""Units of rounding that may have gathered in ``rest`` before it is computed from the kernel again."""
+"""Units of rounding that may have gathered in ``rest`` of a sample before it is computed from the kernel again."""
+CLEAR = 16.0
+"""g_i on its side by so many times the roundings gathered in it is so whatever they are: so many times DUST may gather then."""
 AT_BOUND = 1e-13
 """A coefficient this near to a bound, as a share of u, is there if all others are."""
 WITHIN = 1e-9
@@ -464,15 +466,16 @@ def least_unit(s: Vectors, b: float) -> Array:
 
 
 @compiled
-def gather_dust(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> bool:
-    """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; whether they could show.
+def gather_dust(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> Array:
+    """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; positions where they could show.
 
     Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
-    square root of their number. Coefficients that were large once have left large roundings.
+    square root of their number. Coefficients that were large once have left large roundings. g must be up to date.
     """
     dust += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
     unit = DUST * least_unit(s, b)
-    return bool((dust > unit * unit).any())
+    unit *= np.where(s.side * s.g > CLEAR * EPS * np.sqrt(dust), CLEAR, 1.0)
+    return np.flatnonzero(~(dust <= unit * unit))
 
 
 @compiled
