@@ -384,3 +384,32 @@ def test_a_change_that_fails_leaves_the_head_as_it_was(tmp_path, monkeypatch):
     assert head.digest() == digest
     assert torch.equal(head.w, w)
     assert head.add(x[20:], y[20:]).digest() == MarginHead(6, 3, grid=GRID).add(x, y).digest()
+
+
+def test_tensors_handed_out_are_copies() -> None:
+    x, y = torch.randn(30, 3), torch.arange(30) % 3
+    head = MarginHead(3, 3, grid=16.0, class_weight=torch.tensor([1.0, 2.0, 3.0])).add(x, y)
+    w, b, config = head.weight.clone(), head.bias.clone(), head.config()
+    head.weight.zero_()
+    head.bias.zero_()
+    assert isinstance(head.class_weight, torch.Tensor)
+    head.class_weight.fill_(7.0)
+    assert torch.equal(head.weight, w)
+    assert torch.equal(head.bias, b)
+    assert head.config() == config
+
+
+def test_a_refused_removal_decides_no_grid() -> None:
+    head, other = MarginHead(2, 2), MarginHead(2, 2, grid=16.0).add(torch.ones(1, 2), torch.tensor([0]))
+    with pytest.raises(RemovalError):
+        head -= other
+    assert head.grid is None
+
+
+def test_a_system_beyond_float64_is_a_named_error() -> None:
+    weight = torch.tensor([1e-300, 1.0, 1e300], dtype=torch.float64)
+    head = MarginHead(3, 3, grid=16.0, class_weight=weight).add(torch.randn(30, 3), torch.arange(30) % 3)
+    with pytest.raises(ConvergenceError, match="class weights of a usual size"):
+        head.weight.sum()
+    head.class_weight = None
+    assert head.weight.isfinite().all()

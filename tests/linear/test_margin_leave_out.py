@@ -171,3 +171,10 @@ def test_leave_one_out_after_updates_of_the_inverse():
         assert (scores[i - 12] - without(x, y, [*range(12), i], rho=20.0)(x[i : i + 1])[0]).abs().max() < 1e-9
     _ = head.remove(x[12:13], y[12:13]).w  # what was computed for it is in use no more
     assert torch.equal(head.refresh().w, fresh.remove(x[12:13], y[12:13]).refresh().w)
+
+
+def test_the_last_sample_of_a_class_with_weights_by_count() -> None:
+    x, y = torch.eye(5, 60, dtype=torch.float64), torch.tensor([0, 1, 1, 1, 1])
+    head = MarginHead(60, 3, grid=8.0, rho=1e-6, class_weight="balanced").add(x, y)
+    rest = MarginHead(60, 3, grid=8.0, rho=1e-6, class_weight="balanced").add(x[1:], y[1:])
+    assert torch.equal(head.leave_one_out(x[:1], y[:1]), rest(x[:1]))

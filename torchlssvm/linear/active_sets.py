@@ -415,7 +415,7 @@ class ActiveSetSolver:
 
     def _needs_search(self, k: int, state: ClassState) -> bool:
         """Place the rows that are new to a class; True if its active set has to be searched for."""
-        own, total = int(self.stats.counts[k]), int(self.stats.n)
+        own, total = self._weighing(k)
         if own in (0, total):
             constant = 1.0 if own else -1.0
             if state.constant != constant:
@@ -444,6 +444,15 @@ class ActiveSetSolver:
             if len(slots):
                 state.solution = self._queue(state.solution, k, slots, self.rows.copies[slots])
         return state.touched
+
+    def _weighing(self, k: int) -> tuple[int, int]:
+        """Samples of a class, and of all classes, that have a weight: a class that a change empties has none."""
+        assert self._groups is not None
+        values = self._groups.values
+        counts = [
+            int(n) if values[g] else 0 for n, g in zip(self.stats.counts.tolist(), self._groups.of_class, strict=True)
+        ]
+        return counts[k], sum(counts)
 
     def _bound(self, k: int, state: ClassState, slots: Tensor) -> Tensor:
         """Bound on the error of the margins of rows (n,) under the proven weights of a class."""

@@ -291,8 +291,9 @@ class LSSVMHead(nn.Module):
 
     @property
     def class_weight(self) -> str | Tensor | None:
-        """Weights by class; settable at any time when sums are kept per class."""
-        return self._options.class_weight
+        """Weights by class, a copy; settable at any time when sums are kept per class."""
+        weight = self._options.class_weight
+        return weight.clone() if isinstance(weight, Tensor) else weight
 
     @class_weight.setter
     def class_weight(self, value: str | Tensor | None) -> None:

@@ -207,8 +207,9 @@ class MarginHead(nn.Module):
 
     @property
     def class_weight(self) -> str | Tensor | None:
-        """Weights by class; settable at any time when sums are kept per class."""
-        return self._options.class_weight
+        """Weights by class, a copy; settable at any time when sums are kept per class."""
+        weight = self._options.class_weight
+        return weight.clone() if isinstance(weight, Tensor) else weight
 
     @class_weight.setter
     @exclusive
@@ -222,13 +223,13 @@ class MarginHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """w as nn.Linear has it, (K, J)."""
-        return self.solve()[0].mT
+        """w as nn.Linear has it, (K, J): a copy."""
+        return self.solve()[0].mT.clone()
 
     @property
     def bias(self) -> Tensor:
-        """b (K,), as nn.Linear has it."""
-        return self.solve()[1]
+        """b (K,), as nn.Linear has it: a copy."""
+        return self.solve()[1].clone()
 
     @property
     @exclusive
@@ -407,7 +408,7 @@ class MarginHead(nn.Module):
             grid, rows = other.grid, other.samples
             if other.n == 0 or grid is None:
                 return self
-            if self.statistics.empty:
+            if sign > 0 and self.statistics.empty:
                 self.statistics.decide("labels", grid)
             batch = self.statistics.check(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), ready=True)
             return self.apply_changes([(batch, sign)])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import NumericalWarning
+from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, factor_, fill_system, workspace
 from torchlssvm.linear.solution import NotPositiveDefinite
@@ -250,8 +250,16 @@ def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | 
 
 
 def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
-    """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite."""
+    """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite.
+
+    ConvergenceError for a system that float64 cannot hold.
+    """
     top = work.diagonal()[:D].amax()
+    if not bool(top.isfinite()):
+        raise ConvergenceError(
+            f"the system cannot be solved in float64: its largest entry is {float(top):.1e} beside a ridge of {floor:.1e}, in "
+            "grid units. Use a rho and class weights of a usual size, or scale the features. The samples are held all the same."
+        )
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
     if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
