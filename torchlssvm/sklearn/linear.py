@@ -285,7 +285,8 @@ class LSSVMClassifier(LinearClassifier):
     ``DualHead``. On a grid, sums are kept whatever n is: 8 J^2 bytes.
 
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
-    rounding (1e-12), not to the bit, and has no digest. ``grid="auto"`` makes it exact to the bit.**
+    rounding (1e-12), not to the bit, and has no digest; samples that were never learned are refused only where the sums show
+    it. ``grid="auto"`` makes it exact to the bit, and refuses them always.**
 
     Args:
         rho: the regularization, scikit-learn's alpha: ``"gcv"`` (chosen by generalized cross-validation, again after each
