@@ -1,5 +1,6 @@
 """Leave-one-out, influence and the choice of rho of ``MarginHead`` against heads that never saw the samples."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,3 +179,20 @@ def test_the_last_sample_of_a_class_with_weights_by_count() -> None:
     head = MarginHead(60, 3, grid=8.0, rho=1e-6, class_weight="balanced").add(x, y)
     rest = MarginHead(60, 3, grid=8.0, rho=1e-6, class_weight="balanced").add(x[1:], y[1:])
     assert torch.equal(head.leave_one_out(x[:1], y[:1]), rest(x[:1]))
+
+
+def test_near_copies_at_a_small_rho() -> None:
+    random = np.random.default_rng(421)
+    x = random.normal(size=(40, 60))
+    x = x[random.integers(0, 11, 40)] + random.integers(-1, 2, (40, 60)) * 2.0**-16
+    x, y, grid = np.sign(x) * np.sqrt(np.abs(x)), random.integers(0, 4, 40), FixedPoint(8.0)
+    weight = torch.tensor([2.0, 1.0, 0.5, 1.5])
+    rest, one = np.array([i for i in range(2, 40) if i != 19]), slice(19, 20)  # left without it: 1e-7 of the whole
+    head, other = (
+        MarginHead(60, 4, grid=grid, rho=1e-6, intercept="penalized", class_weight=weight).add(x[some], y[some])
+        for some in (np.arange(40), rest)
+    )
+    assert head.weight.isfinite().all()  # solved before the removal, which then updates the inverse
+    head.remove(x[:2], y[:2])
+    wanted = other(grid.snap(torch.tensor(x[one])))
+    torch.testing.assert_close(head.leave_one_out(x[one], y[one]), wanted, rtol=1e-4, atol=1e-4)

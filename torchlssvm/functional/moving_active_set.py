@@ -28,8 +28,8 @@ MAX_ROUNDS = 12
 ON_THE_MARGIN = 1e-11
 """Samples this close to their margin stay on their side: either side gives the same scores, to rounding."""
 
-LEAST_PIVOT = 1e-9
-"""Share of a system that may cancel: changes of nearly all that a solution rests on are left to a solver."""
+LEAST_PIVOT = 1e-4
+"""Share of a system that has to stay: what is left of it has the rounding of the whole, so less is left to a solver."""
 
 SAFETY = 1.0 + 1e-9
 """Covers the rounding of a reach."""
