@@ -195,7 +195,10 @@ class CertificateIssuer:
 
     def checkpoints(self) -> dict[str, int]:
         """The files that hold a state of the head, and its position."""
-        return self.db.get("checkpoints", {})  # type: ignore[no-any-return]
+        known = self.db.get("checkpoints", {})
+        if not isinstance(known, dict) or any(type(at) is not int for at in known.values()):
+            raise StoreError("the store is damaged: its list of checkpoints has another form")
+        return known
 
     def checkpoints_before(self, position: int, known: dict[str, int] | None = None) -> list[str]:
         """Known checkpoints from before the last erasure up to a position, that are still there."""
