@@ -26,7 +26,6 @@ from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
-from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -210,9 +209,8 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{counted(len(erased), 'sample')}, not in the store under their old commitments; one added again would have "
-        "a new one",
-        "rows": f"{counted(count, 'sample')} left, {how}",
+        "erased": f"{len(erased):,}, not in the store under their old commitments; one added again would have a new one",
+        "rows": f"{count:,} left, {how}",
     }
     if facts.last_change <= cert.position:
         checks["state"] = _check_present_state(cert, facts, count, digest)
