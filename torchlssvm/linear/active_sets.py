@@ -20,8 +20,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
-from torchlssvm.functional.triangular import inverse_lower
-from torchlssvm.functional.whitened import Whitened, from_inverse
+from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups, solve_sums
 from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
@@ -362,13 +361,7 @@ class ActiveSetSolver:
             state = self.states[k]
             if state.solution is None or not state.solution.updatable or state.solution.pending:
                 state.solution = self._sums(k, self._active[k]).solve(self.scale, self._small(), self._active[k])
-            solution = state.solution
-            factored = solution.factored
-            if factored is None:
-                F = from_inverse(solution.inverse())
-            else:
-                F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
-        return Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
+            return state.solution.whitened()
 
     def signs(self, k: int) -> Tensor:
         """+1 for the rows of a class and -1 for the others (n,)."""
