@@ -33,6 +33,16 @@ Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
+def check_question(what: str, on: str | Measure, y_val: Any) -> None:
+    """ValueError for a change or a measure that there is not, or one without the labels that it needs."""
+    checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if callable(on):
+        return
+    checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    if on != "scores" and y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+
+
 @dataclass(frozen=True)
 class SampleChange:
     """Change of each sample: labels (B,) or values (B, K) before and after, None for not held."""
@@ -46,9 +56,7 @@ def influence(
     view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
-    checks.one_of(what, "what", ("remove", "add", "relabel"))
-    if not callable(on):
-        checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    check_question(what, on, y_val)
     parts = problems(view)
     change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change.samples))
@@ -94,8 +102,6 @@ def _sizes(samples: CheckedSamples, members: list[Tensor]) -> Tensor:
 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     """Targets (V, K) of the samples that the loss is about."""
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     y = checks.as_tensor(y_val, "y_val", view.device)
     if y.is_floating_point() or (y.ndim == 1 and view.num_classes == 1):
         y = y[:, None] if y.ndim == 1 else y
@@ -115,8 +121,6 @@ def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> t
     if on == "loss":
         targets = _targets_of(view, y_val, len(before))
         return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     labels = check_labels(view, y_val, len(before), "y_val")
     return (
         lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
