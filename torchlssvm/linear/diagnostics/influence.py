@@ -80,7 +80,8 @@ def influence(
         out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=view.device) if out is None else out
         out[rows] = value
     if out is None:
-        return torch.zeros(0, *((len(z), view.num_classes) if on == "scores" else ()), dtype=torch.float64)
+        shape = (len(z), view.num_classes) if on == "scores" else ()
+        return torch.zeros(0, *shape, dtype=torch.float64, device=view.device)
     return out - start
 
 
@@ -118,6 +119,7 @@ def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> t
         return given, given(before[None])[0]
     if on == "scores":
         return lambda scores: scores, before
+    check_points(before)
     if on == "loss":
         targets = _targets_of(view, y_val, len(before))
         return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
@@ -126,6 +128,14 @@ def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> t
         lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
         (before.argmax(1) == labels).to(torch.float64).mean(),
     )
+
+
+def check_points(scores: Tensor) -> None:
+    """ValueError without any point to take the mean over. scores: (V, K)."""
+    if not len(scores):
+        raise ValueError(
+            'x_val holds no samples: on="loss" and on="accuracy" are means over x_val. Give at least one, or use on="scores"'
+        )
 
 
 def _local(problem: Problem, y: Tensor | None) -> Tensor | None:

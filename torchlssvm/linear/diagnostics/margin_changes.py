@@ -22,7 +22,7 @@ from torchlssvm.functional.moving_active_set import ActiveSetStep, Change, NearS
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.diagnostics.influence import Measure, check_question
+from torchlssvm.linear.diagnostics.influence import Measure, check_points, check_question
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import check_labels
 from torchlssvm.linear.normal_equations import class_weights
@@ -390,6 +390,7 @@ def _measure(head: MarginHead, on: str | Measure, y_val: Any, before: Tensor) ->
         return on
     if on == "scores":
         return lambda scores: scores
+    check_points(before)
     labels = check_labels(head, y_val, len(before), "y_val")
     if on == "accuracy":
         return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
