@@ -118,7 +118,7 @@ def test_what_was_erased_on_request_is_not_learned_again(
 def test_a_receipt_lets_all_back_in_who_were_erased_by_subject(
     named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The request may name more people than were held, or samples only: the receipt has the names that were entered."""
+    """The request may name more people than were held: those who were entered in the list are let in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(KEY_VARIABLE, "suppression.key")
     shell = Shell(capsys, tmp_path)

@@ -11,6 +11,8 @@ from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.functional.threads import SMALL_WORK, share_out, threads_for
 from torchlssvm.statistics.accumulator import SHARED_RUNS
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def two_threads():
@@ -77,7 +79,7 @@ def test_items_are_done_once_and_errors_come_back(two_threads):
             done.append(item)
 
     with torch.no_grad():
-        share_out(job, range(200))
+        share_out(job, range(200), CPU)
     assert sorted(done) == list(range(200))
     assert torch.get_num_threads() == 2
 
@@ -88,7 +90,7 @@ def test_items_are_done_once_and_errors_come_back(two_threads):
 
     for _ in range(3):
         with pytest.raises(KeyError), torch.no_grad():
-            share_out(fails, range(50))
+            share_out(fails, range(50), CPU)
     assert torch.get_num_threads() == 2
 
 

@@ -37,8 +37,7 @@ class ErasureReceipt:
     """The samples of some erasures and their nonces.
 
     Attributes:
-        events: for each erasure its event id, its position in the journal, the ids of its samples, a nonce for each (hex), and
-            the ``subject`` if it was by subject.
+        events: for each erasure its event id, its position in the journal, the ids of its samples and a nonce for each (hex).
         request: the request they belong to: ``id``, ``received``, ``due``, and ``names``, each with ``kind`` ("subject" or
             "id"), ``name`` and the ``nonce`` of its commitment in the journal; None without a request.
         time: when the receipt was made.
@@ -58,11 +57,6 @@ class ErasureReceipt:
     def subjects(self) -> list[str]:
         """The subjects that the request names."""
         return [n["name"] for n in (self.request or {"names": []})["names"] if n["kind"] == "subject"]
-
-    @property
-    def erased_subjects(self) -> list[str]:
-        """The subjects that the request names or that erasures were by; no certificate vouches for the latter."""
-        return list(dict.fromkeys([*self.subjects, *(event["subject"] for event in self.events if "subject" in event)]))
 
     @property
     def samples(self) -> int:
@@ -127,8 +121,7 @@ class ErasureReceipt:
         if not isinstance(data["events"], list) or not data["events"]:
             raise VerificationError("not a receipt: it names no erasure")
         for event in data["events"]:
-            by_subject = isinstance(event, dict) and "subject" in event
-            check_fields(event, EVENT_FIELDS | ({"subject": str} if by_subject else {}), "an erasure")
+            check_fields(event, EVENT_FIELDS, "an erasure")
             if len(event["ids"]) != len(event["nonces"]) or not all(isinstance(i, str) for i in event["ids"]):
                 raise VerificationError("not a receipt: an erasure needs a nonce for each id")
             if not all(isinstance(n, str) and HEX_NONCE.fullmatch(n) for n in event["nonces"]):

@@ -40,7 +40,7 @@ def run_readmit(options: argparse.Namespace) -> int:
         raise UsageError("give --subject, --id or --receipt")
     with open_store(options) as store:
         if receipt is not None:
-            more_ids, more_subjects = store.suppression.names_listed(receipt.ids, receipt.erased_subjects)
+            more_ids, more_subjects = store.suppression.names_listed(receipt.ids, receipt.subjects)
             ids, subjects = list(dict.fromkeys([*ids, *more_ids])), list(dict.fromkeys([*subjects, *more_subjects]))
             if not ids and not subjects:
                 raise ValueError(

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import sparse_rows
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -26,7 +27,10 @@ def is_fake(*tensors: Tensor | None) -> bool:
 
 def not_finite(t: Tensor) -> bool:
     """Tell whether an entry is infinite or not a number. One pass: a finite sum has finite terms."""
-    return t.numel() > 0 and not is_fake(t) and not math.isfinite(float(t.sum())) and not bool(t.isfinite().all())
+    if not t.numel() or is_fake(t):
+        return False
+    with threads_for(PASS_WORK * t.numel()):
+        return not math.isfinite(float(t.sum())) and not bool(t.isfinite().all())
 
 
 def to_host(*tensors: Tensor) -> list[list[float]] | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, gram, sparse_rows
 from torchlssvm.functional.device_products import require_exact_products
-from torchlssvm.functional.threads import share_out, threads_for
+from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
 from torchlssvm.statistics.undo_log import UndoLog, UndoRows
 
@@ -250,7 +250,7 @@ class Accumulator:
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
             if self._undo is not None:
                 self.protect(group)
-            share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs)
+            share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs, self.device)
             self.touched.add(group)
             return
         work = self._room() if chunk == PRODUCT_ROWS else self._wide(chunk)
@@ -264,7 +264,8 @@ class Accumulator:
     def _write_rows(self, change: SignedRows, pick: slice | Tensor, rows: Tensor, scratch: Tensor) -> Tensor | None:
         """Write some rows of a change on the grid, and their side columns; returns their multiplicities."""
         part = change.x[pick]
-        self.quantize(part, rows[:, : self.J], scratch)
+        with threads_for(PASS_WORK * part.numel()):
+            self.quantize(part, rows[:, : self.J], scratch)
         if change.observer is not None:
             change.observer(pick, rows[:, : self.J])
         change.write_side(rows[:, self.J :], pick)

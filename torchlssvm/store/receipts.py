@@ -1,7 +1,7 @@
 """Receipts of erasures in a store, kept until compaction: a crash before the file is written loses none.
 
-A record "receipt/<event id>" holds ids and nonces of an erasure, and its subject if it was by subject. The file is written from
-it and the record says so then; compaction removes the records, and refuses while one is not written.
+A record "receipt/<event id>" holds ids and nonces of an erasure. The file is written from it and the record says so then;
+compaction removes the records, and refuses while one is not written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeptReceipts:
                 "ids": list(removal.ids),
                 "nonces": [nonce.hex() for nonce in removal.nonces],
                 "written": False,
-            } | ({"subject": removal.event.subject} if removal.event.ids is None else {})
+            }
             self.db.put(PREFIX + removal.event.event_id, record)
 
     def all(self) -> dict[str, dict[str, Any]]:
@@ -47,7 +47,6 @@ class KeptReceipts:
         found = self.db.records(PREFIX)
         for name, record in found.items():
             fields = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in FIELDS.items())
-            fields = fields and isinstance(record.get("subject", ""), str)
             if not fields or len(record["ids"]) != len(record["nonces"]):
                 raise StoreError(f"{self.db.path} is damaged: the receipt of {name!r} cannot be read")
         return dict(sorted(found.items(), key=lambda item: item[1]["position"]))
@@ -66,8 +65,12 @@ class KeptReceipts:
                 "was asked for, or a compaction has removed it after it was written"
             )
         events = [
-            {"event_id": e}
-            | {name: records[e][name] for name in ("position", "ids", "nonces", "subject") if name in records[e]}
+            {
+                "event_id": e,
+                "position": records[e]["position"],
+                "ids": records[e]["ids"],
+                "nonces": records[e]["nonces"],
+            }
             for e in records
             if e in event_ids
         ]

@@ -33,6 +33,7 @@ from torchlssvm.events import (
 )
 from torchlssvm.functional.checks import as_tensor
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -819,7 +820,7 @@ class SampleStore:
         until a compaction went through.
         """
         self._check_writable()
-        with self._db.held():
+        with self._db.held(), threads_for(0):
             self._live.required()
             with self._db.transaction():
                 self._live.prepare()
