@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -413,7 +414,7 @@ class LSSVMHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
-        x = checks.scored_features(x, self.in_features, self.device)
+        x = checks.scored_features(x, self.in_features, self.device, sparse=True)
         scores = (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -464,13 +465,16 @@ class LSSVMHead(nn.Module):
 
     @exclusive
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
-        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds."""
-        return self.apply_changes([(self.check(x, y, weight, ids), 1)])
+        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
+
+        Sparse rows, scipy's or torch's, are summed as they are.
+        """
+        return self.apply_changes([(self.check(x, y, weight, ids, sparse=True), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids, removed=True), -1)])
+        return self.apply_changes([(self.check(x, y, weight, ids, removed=True, sparse=True), -1)])
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
@@ -484,7 +488,7 @@ class LSSVMHead(nn.Module):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids)."""
-        return self.apply_changes(joint_changes(self.check, add, remove))
+        return self.apply_changes(joint_changes(partial(self.check, sparse=True), add, remove))
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
@@ -966,14 +970,16 @@ class LSSVMHead(nn.Module):
         ids: Any = None,
         like: SampleBatch | None = None,
         removed: bool = False,
+        sparse: bool = False,
     ) -> SampleBatch:
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``removed``: rows that are to be held; what shows it is read from the device together with the checks.
+        ``removed``: rows that are to be held; what shows it is read from the device together with the checks. ``sparse``: many
+        sparse rows stay sparse.
         """
         if self.statistics is not None:
             question = self.rows.held.question if removed and self.rows.held.unchecked is None else None
-            batch = self.statistics.check(x, y, weight, ids, like, question=question)
+            batch = self.statistics.check(x, y, weight, ids, like, question=question, sparse=sparse)
         else:
             assert isinstance(self.solver, CompactSolver)
             choices = self.solver.choices if like is None or not self.solver.empty else like.choices
