@@ -85,6 +85,7 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
 def alone(solver: PathSolver, c: int) -> float:
     """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
     s, margin, path = solver.samples, solver.margin, solver.path
+    margin.need_R()
     vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
     top, events, last = margin.top, path.events, solver.last
     solver.snapshot()
