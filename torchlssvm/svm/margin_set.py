@@ -10,7 +10,7 @@ c that are to enter, and V = -R H,
 Gamma is the Gram matrix of what is left of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
 the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
 
-Made anew, A is factored: one triangle, a third of what its inverse costs. R itself is made when an event needs it.
+Made anew, A is factored: one triangle, a third of what its inverse costs. R of many is made when an event needs it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SPARE = 48
 """Columns for samples that are watched later."""
 SOLVED = 1e-13
 """A residual below this share of its terms: R has solved the system."""
+AT_ONCE = 1024
+"""Margin vectors up to which R is made with the factor of A: beyond, it costs more than the rest of a fit."""
 PANEL = 48
 """Columns factored one at a time before the product that takes them to the rest."""
 
@@ -116,7 +118,7 @@ class MarginSet:
 
     def slots(self) -> Array:  # -> (s,) int64
         """The slots in use, without b's."""
-        return np.flatnonzero(self.m.used)[1:]
+        return self.m.used.nonzero()[0][1:]
 
     def positions(self) -> Array:  # -> (s,) int64
         """The margin vectors' positions, in the order of their slots."""
@@ -335,7 +337,7 @@ class MarginSet:
         self._trim()
 
     def _trim(self) -> None:
-        self.top = int(np.flatnonzero(self.m.used)[-1]) + 1
+        self.top = int(self.m.used.nonzero()[0][-1]) + 1
 
     def renew(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
         """Factor A. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
@@ -358,6 +360,8 @@ class MarginSet:
         rejected = np.delete(slots, kept)
         positions: Array = m.at[rejected]
         self._factored = np.concatenate([[0], slots[kept]]), factor
+        if len(kept) <= AT_ONCE:
+            self.need_R()
         if len(rejected):
             self._vacate(rejected)
         return positions
