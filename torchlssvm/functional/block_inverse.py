@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchlssvm.functional import checks
-from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import inverse_lower
 
 
 class Term(NamedTuple):

@@ -13,11 +13,13 @@ Exactness: with integer q, a float64 product-sum is exact while the sum of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from torchlssvm.functional.threads import share_out
 
 LARGEST_EXACT_INTEGER = 2**53
 """Integers up to here are exact in float64."""
@@ -64,14 +66,18 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
     """packed += alpha * sum over rows of [q; z] q^T.
 
     packed: float64, in product strips; rows: (n, J + R) float64, features then side columns; scaled: (n, J + R), the rows
-    times their multiplicities, when these are not all one.
+    times their multiplicities, when these are not all one. Threads take strips one by one, the largest first.
     """
     right = rows if scaled is None else scaled
     R = rows.shape[1] - J
-    for a, b, offset in strips(J, product=True):
-        last = R if b == J else 0  # the side rows ride in the last strip's product
-        view = packed.narrow(0, offset, (b + last - a) * b).view(b + last - a, b)
-        view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
+
+    def add(some: Iterable[tuple[int, int, int]]) -> None:
+        for a, b, offset in some:
+            last = R if b == J else 0  # the side rows ride in the last strip's product
+            view = packed.narrow(0, offset, (b + last - a) * b).view(b + last - a, b)
+            view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
+
+    share_out(add, strips(J, product=True)[::-1], packed.device)
 
 
 def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:

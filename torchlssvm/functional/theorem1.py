@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.triangular import inverse_lower
+from torchlssvm.functional.whitened import inverse_lower
 
 
 class FactoredChange(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TypeVar
@@ -105,15 +105,19 @@ def _pool(workers: int) -> ThreadPoolExecutor:
         return _pools[workers]
 
 
-def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
+ITEMS_PER_THREAD = 2
+"""Items that each thread must have: with fewer, threads that are done wait for the last, and torch's own do better."""
+
+
+def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: torch.device) -> None:
     """Run ``job`` on several threads, each with one thread of torch; each takes the next item when it is done with one.
 
-    A thread that has to wait for a core takes fewer items. With one thread, or inside small work, ``job`` runs here alone. An
-    error ends all of them, and is raised.
+    A thread that has to wait for a core takes fewer items. With one thread, inside small work, with few items, or for tensors
+    that are not on the host, ``job`` runs here alone. An error ends all of them, and is raised.
     """
-    count = min(torch.get_num_threads(), len(items))
+    count = torch.get_num_threads() if device.type == "cpu" else 1
     todo = _Items(items)
-    if count < 2:
+    if count < 2 or len(items) < ITEMS_PER_THREAD * count:
         job(todo)
         return
 
@@ -128,6 +132,18 @@ def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T]) -> None:
         finally:
             if todo.left:
                 todo.clear()
-            wait(futures)
+            _wait(futures)
     for future in futures:
         future.result()
+
+
+def _wait(futures: list[Future[None]]) -> None:
+    """Wait until all are done, also after an interrupt, which is raised then: they write into memory of the caller."""
+    interrupt = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

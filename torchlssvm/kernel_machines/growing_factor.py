@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import triangular
+from torchlssvm.functional.whitened import inverse_lower
 
 SPARE_SHARE, SPARE_ROWS = 8, 64
 """Room for n / 8 + 64 more rows is made at once: a solve costs up to a quarter more, a row added no copy of the factor."""
@@ -46,7 +46,7 @@ class GrowingFactor:
 
     def inverse_diagonal(self) -> Tensor:
         """The diagonal (size,) of Q^-1: sums of squares of the columns of L^-1."""
-        return triangular.inverse_lower(self.L[: self.size, : self.size]).square_().sum(0)
+        return inverse_lower(self.L[: self.size, : self.size]).square_().sum(0)
 
     def extend(self, below: Tensor, corner: Tensor) -> None:
         """Append k rows. below: (k, size) the new rows left of the corner; corner: (k, k) lower triangular."""

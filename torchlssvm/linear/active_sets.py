@@ -20,8 +20,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
-from torchlssvm.functional.triangular import inverse_lower
-from torchlssvm.functional.whitened import Whitened, from_inverse
+from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups, solve_sums
 from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
@@ -58,6 +57,9 @@ LADDER_STEP = 100.0
 
 WORTHWHILE = 1e-13
 """A step that lowers the objective by less than this share of it is left to the proof: rounding decides no side."""
+
+LOOSE = 1e-5
+"""Bound on the error of a margin past which weights are refined, though they have proven the active set."""
 
 EXACT_ROUNDS = 8
 """Rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot cycle."""
@@ -107,6 +109,7 @@ class Search:
     rounds: int = 0
     exact: int = 0
     ties: Tensor | None = None  # (n,), rows whose margin is 1
+    refined: tuple[Tensor, Tensor] | None = None  # w (J,) and b () of the last proof, where float64 alone did not do
 
 
 class ActiveSetSolver:
@@ -357,16 +360,8 @@ class ActiveSetSolver:
         with self._computing():
             state = self.states[k]
             if state.solution is None or not state.solution.updatable or state.solution.pending:
-                sums = ActiveSums(self.rows, self.groups, k)
-                sums.change(torch.nonzero(self._active[k])[:, 0], 1)
-                state.solution = sums.solve(self.scale, self._small())
-            solution = state.solution
-            factored = solution.factored
-            if factored is None:
-                F = from_inverse(solution.inverse())
-            else:
-                F = inverse_lower(factored[0].L[: solution.D, : solution.D]).mul_(factored[1])
-        return Whitened(F, solution.mu, solution.w, solution.beta, solution.n if solution.centred else 0.0)
+                state.solution = self._sums(k, self._active[k]).solve(self.scale, self._small(), self._active[k])
+            return state.solution.whitened()
 
     def signs(self, k: int) -> Tensor:
         """+1 for the rows of a class and -1 for the others (n,)."""
@@ -374,9 +369,13 @@ class ActiveSetSolver:
 
     def with_class_weights(self, weights: Tensor) -> ActiveSetSolver:
         """A solver of the same rows with other class weights (K,), which starts from the active sets of this one."""
+        return self._restarted(replace(self.options, class_weight=weights))
+
+    def _restarted(self, options: SolverOptions) -> ActiveSetSolver:
+        """A solver of the same rows that starts from the active sets of this one."""
         self.weights()
         out = copy.copy(self)
-        out.options = replace(self.options, class_weight=weights)
+        out.options = options
         out.states = [replace(state) for state in self.states]
         out._set_caches([cache.clone() for cache, _ in self._caches()])
         out.w, out.b = self.w.clone(), self.b.clone()
@@ -519,7 +518,7 @@ class ActiveSetSolver:
         bound = ((lengths + centre) * size[0] + size[1] + error) * SAFETY
         far = (self._margins[k] - 1.0).abs() > drift + bound
         far[near] = (margins - 1.0).abs() > bound[near]
-        if not bool(far.all()):
+        if not bool(far.all()) or float(bound.max()) > LOOSE:
             return False
         self.states[k] = ClassState(solution, True, None, False, (*size, centre), rounds)
         self.w[:, k], self.b[k], self._active[k], self._ties[k] = w, b, active, False
@@ -561,7 +560,7 @@ class ActiveSetSolver:
                         continue
                 left.append(s)
                 if s.rounds == SLOW_ROUNDS and not s.proving:
-                    s.sums = s.sums or self._sums(s)
+                    s.sums = s.sums or self._sums(s.label, s.active)
                     self._change_rho(s, self.options.rho * LADDER_START, weight)
             searches = left
 
@@ -610,15 +609,15 @@ class ActiveSetSolver:
                 return
             except (NotPositiveDefinite, TooInaccurate):  # of rows that are held it is rounding
                 s.solution = None
-        s.sums = s.sums or self._sums(s)
-        s.solution = s.sums.solve(s.scale, small)
+        s.sums = s.sums or self._sums(s.label, s.active)
+        s.solution = s.sums.solve(s.scale, small, s.active)
         if s.sums.empty and s.scale.intercept == "free":
             s.solution.beta += float(self.b[s.label])
 
-    def _sums(self, s: Search) -> ActiveSums:
-        """Sums over the active set of a search, formed anew."""
-        sums = ActiveSums(self.rows, self._groups, s.label)  # type: ignore[arg-type]
-        sums.change(torch.nonzero(s.active)[:, 0], 1)
+    def _sums(self, k: int, active: Tensor) -> ActiveSums:
+        """Sums over the active set of a class (n,), formed anew."""
+        sums = ActiveSums(self.rows, self._groups, k)  # type: ignore[arg-type]
+        sums.change(torch.nonzero(active)[:, 0], 1)
         return sums
 
     def _change_rho(self, s: Search, rho: float, weight: Tensor) -> None:
@@ -705,17 +704,30 @@ class ActiveSetSolver:
         solution, wanted = s.solution, margins < 1.0
         assert solution is not None
         bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
-        near = torch.nonzero((margins - 1.0).abs() <= bound * SAFETY)[:, 0]
-        s.ties = None
+        near = torch.nonzero(~((margins - 1.0).abs() > bound * SAFETY))[:, 0]
+        if not len(near) and float(bound.max()) > LOOSE:
+            near = bound.argmax()[None]
+        s.ties = s.refined = None
         if len(near):
             proof = ExactRefinement(self.rows, self._groups, s.scale, s.label, s.active)  # type: ignore[arg-type]
-            sides = proof.decide(solution, near)
-            wanted[near] = sides.active
+            try:
+                decision = proof.decide(solution, near)
+            except ConvergenceError:  # sums, or changes taken in, have cost the solution its digits
+                s.sums = s.sums or self._sums(s.label, s.active)
+                s.solution = s.sums.solve(s.scale, self._small(), s.active, by_rows=True)
+                decision = proof.decide(s.solution, near)
+            wanted[near] = decision.active
             s.ties = torch.zeros_like(wanted)
-            s.ties[near] = sides.ties
+            s.ties[near] = decision.ties
+            s.refined = (decision.w, decision.b)
         differs = wanted != s.active
         if not bool(differs.any()):
             return True
+        if s.ties is not None and bool(
+            (differs & ~s.ties).any()
+        ):  # ties leave last: without them others may swing to and fro
+            wanted = torch.where(s.ties, s.active, wanted)
+            differs = wanted != s.active
         s.exact += 1
         if s.exact > EXACT_ROUNDS:  # Murty's rule: the first one alone, which cannot cycle
             first = int(torch.nonzero(differs)[0, 0])
@@ -753,9 +765,9 @@ class ActiveSetSolver:
         assert s.solution is not None
         slack = (*size, self._centre(s.solution))
         self.states[k] = ClassState(s.solution, True, None, False, slack, s.rounds)
-        self.w[:, k], self.b[k] = w, b
+        self.w[:, k], self.b[k] = s.refined or (w, b)
         self._active[k], self._margins[k], self._fresh[k] = s.active, margins, False
-        self._at_w[:, k], self._at_b[k] = w, b
+        self._at_w[:, k], self._at_b[k] = w, b  # margins are of the weights before a refinement
         self._ties[k] = False if s.ties is None else s.ties
 
     # -- parts, for files and copies -----------------------------------------------------------------------------------
@@ -774,13 +786,7 @@ class ActiveSetSolver:
 
     def solved_anew(self) -> Tensor:
         """w (J, K) from the sums over the active sets: what ``restart`` and a read give."""
-        self.weights()
-        small, w = self._small(), torch.zeros_like(self.w)
-        for k in (k for k, state in enumerate(self.states) if state.fitted):
-            sums = ActiveSums(self.rows, self.groups, k)
-            sums.change(torch.nonzero(self._active[k])[:, 0], 1)
-            w[:, k] = self.scale.weights(sums.solve(self.scale, small), len(w))[0][:, 0]
-        return w
+        return self._restarted(self.options).weights()[0]
 
     def restore(self, state: dict[str, Tensor], sides: Tensor) -> None:
         """Take over saved weights of the rows held; matrices are made anew when samples change. sides: (K, n)."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
-from torchlssvm.functional.system import Factor, Sums, factor_, workspace
+from torchlssvm.functional.system import Factor, Sums, clamped_factor, factor_, workspace
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import repaired, write_system
+from torchlssvm.linear.normal_equations import check_finite, grid_ridge, write_system
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
@@ -120,17 +120,55 @@ class ActiveSums:
         """True without any row."""
         return not any(n for n, _ in self.counts)
 
-    def solve(self, scale: RowScale, small: bool) -> Solution:
-        """The ridge solution on these rows, from their sums alone: the same bits whatever way they were summed."""
+    def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> Solution:
+        """The ridge solution on these rows, the same bits whatever way they were summed. active: (n,), True for the rows.
+
+        It comes from the sums alone where float64 has the digits for it, else (or ``by_rows``) from the rows in the order in
+        which they are saved.
+        """
         J, device = self.rows.in_features, self.rows.device
         D, centred = scale.width(J), scale.intercept == "free"
         solution = Solution(D, 1, centred, device, LEAST_PIVOT)
         if self.empty:
             return solution
         w, beta, mu, n, factor, units = solve_sums([self], scale, small)
+        if by_rows or int(factor.info) != 0 or least_share(factor) < LEAST_SHARE:
+            w, factor = self._solve_rows(scale, torch.nonzero(active)[:, 0], mu, beta)
+            units = 1.0
         solution.set_base(w, beta, mu, n, factor, units)
         return solution
 
+    def _solve_rows(self, scale: RowScale, slots: Tensor, mu: Tensor, beta: Tensor) -> tuple[Tensor, Factor]:
+        """w' (D, 1) and the factor of I + V^T V by a QR decomposition of the rows V and of I, not of their squares.
+
+        slots: (m,) places of the rows; mu: (D,) and beta: (1,), the means that a free intercept takes off.
+        """
+        rows, D, centred = self.rows, scale.width(self.rows.in_features), scale.intercept == "free"
+        slots = slots[rows.saved_order(slots)]
+        R = torch.zeros(0, D + 1, dtype=torch.float64, device=rows.device)
+        for part in slots.split(CHUNK_ROWS):
+            labels, q = rows.labels[part], rows.q[part].to(torch.float64)
+            root = (self.groups.by_row(labels) * rows.copies[part]).sqrt()[:, None]
+            y = torch.where(labels == self.label, 1.0, -1.0).to(torch.float64)[:, None]
+            if not centred:
+                v = scale.rows(q)
+            elif scale.standard is None:
+                v = (
+                    q - mu / scale.factor
+                ) * scale.factor  # rounds the spread of the rows, not their distance from zero
+            else:
+                v = scale.rows(q) - mu
+            R = torch.linalg.qr(torch.cat([R, torch.cat([v, y - beta], 1) * root]), mode="r")[1]
+        ridge = torch.eye(D, D + 1, dtype=torch.float64, device=rows.device)
+        R = torch.linalg.qr(torch.cat([R, ridge]), mode="r")[1][:D]
+        R = R * torch.where(R.diagonal() < 0, -1.0, 1.0)[:, None]
+        w = torch.linalg.solve_triangular(R[:, :D], R[:, D:], upper=True)
+        info = torch.zeros((), dtype=torch.int32, device=rows.device)
+        return w, Factor(R[:, :D].mT.contiguous(), D, info)
+
+
+LEAST_SHARE = 1e-7
+"""Least share of a column's square that the columns before it leave over. Sums have lost half of their digits there."""
 
 LEAST_PIVOT = 1e-4
 """Removals that take away all but this share of what a system rests on are solved from sums instead."""
@@ -149,10 +187,20 @@ def chunks(bounds: Tensor) -> list[slice]:
     return out
 
 
+def least_share(factor: Factor) -> float:
+    """The least share of a column's square, over all columns, that the columns before it leave over."""
+    L = factor.L[: factor.J, : factor.J].tril()
+    return float((L.diagonal() / L.norm(dim=1)).square().min())
+
+
 def solve_sums(
     sums: list[ActiveSums], scale: RowScale, small: bool
 ) -> tuple[Tensor, Tensor, Tensor, float, Factor, Tensor | float]:
-    """Solve for several classes whose sums are over the same rows: w' (D, C), beta (C,), mu (D,), n, factor and its scale."""
+    """Solve for several classes whose sums are over the same rows: w' (D, C), beta (C,), mu (D,), n, factor and its scale.
+
+    Where the sums have lost the ridge to rounding, eigenvalues are raised to it, which is good enough to start a search from;
+    the factor's ``info`` is not 0 then.
+    """
     first = sums[0]
     J, device = first.rows.in_features, first.rows.device
     penalized, centred, D = scale.intercept == "penalized", scale.intercept == "free", scale.width(J)
@@ -164,7 +212,7 @@ def solve_sums(
     ]
     work = workspace(D, device)
     standard = scale.standard
-    ridge = scale.rho / scale.step**2 if standard is None else scale.rho
+    ridge = grid_ridge(scale.rho, 1.0 if standard is not None else scale.step)
     fill = partial(write_system, work, groups, J, ridge, scale.rho, scale.intercept, small, standard)
     centre = fill()
     rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
@@ -193,6 +241,8 @@ def solve_sums(
     factor = factor_(work, D)
     if int(factor.info) != 0:
         fill()
-        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, False)
+        floor = min(ridge, scale.rho) if penalized else ridge
+        check_finite(work, D, floor)
+        factor = clamped_factor(work, D, work.new_tensor(floor))[0]._replace(info=factor.info)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return w, beta, mu, n, factor, units

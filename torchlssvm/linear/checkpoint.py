@@ -9,6 +9,7 @@ hand the delta over, before a save. Hashes of samples and ids, and digests of ea
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable
@@ -351,7 +352,10 @@ def attributes(head: LSSVMHead | MarginHead) -> dict[str, Any]:
 
 
 def thaw(head: LSSVMHead | MarginHead, state: dict[str, Any]) -> None:
-    """Take over what :func:`attributes` returned."""
+    """Take over what :func:`attributes` returned; tensors that a copy or pickle made in inference mode could not be changed."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            state = copy.deepcopy(state)
     buffers = state.pop("_buffers")
     head.__dict__.update(state)
     give_lock(head)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
-from torchlssvm.functional.whitened import Whitened, from_inverse
+from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution
 from torchlssvm.linear.solvers import SolverOptions, real_targets, real_weights, scaled_rows, weighted
 from torchlssvm.statistics.batch import GridChoices, SampleBatch
@@ -177,8 +177,7 @@ class CompactSolver:
 
     def whitened(self) -> Whitened:
         """The system, whitened by a factor of P."""
-        s = self.solution
-        return Whitened(from_inverse(s.inverse()), s.mu, s.w, s.beta, s.n if s.centred else 0.0)
+        return self.solution.whitened()
 
     def settle(self) -> None:
         """Add all changes to P, so that no raw sample is kept."""

@@ -37,23 +37,40 @@ from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
 FRACTION_BITS = 176
-"""Binary places of the point: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin."""
+"""Binary places of the point, at least: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin."""
+
+MAGNITUDE_BITS = 60
+"""Bits by which rounding of the point grows on its way to a margin that these places allow for; the rest is added to them."""
 
 TIE = 1e-30
 """A margin within this of 1 counts as 1."""
 
-MAX_CORRECTIONS = 60
-"""Corrections before giving up: each gains at least one bit, or the system is too ill-conditioned."""
+ACCURATE = 1e-10
+"""Bound on the error of margins to which weights are refined at least."""
+
+MAX_CORRECTIONS = 200
+"""Corrections before giving up: two to ten are usual."""
+
+STALE_CORRECTIONS = 8
+"""Corrections in a row that may leave the gradient where it is: of an ill-conditioned system it grows before it falls."""
+
+FARTHEST = 1e150
+"""A gradient past this has left the solution for good."""
+
+LONGEST_ROWS = 1e13
+"""Length of all active samples, in roots of the ridge, up to which a QR decomposition of them still has the ridge."""
 
 SAFETY = 1.0 + 2.0**-20
 """Covers the rounding of a bound that is itself computed in float64."""
 
 
-class Sides(NamedTuple):
-    """Decided samples: active (m,), and which of the inactive ones are ties (m,)."""
+class Decision(NamedTuple):
+    """Decided samples: active (m,), and which of the inactive ones are ties (m,); the refined weights w (J,) and b ()."""
 
     active: Tensor
     ties: Tensor
+    w: Tensor
+    b: Tensor
 
 
 class ExactRefinement:
@@ -86,18 +103,21 @@ class ExactRefinement:
             dtype=object,
         )
         self.total = sum(self.factors.tolist())
+        lengths = scale.lengths(rows.q[self.slots], rows.norms[self.slots])
+        weight = groups.by_row(rows.labels[self.slots]) * rows.copies[self.slots]
+        self.spread = float(weight @ lengths.square())
+        finest = float(torch.as_tensor(scale.factor).min())
+        growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)
+        self.bits = FRACTION_BITS + max(0, math.ceil(math.log2(min(growth, FARTHEST))) - MAGNITUDE_BITS)
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
-    def decide(self, solution: Solution, near: Tensor) -> Sides:
+    def decide(self, solution: Solution, near: Tensor) -> Decision:
         """Sides of the rows in ``near`` (m,), places; ConvergenceError if the corrections find no end."""
-        J, scale, one = self.rows.in_features, self.scale, 1 << FRACTION_BITS
-        w, b = scale.weights(solution, J)
-        if self.mean is not None:  # the intercept is that of standardised rows
-            b = solution.w[J] / scale.root if scale.intercept == "penalized" else torch.zeros_like(b)
-        W, B = to_integers(w[:, 0].cpu() * scale.step, FRACTION_BITS), int(to_integers(b.cpu(), FRACTION_BITS)[0])
+        one = 1 << self.bits
+        W, B = self._start(solution)
         signs = np.where((self.rows.labels[near] == self.label).cpu().numpy(), 1, -1)
         lengths = self._lengths(near, solution)
-        last = math.inf
+        best, stale = math.inf, 0
         for _ in range(MAX_CORRECTIONS):
             g, g_b = self._gradient(W, B)
             gradient, size = self._scaled(g, g_b, solution)
@@ -106,22 +126,45 @@ class ExactRefinement:
             distance = to_floats(f * signs - one, one)
             undecided = np.abs(distance) <= bound
             ties = undecided & (bound <= TIE) & (np.abs(distance) <= TIE)
-            if not (undecided & ~ties).any():
-                active = torch.from_numpy((distance < 0) & ~ties)
-                return Sides(active.to(near.device), torch.from_numpy(ties).to(near.device))
-            if size[0] + size[1] > last / 2 and size[0] + size[1] > 2.0**-140:
+            if not (undecided & ~ties).any() and float(bound.max()) <= ACCURATE:
+                active, tied = (torch.from_numpy(side).to(near.device) for side in ((distance < 0) & ~ties, ties))
+                return Decision(active, tied, *self._rounded(W, B))
+            rest = size[0] + size[1]
+            best, stale = (rest, 0) if rest < best / 2 else (best, stale + 1)
+            step = solution.apply_inverse(gradient[None])[0]
+            if stale > STALE_CORRECTIONS or not rest < FARTHEST or not bool(step.isfinite().all()):
                 break
-            last = size[0] + size[1]
-            W, B = self._corrected(W, B, gradient, solution)
-        raise ConvergenceError(
-            f"{int((undecided & ~ties).sum())} margin(s) of class {self.label} lie within {float(bound.max()):.1e} of 1 and "
-            "cannot be told apart from it: the system is too ill-conditioned for float64. Use a larger rho, or scale the "
-            "features."
+            W, B = self._corrected(W, B, step, solution)
+        raise self._too_long(int((undecided & ~ties).sum()), float(bound.max()))
+
+    def _start(self, solution: Solution) -> tuple[Integers, int]:
+        """The point of a solution."""
+        scale = self.scale
+        w, b = scale.weights(solution, self.rows.in_features)
+        if self.mean is not None:  # the intercept is that of standardised rows
+            b = solution.w[-1] / scale.root if scale.intercept == "penalized" else torch.zeros_like(b)
+        if not bool(w.isfinite().all() & b.isfinite().all()):
+            raise self._too_long(len(self.slots), math.inf)
+        return to_integers(w[:, 0].cpu() * scale.step, self.bits), int(to_integers(b.cpu(), self.bits)[0])
+
+    def _rounded(self, W: Integers, B: int) -> tuple[Tensor, Tensor]:
+        """w (J,) and b () of a point, for features as they come."""
+        one = 1 << self.bits
+        w = torch.from_numpy(to_floats(W, one)) / self.scale.step
+        b = torch.tensor((B - self._shift(W)) / one, dtype=torch.float64)
+        return w.to(self.rows.device), b.to(self.rows.device)
+
+    def _too_long(self, count: int, bound: float) -> ConvergenceError:
+        least = self.scale.rho * self.spread / LONGEST_ROWS**2
+        return ConvergenceError(
+            f"{count} margin(s) of class {self.label} lie within {bound:.1e} of 1 and cannot be told apart from it: the active "
+            f"samples are {self.spread**0.5:.1e} times as long as the ridge, and float64 has 16 digits. Use a rho of at least "
+            f"{least:.1e}, or scale the features. The samples are held all the same."
         )
 
     def _gradient(self, W: Integers, B: int) -> tuple[Integers, int]:
         """The half gradient times 2^S and the common denominator."""
-        t = self._scores(self.slots, W, B) - self.signs * (1 << FRACTION_BITS)
+        t = self._scores(self.slots, W, B) - self.signs * (1 << self.bits)
         t = t * self.factors
         g = W * self.ridge
         limbs = split_limbs(t)
@@ -142,8 +185,11 @@ class ExactRefinement:
 
     def _scores(self, slots: Tensor, W: Integers, B: int) -> Integers:
         """Scores of rows times 2^S, rounded down where the mean is a fraction."""
-        shift = 0 if self.mean is None else int(self.mean[0] @ W) // self.mean[1]
-        return self._products(slots, W) + (B - shift)
+        return self._products(slots, W) + (B - self._shift(W))
+
+    def _shift(self, W: Integers) -> int:
+        """Score of the mean that rows are taken about, times 2^S."""
+        return 0 if self.mean is None else int(self.mean[0] @ W) // self.mean[1]
 
     def _products(self, slots: Tensor, W: Integers) -> Integers:
         limbs = split_limbs(W)
@@ -155,7 +201,7 @@ class ExactRefinement:
 
     def _scaled(self, g: Integers, g_b: int, solution: Solution) -> tuple[Tensor, tuple[float, float]]:
         """The gradient in the coordinates of the solution (D + 1,), the intercept last, and bounds on both parts."""
-        unit, scale = self.denominator << FRACTION_BITS, self.scale
+        unit, scale = self.denominator << self.bits, self.scale
         flat = torch.from_numpy(to_floats(g, unit)).to(solution.device) * scale.factor
         gb = g_b / unit
         if scale.intercept == "penalized":
@@ -183,9 +229,9 @@ class ExactRefinement:
         lengths: NDArray[np.float64] = torch.cat(out).cpu().numpy() * SAFETY
         return lengths
 
-    def _corrected(self, W: Integers, B: int, gradient: Tensor, solution: Solution) -> tuple[Integers, int]:
+    def _corrected(self, W: Integers, B: int, step: Tensor, solution: Solution) -> tuple[Integers, int]:
+        """The point after a step (D,) in the coordinates of the solution."""
         J, scale = self.rows.in_features, self.scale
-        step = solution.apply_inverse(gradient[None])[0]
         if scale.intercept == "penalized":
             change, db = step[:J] * scale.factor, float(step[J]) / scale.root
         elif scale.intercept == "none":
@@ -193,8 +239,8 @@ class ExactRefinement:
         else:
             weight = self.total / self.denominator
             change, db = step * scale.factor, self._gb / weight - float(self._mean(solution) @ step)
-        db_integer = int(to_integers(torch.tensor([db], dtype=torch.float64), FRACTION_BITS)[0])
-        return W - to_integers(change.cpu(), FRACTION_BITS), B - db_integer
+        db_integer = int(to_integers(torch.tensor([db], dtype=torch.float64), self.bits)[0])
+        return W - to_integers(change.cpu(), self.bits), B - db_integer
 
 
 def _column_squares(rows: GridRows) -> list[int]:

@@ -264,13 +264,19 @@ class GridRows:
         order = self.saved_order()
         return {"q": self.q[order], "labels": self.labels[order], "copies": self.copies[order].to(torch.int64)}
 
-    def saved_order(self) -> Tensor:
-        """Places of the rows (n,) in ascending order of features and label: it depends on the rows alone."""
+    def saved_order(self, slots: Tensor | None = None) -> Tensor:
+        """Numbers of the rows (n,), or of those at ``slots`` (m,), in ascending order of features and label.
+
+        It depends on the rows alone.
+        """
         if checks.is_fake(self._q):
             return torch.arange(self.n, device=self.device)
-        whole = np.column_stack([self.q.cpu().numpy(), self.labels.cpu().numpy()]).astype(">i4")
+        q, labels = (self.q, self.labels) if slots is None else (self.q[slots], self.labels[slots])
+        whole = np.column_stack([q.cpu().numpy(), labels.cpu().numpy()]).astype(">i4")
         whole ^= np.array(-(2**31), ">i4")  # the bytes of integers without a sign sort as the numbers do
-        order = np.argsort(np.ascontiguousarray(whole).view(f"V{4 * whole.shape[1]}")[:, 0]) if self.n else np.arange(0)
+        order = (
+            np.argsort(np.ascontiguousarray(whole).view(f"V{4 * whole.shape[1]}")[:, 0]) if len(whole) else np.arange(0)
+        )
         return torch.from_numpy(order.astype(np.int64)).to(self.device)
 
     def load(self, state: dict[str, Tensor], K: int) -> None:

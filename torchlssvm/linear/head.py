@@ -416,7 +416,9 @@ class LSSVMHead(nn.Module):
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
         if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
-            x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
+            x = checks.features(
+                x, self.in_features, self.device, sparse=True
+            )  # takes arrays, and says what is wrong with the rest
         x = x.to(torch.float64)
         scores = (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
@@ -468,13 +470,16 @@ class LSSVMHead(nn.Module):
 
     @exclusive
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
-        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds."""
-        return self.apply_changes([(self.check(x, y, weight, ids), 1)])
+        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
+
+        Sparse rows, scipy's or torch's, are summed as they are.
+        """
+        return self.apply_changes([(self.check(x, y, weight, ids, sparse=True), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids, removed=True), -1)])
+        return self.apply_changes([(self.check(x, y, weight, ids, removed=True, sparse=True), -1)])
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
@@ -496,7 +501,8 @@ class LSSVMHead(nn.Module):
                 raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
             weight, ids = (*samples[2:], None, None)[:2]
             like = changes[0][0] if changes else None
-            changes.append((self.check(samples[0], samples[1], weight, ids, like, removed=sign < 0), sign))
+            batch = self.check(samples[0], samples[1], weight, ids, like, removed=sign < 0, sparse=True)
+            changes.append((batch, sign))
         return self.apply_changes(changes)
 
     @exclusive
@@ -987,14 +993,16 @@ class LSSVMHead(nn.Module):
         ids: Any = None,
         like: SampleBatch | None = None,
         removed: bool = False,
+        sparse: bool = False,
     ) -> SampleBatch:
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``removed``: rows that are to be held; what shows it is read from the device together with the checks.
+        ``removed``: rows that are to be held; what shows it is read from the device together with the checks. ``sparse``: many
+        sparse rows stay sparse.
         """
         if self.statistics is not None:
             question = self.rows.held.question if removed and self.rows.held.unchecked is None else None
-            batch = self.statistics.check(x, y, weight, ids, like, question=question)
+            batch = self.statistics.check(x, y, weight, ids, like, question=question, sparse=sparse)
         else:
             assert isinstance(self.solver, CompactSolver)
             choices = self.solver.choices if like is None or not self.solver.empty else like.choices

@@ -14,6 +14,7 @@ from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
+from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -99,6 +100,7 @@ class MarginHead(nn.Module):
     checked = True
     keeps_rows = True
 
+    @exactly
     def __init__(
         self,
         in_features: int,

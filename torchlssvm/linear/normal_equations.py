@@ -18,6 +18,9 @@ from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
 
+LARGEST_RIDGE = 1e300
+"""Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
+
 
 class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
@@ -143,7 +146,7 @@ def solve(
     if work is None:
         work = workspace(D, stats.device)
     feature = scale.feature if standard is None else 1.0
-    ridge = scale.rho / feature**2
+    ridge = grid_ridge(scale.rho, feature)
     small = not stats.exact or stats.largest_square() < 2**50
     fill = partial(write_system, work, groups, J, ridge, scale.rho, intercept, small, standard)
     centre = fill()
@@ -249,17 +252,33 @@ def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | 
     return 1.0 if host is None else host[0][0]
 
 
+def check_finite(work: Tensor, D: int, floor: float) -> Tensor:
+    """The largest entry of a system (); ConvergenceError where float64 cannot hold it. work: (n, n); floor: the ridge."""
+    top = work.diagonal()[:D].amax()
+    if not bool(top.isfinite()):
+        raise ConvergenceError(
+            f"the system cannot be solved in float64: its largest entry is {float(top):.1e} beside a ridge of {floor:.1e}, in "
+            "grid units. Use class weights of a usual size. The samples are held all the same."
+        )
+    return top
+
+
+def grid_ridge(rho: float, step: float) -> float:
+    """rho in grid units, rho / step^2; ConvergenceError where float64 cannot hold it."""
+    if rho > LARGEST_RIDGE * step**2:
+        raise ConvergenceError(
+            f"rho = {rho:.1e} is too large for features in steps of {step:.1e}: in grid units it is beyond float64. Use a rho "
+            f"of at most {LARGEST_RIDGE * step**2:.1e}. The samples are held all the same."
+        )
+    return rho / step**2
+
+
 def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
     """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite.
 
     ConvergenceError for a system that float64 cannot hold.
     """
-    top = work.diagonal()[:D].amax()
-    if not bool(top.isfinite()):
-        raise ConvergenceError(
-            f"the system cannot be solved in float64: its largest entry is {float(top):.1e} beside a ridge of {floor:.1e}, in "
-            "grid units. Use a rho and class weights of a usual size, or scale the features. The samples are held all the same."
-        )
+    top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
     if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite

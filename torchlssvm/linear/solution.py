@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost, theorem1
 from torchlssvm.functional.system import Factor
+from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_lower
 
 
 class NotPositiveDefinite(Exception):
@@ -148,6 +149,15 @@ class Solution:
             self._P.addmm_(Z.mT, Z, alpha=-sign)
         self._Z, self._plus, self._minus = None, 0, 0
         return self._P
+
+    def whitened(self) -> Whitened:
+        """The system of the samples taken in, whitened by the factor of the last solve or, after changes, by one of P."""
+        if self.factored is None:
+            F = from_inverse(self.inverse())
+        else:
+            factor, scale = self.factored
+            F = inverse_lower(factor.L[: self.D, : self.D]).mul_(scale)
+        return Whitened(F, self.mu, self.w, self.beta, self.n if self.centred else 0.0)
 
     # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional.threads import threads_for
-from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
@@ -172,6 +171,7 @@ class SharedSolver:
         s = self.solution
         new = sum(batch.x.shape[0] for batch, _ in changes)
         every = self.options.follows_counts or self.stats.scale is not None  # each sample changes all of the system
+        every = every or any(batch.x.is_sparse for batch, _ in changes)  # many rows, or there would be dense ones
         if self.stale or every or not s.update_pays(self.stats.in_features, new):
             s.drop_pending()
             self.stale = True
@@ -252,12 +252,7 @@ class SharedSolver:
 
     def whitened(self) -> Whitened | None:
         """The system as solved, whitened by the factor of the solve; None where that takes another solve."""
-        factored = self.solution.factored
-        if self.stale or factored is None:
-            return None
-        (factor, scale), s = factored, self.solution
-        F = inverse_lower(factor.L[: s.D, : s.D]).mul_(scale)
-        return Whitened(F, s.mu, s.w, s.beta, s.n if s.centred else 0.0)
+        return None if self.stale or self.solution.factored is None else self.solution.whitened()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: without the workspace, and so without the factor in it."""

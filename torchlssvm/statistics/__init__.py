@@ -6,7 +6,8 @@ For features phi on a grid (integers q) and targets t the statistics are
 
 in total or per class. They are integers, so sums do not depend on order, batch size, device or the number of machines,
 and removing a sample gives, bit for bit, the state that never saw it. Labels are targets -1/+1; what is stored for them
-are class sums and counts, from which any coding follows. :mod:`torchlssvm.statistics.digest` specifies the digest.
+are class sums and counts, from which any coding follows. :meth:`torchlssvm.Statistics.digest` specifies
+the digest.
 """
 
 from torchlssvm.functional.grid import FixedPoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import GridError, InterruptedUpdateError, RemovalError, TorchLSSVMError
 from torchlssvm.functional import checks, gram
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -22,10 +24,12 @@ from torchlssvm.functional.system import Sums
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
 from torchlssvm.statistics.baseline import SEVERED, Baseline
 from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
-from torchlssvm.statistics.digest import FORMAT, hash_all, hash_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+FORMAT = "torchlssvm-statistics-1"
+"""Names the bytes that a digest is of; other bytes would have another name."""
 
 ROW_OPTIONS = ("normalize", "scale")
 """Options that the header names where they are used, so that digests without them are those of version 0.1.0."""
@@ -408,12 +412,12 @@ class Statistics:
 
     def check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False,
-        question: RowQuestion | None = None,
+        question: RowQuestion | None = None, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
         """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
 
         ``ready``: the rows were normalized, and on the grid, before. ``question``: what else is read of the rows, in the same
-        read from the device.
+        read from the device. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         if choices.kind is None and self.baseline is not None:
@@ -421,7 +425,7 @@ class Statistics:
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self.requested, normalize=None if ready else self.normalize,
-            question=question,
+            question=question, sparse=sparse,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
@@ -430,13 +434,13 @@ class Statistics:
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
         with torch.inference_mode(False), torch.no_grad():
-            self.change([(self.check(x, y, weight, ids), 1)])
+            self.change([(self.check(x, y, weight, ids, sparse=True), 1)])
         return self
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
-        self.change([(self.check(x, y, weight, ids), -1)])
+        self.change([(self.check(x, y, weight, ids, sparse=True), -1)])
         return self
 
     def change(
@@ -881,7 +885,22 @@ class Statistics:
         )
 
     def digest(self) -> str:
-        """SHA-256, as hex, of the canonical bytes: the same on every machine, for every order of the same samples."""
+        """SHA-256, as hex, over bytes that can be rebuilt from the samples alone: the same on every machine, in every order.
+
+            digest  = SHA256(header || hash of group 0 || hash of group 1 || ...)
+            header  = UTF-8 JSON, sorted keys, separators "," and ":", of
+                      {"bits","classes","features","folds","format":"torchlssvm-statistics-1","headroom","kind","limit","per_class"
+                      [,"normalize"] [,"scale"] [,"target_bits","target_headroom","target_limit"]}; limits as float.hex();
+                      kind "labels", "values" or "empty";
+                      normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the row made ready
+                      (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features
+            group   = fold * (classes if per_class else 1) + (class if per_class else 0)
+            hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
+                      sum z q^T row by row; sum z z^T row by row)
+            z       = one-hot label (K), in total; 1, per class; [1, target steps] (K + 1) for values
+
+        Samples of weight m count m times. With folds, a sample belongs to fold blake2b-64(str(id)) mod folds (big-endian).
+        """
         if not self.exact:
             raise ValueError(
                 "no digest without a grid: float64 sums depend on the order of the samples; use grid='auto'"
@@ -889,16 +908,18 @@ class Statistics:
         self.canonicalize()
         sums = self.accumulator
         if sums is None:
-            return hash_all(self.header(), ())
+            return hashlib.sha256(canonical(self.header())).hexdigest()
         touched = set(sums.touched)
         self.group_hashes = {g: h for g, h in self.group_hashes.items() if g not in touched}
         sums.touched -= touched
         for group in range(sums.groups):
             if group not in self.group_hashes:
-                self.group_hashes[group] = hash_group(
-                    sums.total(group), self.in_features, sums.R, self._group_moments(group)
-                )
-        return hash_all(self.header(), (self.group_hashes[g] for g in range(sums.groups)))
+                inner = hashlib.sha256()
+                gram.hash_lower(inner.update, sums.total(group), self.in_features, sums.R)
+                inner.update(self._group_moments(group).cpu().numpy().astype("<i8", copy=False).tobytes())
+                self.group_hashes[group] = inner.digest()
+        hashes = b"".join(self.group_hashes[group] for group in range(sums.groups))
+        return hashlib.sha256(canonical(self.header()) + hashes).hexdigest()
 
     def _group_moments(self, group: int) -> Tensor:
         """Return sum z z^T of a group: the counts on a diagonal, one count, or the moments of [1, t]."""

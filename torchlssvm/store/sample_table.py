@@ -122,7 +122,8 @@ class Codec:
             q = padded.view("<i4")[:, :, 0] >> 8  # an arithmetic shift: the sign comes along
         else:
             q = np.frombuffer(data, f"<i{width}").reshape(-1, self.J)
-        return self.steps.dequantize(torch.from_numpy(q.astype(np.int32)))
+        with threads_for(PASS_WORK * q.size):
+            return self.steps.dequantize(torch.from_numpy(q.astype(np.int32)))
 
     def labels_and_targets(self, y: Tensor) -> tuple[list[int] | None, list[bytes] | None]:
         """Encode y: labels as integers, targets as the float64 numbers the head summed."""

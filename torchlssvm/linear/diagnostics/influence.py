@@ -72,7 +72,8 @@ def influence(
         out = torch.zeros(count, *value.shape[1:], dtype=torch.float64, device=view.device) if out is None else out
         out[rows] = value
     if out is None:
-        return torch.zeros(0, *((len(z), view.num_classes) if on == "scores" else ()), dtype=torch.float64)
+        shape = (len(z), view.num_classes) if on == "scores" else ()
+        return torch.zeros(0, *shape, dtype=torch.float64, device=view.device)
     return out - start
 
 
@@ -94,8 +95,6 @@ def _sizes(samples: CheckedSamples, members: list[Tensor]) -> Tensor:
 
 def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     """Targets (V, K) of the samples that the loss is about."""
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     y = checks.as_tensor(y_val, "y_val", view.device)
     if y.is_floating_point() or (y.ndim == 1 and view.num_classes == 1):
         y = y[:, None] if y.ndim == 1 else y
@@ -112,16 +111,25 @@ def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> t
         return given, given(before[None])[0]
     if on == "scores":
         return lambda scores: scores, before
+    if y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+    check_points(before)
     if on == "loss":
         targets = _targets_of(view, y_val, len(before))
         return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     labels = check_labels(view, y_val, len(before), "y_val")
     return (
         lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
         (before.argmax(1) == labels).to(torch.float64).mean(),
     )
+
+
+def check_points(scores: Tensor) -> None:
+    """ValueError without any point to take the mean over. scores: (V, K)."""
+    if not len(scores):
+        raise ValueError(
+            'x_val holds no samples: on="loss" and on="accuracy" are means over x_val. Give at least one, or use on="scores"'
+        )
 
 
 def _local(problem: Problem, y: Tensor | None) -> Tensor | None:

@@ -22,6 +22,7 @@ from torchlssvm.functional.moving_active_set import ActiveSetStep, Change, NearS
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
+from torchlssvm.linear.diagnostics.influence import check_points
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.normal_equations import class_weights
 
@@ -394,6 +395,7 @@ def _measure(head: MarginHead, on: str | Measure, y_val: Any, before: Tensor) ->
         return lambda scores: scores
     if y_val is None:
         raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+    check_points(before)
     labels, kind = checks.targets(y_val, before, head.num_classes)
     if kind != "labels":
         raise ValueError("y_val must be labels (V,), got float targets")

@@ -15,9 +15,8 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.spectrum import Spectrum, spectrum
-from torchlssvm.functional.triangular import inverse_lower
 from torchlssvm.functional.votes import votes
-from torchlssvm.functional.whitened import Whitened
+from torchlssvm.functional.whitened import Whitened, inverse_lower
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.compact_solver import CompactSolver
 from torchlssvm.linear.normal_equations import class_weights
