@@ -281,12 +281,9 @@ class LSSVMHead(nn.Module):
         if rho != self._options.rho:
             with self.changing():
                 self.solver.set_rho(rho)
-        for name in choices.made.keys() - {
-            "rho",
-            "calibration",
-        }:  # no sample has changed; a calibration was of another rho
-            if choices.made[name][0] == version:
-                choices.made[name] = (self.version, choices.made[name][1])
+        for name, (at, text) in list(choices.made.items()):
+            if at == version and name not in ("rho", "calibration"):  # a calibration was of another rho
+                choices.record(name, self.version, text)
         choices.record("rho", self.version if value is not None else OUTDATED, RHO_DUE if value is None else RHO_CHOSEN)
 
     @property
@@ -821,7 +818,7 @@ class LSSVMHead(nn.Module):
         return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
 
     def derived_anew(self) -> dict[str, Tensor]:
-        """The same, from the statistics alone."""
+        """w, b and P as the statistics alone give them; those in use stay as they are."""
         return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
 
     def snapshot(self) -> dict[str, Tensor]:

@@ -656,7 +656,7 @@ class MarginHead(nn.Module):
 
     @exclusive
     def derived_anew(self) -> dict[str, Tensor]:
-        """The same, of a new head that learned the rows held."""
+        """w, b and the active sets of a new head that learned the rows held."""
         fresh = type(self).from_config(self.config(), device=self.device)
         fresh.adopt(self.sample_state())
         return fresh.derived()

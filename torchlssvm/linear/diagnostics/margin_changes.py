@@ -112,13 +112,9 @@ class SampleChanges:
     def counts_after(self, counts: Tensor) -> Tensor:
         """Samples by class after each change (changes, K). counts: (K,)."""
         out = counts.to(torch.float64).repeat(len(self.members), 1)
-        number = torch.empty(
-            len(self.q), dtype=torch.int64, device=self.q.device
-        )  # of the change that a row is part of
+        number = torch.arange(len(self.q), device=self.q.device)  # of the change that a row is part of
         for i, rows in enumerate(self.members) if not self.single else ():
             number[rows] = i
-        if self.single:
-            number = torch.arange(len(self.q), device=self.q.device)
         for y, sign in ((self.old, -1.0), (self.new, 1.0)):
             if y is not None:
                 out.index_put_((number, y), sign * self.times, accumulate=True)
