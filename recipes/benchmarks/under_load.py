@@ -1,6 +1,6 @@
 """Speed beside another busy process: the same work with and without one process that spins on one core.
 
-    python recipes/benchmarks/under_load.py             # about three minutes on two cores, on a machine that is quiet otherwise
+    python recipes/benchmarks/under_load.py             # about a minute on two cores, on a machine that is quiet otherwise
     python recipes/benchmarks/under_load.py --small     # seconds, for trying it out
 
 Rounds alternate: undisturbed, then disturbed; medians. The share is the disturbed speed by the undisturbed one. Retraining is
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     """Measure everything; returns the shares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     o = parser.parse_args(argv)
     torch.manual_seed(0)
     print(

@@ -110,3 +110,31 @@ def test_what_was_erased_on_request_is_not_learned_again(
             in check_absence(store, store.certificate("R-1"))["returned"]
         )
     assert learned() == learned("other") == 0
+
+
+@pytest.mark.parametrize("named", [["--subject", "u1"], ["--subject", "u1", "--subject", "nobody-held"]])
+def test_a_receipt_lets_all_back_in_who_were_erased_by_subject(
+    named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The request may name more people than were held: those who were entered in the list are let in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(KEY_VARIABLE, "suppression.key")
+    shell = Shell(capsys, tmp_path)
+    x, y = torch.randn(4, J, generator=torch.Generator().manual_seed(0)), torch.arange(4) % K
+    add = Add(["v-1", "v-2", "v-3", "v-4"], x, y, ["u1", "u1", "u2", "u2"])
+    with SampleStore("store", LSSVMHead(J, K, grid=LIMIT)) as store:
+        store.apply(add)
+    shell("keygen", "--suppression", "suppression.key")
+    shell("suppression", "store", "--list", "erased.list")
+    shell("request", "open", "store", "--id", "R-1", *named)
+    shell("remove", "store", "--request", "R-1", "--subject", "u1", "--receipt", "r.json")
+    back = Add(["v-1", "v-2"], x[:2], y[:2], "u1")
+    with SampleStore("store") as store, pytest.raises(SuppressedError):
+        store.apply(back)
+    assert "3 names taken off" in shell("readmit", "store", "--receipt", "r.json", "--reason", "a new contract")
+    with SampleStore("store") as store:
+        store.apply(back)
+        assert store.head.digest() == LSSVMHead(J, K, grid=LIMIT).add(x, y).digest()
+    assert "no name of r.json is on" in shell("readmit", "store", "--receipt", "r.json", "--reason", "again", code=1)
+    shell("remove", "store", "--subject", "u2", "--receipt", "r2.json")  # of no request: nothing keeps it out
+    assert "belonged to no request" in shell("readmit", "store", "--receipt", "r2.json", "--reason", "back", code=1)

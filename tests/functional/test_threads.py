@@ -1,6 +1,8 @@
 """Threads are chosen by the work, and sums do not depend on them."""
 
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -140,3 +142,32 @@ def test_an_interrupted_bulk_change_is_noticed(two_threads):
     with pytest.raises(InterruptedUpdateError):
         _ = head.w
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
+def test_an_interrupt_does_not_leave_threads_behind_that_still_write(two_threads):
+    main, started, written = threading.get_ident(), threading.Event(), []
+
+    def job(items):
+        for i in items:
+            if threading.get_ident() != main:
+                started.set()
+                time.sleep(0.5)
+                written.append(i)
+            elif started.wait(10):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)  # this thread is waiting for the other one by then
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            share_out(job, range(5), CPU)
+        at_return = list(written)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(0.6)
+    assert written == at_return
+    assert len(written) == 1

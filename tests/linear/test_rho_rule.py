@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, VerificationError, attach, verify
 from torchlssvm.events import Add, Remove
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.store import SampleStore
+from torchlssvm.store.database import Database
 
 J, K, GRID = 12, 3, FixedPoint(64.0)
 
@@ -191,6 +193,25 @@ def test_an_open_rho_is_the_stores(tmp_path):
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho=7.0, grid=GRID)) as store:
         assert store.head.rho == 7.0  # given to this handle
         assert "rho" not in store.head.choices
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("owner", "name"), [(LSSVMHead, "choose_rho"), (Database, "put"), (Database, "commit")])
+@pytest.mark.parametrize("value", [5.0, "gcv"])
+def test_an_interrupted_set_rho_leaves_what_the_store_says(tmp_path, value, owner, name, late):
+    """Whatever call is interrupted, head and store have one rho, the old one or, once it is committed, the new one."""
+    x, y = samples()
+    with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv" if value == 5.0 else 3.0, grid=GRID)) as store:
+        store.apply(Add(named(x), x, y))
+        rho, choices = store.choose_rho(), store.head.choices
+        with pytest.raises(KeyboardInterrupt), replaced(owner, name, Failing(KeyboardInterrupt(), late=late)):
+            store.set_rho(value)
+        committed = name == "commit" and late
+        with SampleStore(tmp_path / "s", readonly=True) as other:
+            assert (other.head.rho != rho) == committed
+            assert store.head.rho == other.head.rho
+            assert store.head.choices == other.head.choices == (store.head.choices if committed else choices)
+        store.apply(Add(named(x[:1], 900), x[:1], y[:1]))  # and it goes on
 
 
 def test_two_handles_follow_each_other(tmp_path):

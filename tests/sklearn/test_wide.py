@@ -6,7 +6,10 @@ import torch
 from scipy import sparse
 from sklearn.linear_model import Ridge, RidgeClassifier
 
-from torchlssvm import RemovalError
+from tests.support.faults import Failing, replaced
+from torchlssvm import NotFittedError, RemovalError
+from torchlssvm.errors import InterruptedUpdateError
+from torchlssvm.functional import dual_ridge, sparse_rows
 from torchlssvm.sklearn import LSSVMClassifier, LSSVMRegressor, MarginClassifier
 from torchlssvm.sklearn.dual_head import DualHead
 
@@ -96,7 +99,7 @@ def test_what_needs_sums_has_sums(options):
     )
 
 
-def test_many_sparse_rows_are_summed_in_blocks():
+def test_many_sparse_rows_are_summed():
     rows = RNG.integers(0, N, 3000)
     x, y = S[rows][:, :30], Y[rows]
     model = LSSVMClassifier(rho=1.0, multiclass="ovr").fit(x, y)
@@ -106,3 +109,113 @@ def test_many_sparse_rows_are_summed_in_blocks():
     assert exact.head_.digest() == LSSVMClassifier(grid=16.0).fit(x[500:].toarray(), y[500:]).head_.digest()
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         MarginClassifier().fit(x, y)
+
+
+def test_gcv_by_the_band_is_gcv_by_eigenvalues():
+    """n beyond several blocks and strips, one of them not full."""
+    draw = np.random.default_rng(3)
+    for n, free in ((1, False), (40, True), (700, True), (531, False)):
+        A = draw.normal(size=(n, n + 50)) * np.exp(draw.normal(size=n + 50))
+        K = torch.from_numpy((A - A.mean(0) if free else A) @ (A - A.mean(0) if free else A).T)
+        Y = torch.from_numpy(draw.normal(size=(n, 2)))
+        Y = Y - Y.mean(0) if free else Y
+        s, Q = torch.linalg.eigh(K)
+        rhos = s.mean() * 2.0 ** torch.arange(-18.0, 11.0).double()
+        band = dual_ridge.reduce_to_band(K.clone(), Y.clone())
+        errors, alphas = band.path(rhos, free)
+        for i, rho in enumerate(rhos):
+            truth = Q @ ((Q.mT @ Y) / (s.clamp(min=0) + rho)[:, None])
+            dof = (s.clamp(min=0)[free:] / (s.clamp(min=0)[free:] + rho)).sum()
+            m = n - free
+            gcv = m * (rho * truth).square().sum(0).mean() / (m - dof) ** 2
+            torch.testing.assert_close(errors[i], gcv, rtol=1e-7, atol=0)
+            torch.testing.assert_close(
+                band.rotate_back(alphas[i].clone()), truth, rtol=1e-8, atol=1e-9 * float(truth.abs().max())
+            )
+
+
+def test_the_rows_kept_are_copies():
+    mine, labels = X.copy(), Y.copy()
+    model, truth = LSSVMClassifier(rho=1.0).fit(mine, labels), RidgeClassifier(alpha=1.0).fit(X, Y)
+    mine *= 0.0
+    labels[:] = "a"
+    np.testing.assert_allclose(model.decision_function(X), truth.decision_function(X), atol=1e-9)
+
+
+def test_rows_are_recognised_in_either_form():
+    zeros = S.copy()
+    zeros.data[3] = 0.0  # kept as an entry
+    for first, second in ((S, X), (X, S), (zeros, zeros.toarray()), (np.where(X == 0, -0.0, X), S)):
+        model = LSSVMClassifier(rho=1.0).fit(first, Y).partial_unfit(second[:10], Y[:10])
+        assert model.head_.n == 50
+        assert len(model.label_errors(second[10:], Y[10:]).order) == 50
+
+
+def test_more_samples_than_features_become_sums():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(1500, 600))
+    y = np.arange(1500) % 2
+    x[:, 0] += y
+    for form in (x, sparse.csr_matrix(x)):
+        model = LSSVMClassifier(rho=1.0).fit(form[:100], y[:100])
+        assert isinstance(model.head_, DualHead)
+        model.partial_fit(form[100:], y[100:])
+        assert not isinstance(model.head_, DualHead)
+        truth = RidgeClassifier(alpha=1.0).fit(x, y)
+        np.testing.assert_allclose(model.decision_function(x), truth.decision_function(x), atol=1e-8)
+    targets = LSSVMRegressor(rho=1.0).fit(x[:50], x[:50, :2]).partial_fit(x[50:], x[50:, :2])
+    np.testing.assert_allclose(targets.predict(x), Ridge(alpha=1.0).fit(x, x[:, :2]).predict(x), atol=1e-8)
+
+
+def test_no_sample_left_is_an_error_and_not_a_number():
+    model = LSSVMClassifier().fit(X, Y).partial_unfit(X, Y)
+    with pytest.raises(NotFittedError, match="no samples are held"):
+        model.predict(X)
+    model.partial_fit(X, Y)
+    assert np.isfinite(model.decision_function(X)).all()
+    with pytest.raises(ValueError, match="leaves the range of float64"):
+        model.partial_fit(X * 1e200, Y)
+    assert model.head_.n == N
+
+
+def test_other_classes_on_a_later_call_are_refused():
+    x = X[:, :5]
+    model = LSSVMClassifier().partial_fit(x, Y, classes=["a", "b", "c"])
+    model.partial_fit(x, Y, classes=["c", "b", "a"])
+    with pytest.raises(ValueError, match="not the same as on the first call"):
+        model.partial_fit(x, Y, classes=["a", "b", "c", "d"])
+    with pytest.raises(ValueError, match="not among classes"):
+        model.partial_fit(x[:1], ["d"])
+    assert model.head_.n == 2 * N
+
+
+def test_a_first_call_that_is_refused_decides_nothing():
+    x = X[:, :5]
+    for fail in (
+        lambda m: m.partial_fit(x, Y, ["a", "b", "c"], sample_weight=-np.ones(N)),
+        lambda m: m.fit(x, ["a"] * N),
+    ):
+        model = LSSVMClassifier()
+        with pytest.raises(ValueError, match=r"."):
+            fail(model)
+        assert not hasattr(model, "head_")
+        assert not hasattr(model, "classes_")
+    fitted = LSSVMClassifier(rho=1.0).fit(x, Y)
+    scores = fitted.decision_function(x)
+    with pytest.raises(ValueError, match="one class"):
+        fitted.fit(X[:, :7], ["a"] * N)
+    np.testing.assert_array_equal(fitted.decision_function(x), scores)
+
+
+def test_an_interrupt_leaves_none_of_many_sparse_rows():
+    many = sparse.random_array((4000, 400), density=0.01, rng=np.random.default_rng(0), format="csr")
+    labels = np.arange(4000) % 2
+    model = LSSVMClassifier(grid=8.0).partial_fit(many[:2000], labels[:2000])
+    before = model.head_.digest()
+
+    with replaced(sparse_rows, "add_products_", Failing(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+        model.partial_fit(many[2000:], labels[2000:])
+    with pytest.raises(InterruptedUpdateError, match="neither that before nor that after"):  # never a part of them
+        model.predict(many)
+    again = LSSVMClassifier(grid=8.0).partial_fit(many[:2000], labels[:2000])
+    assert again.head_.digest() == before

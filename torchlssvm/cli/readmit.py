@@ -25,7 +25,7 @@ def register(commands: Commands) -> None:
     parser = add_command(commands, "readmit", run_readmit, text, changes="the return is allowed")
     parser.add_argument("--subject", action="append", default=[], metavar="S", help="a subject; may be repeated")
     parser.add_argument("--id", nargs="+", action="extend", default=[], metavar="I", help="samples by their ids")
-    parser.add_argument("--receipt", type=Path, metavar="FILE", help="all names of a receipt")
+    parser.add_argument("--receipt", type=Path, metavar="FILE", help="all names of a receipt that are on the list")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why, without the names of those concerned")
     add_suppression_key(parser)
 
@@ -35,12 +35,18 @@ def run_readmit(options: argparse.Namespace) -> int:
     from torchlssvm.audit import ErasureReceipt
 
     subjects, ids = list(options.subject), list(options.id)
-    if options.receipt is not None:
-        receipt = ErasureReceipt.load(options.receipt)
-        subjects, ids = [*subjects, *receipt.subjects], [*ids, *receipt.ids]
-    if not subjects and not ids:
+    receipt = None if options.receipt is None else ErasureReceipt.load(options.receipt)
+    if receipt is None and not subjects and not ids:
         raise UsageError("give --subject, --id or --receipt")
     with open_store(options) as store:
+        if receipt is not None:
+            more_ids, more_subjects = store.suppression.names_listed(receipt.ids, receipt.subjects)
+            ids, subjects = list(dict.fromkeys([*ids, *more_ids])), list(dict.fromkeys([*subjects, *more_subjects]))
+            if not ids and not subjects:
+                raise ValueError(
+                    f"no name of {options.receipt} is on the suppression list: the erasure belonged to no request, or the "
+                    "return was allowed before. Nothing keeps these samples out."
+                )
         count = store.readmit(subjects, ids, reason=options.reason)
         position = store.position
     text = f"{counted(count, 'name')} taken off the suppression list; the journal has it as event {position}"

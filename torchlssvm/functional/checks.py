@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlssvm.errors import RemovalError
+from torchlssvm.functional import sparse_rows
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -102,21 +103,52 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.copy() if not array.flags.writeable or min(array.strides, default=0) < 0 else array
 
 
-def features(given: Any, J: int, device: torch.device) -> Tensor:
-    """x as a float (B, J) tensor; sparse rows, torch's or scipy's, are made dense: give them in batches."""
-    if isinstance(given, Tensor) and given.layout != torch.strided:
-        given = given.to_dense()
-    elif hasattr(given, "toarray") and hasattr(given, "nnz"):
-        given = given.toarray()
-    x = as_tensor(given, "x", device)
+DENSE_NUMBERS = 2**17
+"""Numbers (1 MiB) up to which sparse rows are made dense: few of them update the weights instead of solving for them."""
+
+DENSE_SHARE = 0.1
+"""Share of entries from which on rows are made dense: products of single entries then take longer than dense ones, and a dense
+row is not four times as large as its entries with their places."""
+
+
+def sparse_features(given: Any, device: torch.device) -> Tensor | None:
+    """Sparse rows, torch's of any layout or scipy's, as a coalesced tensor; None for anything else."""
+    if isinstance(given, Tensor):
+        if given.layout == torch.strided:
+            return None
+        x = as_tensor(given, "x", device)
+        return (x if x.layout == torch.sparse_coo else x.to_sparse_coo()).coalesce()
+    if not hasattr(given, "tocoo") or not hasattr(given, "nnz"):
+        return None
+    if len(given.shape) != 2:
+        raise ValueError(f"x must have two dimensions, got shape {tuple(given.shape)}")
+    found = given.tocoo()
+    places = as_tensor(np.stack([found.row, found.col]).astype(np.int64), "x", device)
+    values = as_tensor(found.data, "x", device)
+    return torch.sparse_coo_tensor(places, values, given.shape, check_invariants=True).coalesce()
+
+
+def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
+    """x as a float (B, J) tensor. Sparse rows, torch's or scipy's, stay sparse (coalesced) if ``sparse``, else become dense."""
+    x = sparse_features(given, device)
+    if x is None:
+        x = as_tensor(given, "x", device)
+    elif not sparse or x.numel() <= DENSE_NUMBERS or x.values().numel() > DENSE_SHARE * x.numel():
+        x = x.to_dense()
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""
         raise ValueError(f"x must have shape (B, {J}), got {tuple(x.shape)}{hint}")
     if x.dtype in INTEGER_DTYPES or x.dtype == torch.bool:
-        x = x.to(torch.float64)
+        x = sparse_rows.with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64)
     if x.dtype not in FLOAT_DTYPES:
         raise ValueError(f"x must be a real floating point tensor, got dtype {x.dtype}")
     return x
+
+
+def scored_features(x: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
+    """Features to be scored, float64 (B, J), differentiable in x; all but tensors are taken as :func:`features` does."""
+    usable = isinstance(x, Tensor) and x.device == device and not x.is_complex() and x.shape[1:] == (J,)
+    return (x if usable else features(x, J, device, sparse)).to(torch.float64)
 
 
 def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
@@ -162,6 +194,8 @@ def weights(given: Any, x: Tensor) -> Tensor | None:
 
 def row_largest(x: Tensor) -> Tensor:
     """The largest magnitude of each row (B,), NaN where the row holds one."""
+    if x.is_sparse:
+        return sparse_rows.row_largest(x)
     if x.shape[1] == 0:
         return torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
     if x.device.type != "cpu":
@@ -171,8 +205,8 @@ def row_largest(x: Tensor) -> Tensor:
 
 def raise_not_finite(name: str, values: Tensor) -> None:
     """ValueError with the number of NaN or inf entries and the first index."""
-    bad = ~torch.isfinite(values)
-    first = tuple(bad.nonzero()[0].tolist())
+    bad = ~torch.isfinite(values.values() if values.is_sparse else values)
+    first = tuple(values.indices()[:, bad][:, 0].tolist() if values.is_sparse else bad.nonzero()[0].tolist())
     raise ValueError(
         f"{name} holds {int(bad.sum())} NaN or inf value(s), the first at index {first[0] if len(first) == 1 else first}: "
         "clean or drop those samples"

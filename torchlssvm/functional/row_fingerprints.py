@@ -31,7 +31,10 @@ BLOCK_COLUMNS = 2**11
 """Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
 
 KEY_BYTES = 32
+"""Bytes of the random key: 256 bits, beyond guessing."""
+
 HASH_BYTES = 16
+"""Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:
@@ -42,7 +45,12 @@ def secret_vectors(key: bytes, columns: int) -> Tensor:
 
 
 def products(rows: Tensor, vectors: Tensor) -> Tensor:
-    """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26; vectors: (4, J)."""
+    """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26, dense or coalesced; vectors: (4, J)."""
+    if rows.is_sparse:  # at most 2^42 for an entry: no number of columns leaves 64 bits
+        index, columns = rows.indices()
+        parts = rows.values().to(torch.int64)[:, None] * vectors.to(torch.int64).mT[columns]  # (entries, 4)
+        out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
+        return out.index_add_(0, index, parts)
     with threads_for(PASS_WORK * rows.numel()):
         total = linear(rows[:, :BLOCK_COLUMNS], vectors[:, :BLOCK_COLUMNS]).to(torch.int64)
         for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.sparse_rows import row_largest, with_values
 
 ROW_NORMALIZATIONS = (None, "l2", "sqrt")
 """Values of the option ``normalize``."""
@@ -37,12 +38,32 @@ def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | N
     if kind is None:
         return x
     root = root or rounded_root
+    if x.layout != torch.strided:
+        return normalized_sparse(x.to_sparse_coo().coalesce(), kind, root)
     if kind == "sqrt":
         return x.sign() * root(x.abs())
     largest = x.abs().amax(1, keepdim=True)
     x = x / torch.where(largest == 0, torch.ones_like(largest), largest)
     length = root(sum_by_halves(x * x))
     return x / torch.where(length == 0, torch.ones_like(length), length)
+
+
+def normalized_sparse(x: Tensor, kind: str, root: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sparse rows made ready, with the bits that dense ones get: zeros change no sum. x: (B, J), coalesced."""
+    values = x.values()
+    if kind == "sqrt":
+        return with_values(x, values.sign() * root(values.abs()))
+    (rows, columns), largest = x.indices(), row_largest(x)
+    values = values / torch.where(largest == 0, torch.ones_like(largest), largest)[rows]
+    sums, at, width = values * values, rows, 1 << (x.shape[1] - 1).bit_length()
+    while width > 1:
+        width //= 2
+        keys, place = torch.unique(at * width + columns % width, return_inverse=True)
+        # two at most in each
+        sums = torch.zeros(len(keys), dtype=sums.dtype, device=x.device).index_add_(0, place, sums)
+        at, columns = keys // width, keys % width
+    length = torch.zeros_like(largest).index_add_(0, at, root(sums))
+    return with_values(x, values / torch.where(length == 0, torch.ones_like(length), length)[rows])
 
 
 def rounded_root(x: Tensor) -> Tensor:

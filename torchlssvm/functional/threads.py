@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TypeVar
@@ -132,6 +132,18 @@ def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: to
         finally:
             if todo.left:
                 todo.clear()
-            wait(futures)
+            _wait(futures)
     for future in futures:
         future.result()
+
+
+def _wait(futures: list[Future[None]]) -> None:
+    """Wait until all are done, also after an interrupt, which is raised then: they write into memory of the caller."""
+    interrupt = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -25,6 +25,7 @@ from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_fingerprints import KEY_BYTES, SECRET_VECTORS, keyed_hashes, products, secret_vectors
+from torchlssvm.functional.sparse_rows import pick, with_values
 from torchlssvm.statistics.batch import SampleBatch
 
 PRODUCT_ROWS = 1024
@@ -289,6 +290,8 @@ class RowProducts:
 def grid_products(x: Tensor, grid: FixedPoint, key: bytes) -> Tensor:
     """Products (B, 4) of the features of rows that are not being summed. x: (B, J)."""
     vectors = _vectors(key, x.shape[1], x.device)
+    if x.is_sparse:
+        return products(with_values(x, grid.quantize(x.values())), vectors)
     some = max(16, min(PRODUCT_ROWS, PRODUCT_NUMBERS // x.shape[1]))
     if len(x) <= some:
         return products(grid.quantize(x), vectors)
@@ -567,11 +570,6 @@ class HeldRows:
         """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
         self.held = self.agreed = (self.held if rows is None else rows).hashed()
 
-    def agree_on(self, change: FingerprintChange) -> None:
-        """Count a part of what is pending as agreed on; if it is not known, neither is what was agreed on."""
-        known = self.agreed is not None and change.known
-        self.agreed = self.agreed.advanced(change) if known and self.agreed is not None else None
-
     def agreed_or_unknown(self) -> Membership:
         """Rows at the last agreement, ready to be changed."""
         if self.agreed is None or self.held.unchecked is not None:
@@ -589,4 +587,4 @@ def _copy(tensor: Tensor | None) -> Tensor | None:
 
 def _row(batch: SampleBatch, row: int) -> SampleBatch:
     at = slice(row, row + 1)
-    return replace(batch, x=batch.x[at], targets=None if batch.targets is None else batch.targets[at])
+    return replace(batch, x=pick(batch.x, at), targets=None if batch.targets is None else batch.targets[at])

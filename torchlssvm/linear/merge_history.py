@@ -168,7 +168,8 @@ def keys_of(batch: SampleBatch, grid: FixedPoint | None) -> list[bytes]:
         return []
     target = batch.labels[:, None] if batch.labels is not None else batch.targets
     assert target is not None
-    rows = torch.cat([target.to(torch.float64), grid.quantize(batch.x)], 1).cpu().numpy().astype("<f8", copy=False)
+    x = batch.x.to_dense() if batch.x.is_sparse else batch.x
+    rows = torch.cat([target.to(torch.float64), grid.quantize(x)], 1).cpu().numpy().astype("<f8", copy=False)
     return [
         hashlib.blake2b(str(i).encode() + b"\0" + row.tobytes(), digest_size=16).digest()
         for i, row in zip(batch.ids, rows, strict=True)

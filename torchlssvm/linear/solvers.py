@@ -171,6 +171,7 @@ class SharedSolver:
         s = self.solution
         new = sum(batch.x.shape[0] for batch, _ in changes)
         every = self.options.follows_counts or self.stats.scale is not None  # each sample changes all of the system
+        every = every or any(batch.x.is_sparse for batch, _ in changes)  # many rows, or there would be dense ones
         if self.stale or every or not s.update_pays(self.stats.in_features, new):
             s.drop_pending()
             self.stale = True

@@ -10,20 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import RemovalError
+from torchlssvm.errors import NotFittedError, RemovalError
 from torchlssvm.functional import checks, dual_ridge
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
 from torchlssvm.sklearn.common import Array
+from torchlssvm.statistics.batch import LARGEST_FLOAT_VALUE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+CENTRED_COLUMNS = 2048
+"""Columns that are centred and multiplied at a time: no second copy of all rows is made."""
+
+
 class DualHead:
     """Ridge regression on rows that are kept, dense or sparse (CSR), solved in the dual; for the scikit-learn estimators.
 
-    n samples take n rows and an (n, n) system instead of a (J, J) one. Sums of floats: no digest, removal to rounding.
+    n samples take n rows, copies of those given, and an (n, n) system instead of a (J, J) one. Sums of floats: no digest,
+    removal to rounding.
 
     Args:
         in_features: J.
@@ -68,9 +74,14 @@ class DualHead:
 
     def add(self, x: Any, y: Array) -> Self:
         """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K)."""
-        self.rows = x if self.rows is None else stack([self.rows, x])
-        self.y = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y])
-        self._solved = None
+        largest = float(abs(x).max()) if x.shape[0] else 0.0
+        if largest > LARGEST_FLOAT_VALUE:
+            raise ValueError(
+                f"X holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale X"
+            )
+        rows = owned(x) if self.rows is None else stack([self.rows, owned(x)])
+        labels = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y])
+        self.rows, self.y, self._solved = rows, labels, None
         return self
 
     def remove(self, x: Any, y: Array) -> Self:
@@ -79,13 +90,19 @@ class DualHead:
         for i, key in enumerate(keys(self.rows, self.y)):
             held.setdefault(key, []).append(i)
         gone = []
-        for i, key in enumerate(keys(x, y)):
+        for i, key in enumerate(keys(self._alike(x), y)):
             if not held.get(key):
                 raise RemovalError(f"row {i} is not among the samples held, with this label. Nothing was changed.")
             gone.append(held[key].pop())
         keep = np.setdiff1d(np.arange(self.n), gone)
         self.rows, self.y, self._solved = self.rows[keep], self.y[keep], None
         return self
+
+    def _alike(self, x: Any) -> Any:
+        """Rows in the form in which rows are held, dense or sparse."""
+        if isinstance(self.rows, np.ndarray):
+            return x if isinstance(x, np.ndarray) else x.toarray()
+        return owned(x) if not isinstance(x, np.ndarray) else type(self.rows)(x)
 
     def targets(self) -> Tensor:
         """Targets (n, K): -1 and +1 of labels."""
@@ -102,9 +119,11 @@ class DualHead:
         mean = np.asarray(self.rows.mean(0), dtype=np.float64).reshape(-1) if free else np.zeros(self.in_features)
         centre = Y.mean(0) if free else torch.zeros(Y.shape[1], dtype=torch.float64)
         if isinstance(self.rows, np.ndarray):
-            centred = self.rows.astype(np.float64, copy=False)
-            centred = centred - mean if free else centred
-            K = torch.from_numpy(centred @ centred.T)  # half the work: NumPy sees that both factors are the same
+            product = np.zeros((self.n, self.n))
+            for a in range(0, self.in_features, CENTRED_COLUMNS):
+                part = self.rows[:, a : a + CENTRED_COLUMNS] - mean[a : a + CENTRED_COLUMNS]
+                product += part @ part.T  # half the work: NumPy sees that both factors are the same
+            K = torch.from_numpy(product)
         else:
             product = (self.rows @ self.rows.T).toarray()
             K = torch.from_numpy(np.asarray(product, dtype=np.float64))
@@ -114,26 +133,31 @@ class DualHead:
     def _solve(self) -> tuple[Tensor, Tensor]:
         """Bring w (J, K) and b (K,) up to date."""
         if self._solved is None:
+            if not self.n:
+                raise NotFittedError("no samples are held: call fit or partial_fit first")
             K, Y, mean, centre = self.system()
             if self.rule and self.n >= LEAST_SAMPLES:
-                s, Q = torch.linalg.eigh(K)
-                s, R = s.clamp(min=0.0), Q.mT @ Y
-                self._rho = self.choose(s, R)
-                alpha = Q @ (R / (s + self._rho)[:, None])
+                self._rho, alpha = self.choose(K, Y)
             else:
+                self._rho = 1.0 if self.rule else self._rho
                 alpha = dual_ridge.solve(K, Y, self._rho)
             w = torch.from_numpy(np.ascontiguousarray(self.rows.T @ alpha.numpy()))
             self._solved = w, centre - torch.from_numpy(mean) @ w
         return self._solved
 
-    def choose(self, s: Tensor, R: Tensor) -> float:
-        """Choose rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger. s: (n,); R: (n, K)."""
-        mean = float(s.sum()) / self.in_features
+    def choose(self, K: Tensor, Y: Tensor) -> tuple[float, Tensor]:
+        """Choose rho by GCV among powers of two around the mean eigenvalue, near-ties to the larger; also returns alpha (n, K).
+
+        K: (n, n); Y: (n, K); both are overwritten.
+        """
+        mean = float(K.diagonal().sum()) / self.in_features
         exponent = math.frexp(mean)[1] if mean > 0 else 0
         powers = range(exponent + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
         rhos = torch.tensor([2.0**k for k in powers], dtype=torch.float64)
-        errors = dual_ridge.gcv_errors(s, R, rhos, self.intercept == "free")
-        return float(rhos[errors <= errors.amin() * (1.0 + TIE_TOLERANCE)].amax())
+        band = dual_ridge.reduce_to_band(K, Y)
+        errors, alphas = band.path(rhos, self.intercept == "free")
+        best = int((errors <= errors.amin() * (1.0 + TIE_TOLERANCE)).nonzero().amax())
+        return float(rhos[best]), band.rotate_back(alphas[best])
 
     def __call__(self, x: Any) -> Tensor:
         """Scores (B, K) of rows (B, J), dense or sparse."""
@@ -146,11 +170,22 @@ class DualHead:
 
     def leave_one_out(self, x: Any, y: Array) -> Tensor:
         """Scores (n, K) of all samples held, each by the head that never saw it; ValueError for other samples."""
-        if keys(x, y) != keys(self.rows, self.y):
+        if keys(self._alike(x), y) != keys(self.rows, self.y):
             raise ValueError("leave-one-out needs the samples that are held, in the order they were added")
         rho = self.rho
         K, Y, _, _ = self.system()
         return self.targets() - dual_ridge.left_out(K, Y, rho, self.intercept == "free")
+
+
+def owned(x: Any) -> Any:
+    """A copy of rows; of a sparse matrix without zeros and with each entry once, in order."""
+    rows = x.copy()
+    if not isinstance(rows, np.ndarray):
+        rows.sum_duplicates()
+        rows.eliminate_zeros()
+        return rows
+    rows += 0.0  # no -0.0: rows are compared by their bytes
+    return rows
 
 
 def stack(parts: list[Any]) -> Any:
@@ -166,9 +201,8 @@ def keys(rows: Any, y: Array) -> list[bytes]:
     """The bytes of each row with its label or targets."""
     y = np.ascontiguousarray(y, dtype=np.float64)
     if isinstance(rows, np.ndarray):
-        rows = np.ascontiguousarray(rows, dtype=np.float64)
+        rows = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
         return [rows[i].tobytes() + y[i].tobytes() for i in range(len(y))]
-    rows = rows.tocsr().sorted_indices()
     data, at, ends = rows.data.astype(np.float64), rows.indices.astype(np.int64), rows.indptr
     return [
         data[a:b].tobytes() + at[a:b].tobytes() + y[i].tobytes() for i, (a, b) in enumerate(itertools.pairwise(ends))

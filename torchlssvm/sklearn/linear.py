@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.multiclass import unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.errors import NotFittedError
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
-from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
+from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier, unchanged_on_error
 from torchlssvm.sklearn.dual_head import DualHead
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ def choose_multiclass(classes: int, features: int) -> str:
 
 WIDE_FEATURES = 512
 """More features than this, and than samples, are solved in the dual without a grid: with fewer the sums cost little."""
-
-BLOCK_ROWS = 1024
-"""Rows of a sparse matrix that are made dense at a time, to be summed or scored."""
 
 
 class LinearEstimator(BaseEstimator):
@@ -61,20 +59,28 @@ class LinearEstimator(BaseEstimator):
         )  # fmt: skip
 
     def _add(self, X: Any, y: Array, weight: Tensor | None) -> None:
-        """Learn checked samples; a sparse matrix in blocks of rows."""
-        if isinstance(self.head_, DualHead):
-            self.head_.add(X, y)
-            return
-        for rows in blocks(X):
-            part = None if weight is None else weight[rows]
-            self.head_.add(self._here(dense(X[rows])), self._here(y[rows]), weight=part)
+        """Learn checked samples, all or none."""
+        dual = self.head_
+        if not isinstance(dual, DualHead):
+            dual.add(self._rows(X), self._here(y), weight=weight)
+        elif dual.n + X.shape[0] <= dual.in_features:
+            dual.add(X, y)
+        else:  # as many samples as features: sums are smaller now
+            head = self._new_head(dual.in_features, dual.num_classes)
+            for rows, labels in ((dual.rows, dual.y), (X, y)):
+                head.add(rows, torch.from_numpy(np.ascontiguousarray(labels)))
+            self.head_ = head
 
     def _remove(self, X: Any, y: Array, weight: Tensor | None) -> None:
         """Unlearn checked samples."""
         if isinstance(self.head_, DualHead):
             self.head_.remove(X, y)
             return
-        self.head_.remove(self._here(dense(X)), self._here(y), weight=weight)
+        self.head_.remove(self._rows(X), self._here(y), weight=weight)
+
+    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
+        """Make an empty head that keeps sums."""
+        return self._make(LSSVMHead, in_features, outputs)
 
     def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
         return kind(
@@ -84,6 +90,10 @@ class LinearEstimator(BaseEstimator):
 
     def _here(self, values: Array) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), device=self.head_.device)
+
+    def _rows(self, X: Any) -> Any:
+        """Rows as the head takes them: a sparse matrix as it is."""
+        return self._here(X) if isinstance(X, np.ndarray) else X
 
     def _weight(self, sample_weight: Any, X: Array) -> Tensor | None:
         if sample_weight is None:
@@ -162,21 +172,15 @@ class LinearEstimator(BaseEstimator):
         return self._answer(X, "forward")
 
     def _answer(self, X: Any, verb: str) -> Tensor:
-        """Ask the head for all rows of X; a sparse matrix in blocks."""
+        """Ask the head for all rows of X."""
         check_is_fitted(self, "head_")
         X = validate_data(self, as_csr(X), reset=False, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
-        if isinstance(self.head_, DualHead):
-            return ask(X)  # type: ignore[no-any-return]
-        return torch.cat([ask(self._here(dense(X[rows]))) for rows in blocks(X)])
+        return ask(X if isinstance(self.head_, DualHead) else self._rows(X))  # type: ignore[no-any-return]
 
 
 class LinearClassifier(Classifier, LinearEstimator):
     """The base of the classifiers on a linear head."""
-
-    def _start(self, in_features: int) -> None:
-        """Make an empty head for ``classes_``."""
-        raise NotImplementedError
 
     def _class_weight(self) -> Any:
         """The class weights as a head takes them: a dict from labels becomes a tensor (K,)."""
@@ -187,6 +191,10 @@ class LinearClassifier(Classifier, LinearEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,)."""
+        with unchanged_on_error(self):
+            return self._fit(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -195,7 +203,7 @@ class LinearClassifier(Classifier, LinearEstimator):
             self.head_ = DualHead(X.shape[1], len(self.classes_), self.rho, self.intercept, labels=True)
             self._add(X, self._encode(y), None)
             return self
-        self._start(X.shape[1])
+        self.head_ = self._new_head(X.shape[1], len(self.classes_))
         encoded, weight = self._encode(y), self._weight(sample_weight, X)
         self._add(X, encoded, weight)
         if not self._needs_rows():
@@ -213,14 +221,17 @@ class LinearClassifier(Classifier, LinearEstimator):
         return self.alphas is not None or self.calibration is not None or getattr(self, "store_loo", False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn more samples; the first call needs ``classes``, all that will come, or two of them in y."""
-        first = not hasattr(self, "head_")
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
-        if first:
-            self._learn_classes(y if classes is None else classes)
-            self._start(X.shape[1])
-        self._check_weights(sample_weight)
-        self._add(X, self._encode(y), self._weight(sample_weight, X))
+        """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
+        with unchanged_on_error(self):
+            first = not hasattr(self, "head_")
+            X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
+            if first:
+                self._learn_classes(y if classes is None else classes)
+                self.head_ = self._new_head(X.shape[1], len(self.classes_))
+            elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+                raise ValueError(f"classes={classes!r} is not the same as on the first call: {self.classes_!r}")
+            self._check_weights(sample_weight)
+            self._add(X, self._encode(y), self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
@@ -279,10 +290,11 @@ class LSSVMClassifier(LinearClassifier):
     Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
     stand-in for ``RidgeClassifierCV`` that does not hold X.
 
-    X may be sparse (scipy's or torch's CSR): it is never made dense as a whole, unless ``alphas``, ``calibration`` or
-    ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in the dual where
-    nothing but rho and the intercept is asked for: the estimator then keeps its rows,** and ``head_`` is a
-    ``DualHead``. On a grid, sums are kept whatever n is: 8 J^2 bytes.
+    X may be sparse (scipy's or torch's CSR): rows less than a tenth full are summed as they are, unless ``alphas``,
+    ``calibration`` or ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in
+    the dual where nothing but rho and the intercept is asked for: the estimator then keeps a copy of its rows,** until
+    ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. On a grid, sums are kept whatever n is: 8 J^2
+    bytes.
 
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
     rounding (1e-12), not to the bit, and has no digest; samples that were never learned are refused only where the sums show
@@ -327,11 +339,11 @@ class LSSVMClassifier(LinearClassifier):
         kind: str = self.head_.multiclass
         return kind
 
-    def _start(self, in_features: int) -> None:
+    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
         weight, kind = self._class_weight(), self.multiclass
-        self.head_ = self._make(
-            LSSVMHead, in_features, len(self.classes_), class_weight=weight,
-            multiclass=choose_multiclass(len(self.classes_), in_features) if kind == "auto" else kind,
+        return self._make(
+            LSSVMHead, in_features, outputs, class_weight=weight,
+            multiclass=choose_multiclass(outputs, in_features) if kind == "auto" else kind,
             per_class=weight is not None or None,
         )  # fmt: skip
 
@@ -373,8 +385,8 @@ class MarginClassifier(LinearClassifier):
         self.class_weight, self.calibration = class_weight, calibration
         self.normalize, self.scale, self.grid, self.device = normalize, scale, grid, device
 
-    def _start(self, in_features: int) -> None:
-        self.head_ = self._make(MarginHead, in_features, len(self.classes_), class_weight=self._class_weight())
+    def _new_head(self, in_features: int, outputs: int) -> LinearHead:
+        return self._make(MarginHead, in_features, outputs, class_weight=self._class_weight())
 
 
 class LSSVMRegressor(RegressorMixin, LinearEstimator):
@@ -430,12 +442,16 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from scratch. X: (n, J); y: (n,) or (n, K); sample_weight: (n,)."""
+        with unchanged_on_error(self):
+            return self._fit(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         X, y = self._check(X, y, True)
         if self._is_dual(X, sample_weight):
             self.head_ = DualHead(X.shape[1], y.shape[1], self.rho, self.intercept, labels=False)
             self._add(X, y, None)
             return self
-        self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
+        self.head_ = self._new_head(X.shape[1], y.shape[1])
         weight = self._weight(sample_weight, X)
         self._add(X, y, weight)
         if self.alphas is not None or self.store_loo:
@@ -443,13 +459,14 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn more samples. X: (B, J); y: (B,) or (B, K)."""
-        first = not hasattr(self, "head_")
-        X, y = self._check(X, y, first)
-        if first:
-            self.head_ = self._make(LSSVMHead, X.shape[1], y.shape[1])
-        self._check_weights(sample_weight)
-        self._add(X, y, self._weight(sample_weight, X))
+        """Learn more samples, all or none. X: (B, J); y: (B,) or (B, K)."""
+        with unchanged_on_error(self):
+            first = not hasattr(self, "head_")
+            X, y = self._check(X, y, first)
+            if first:
+                self.head_ = self._new_head(X.shape[1], y.shape[1])
+            self._check_weights(sample_weight)
+            self._add(X, y, self._weight(sample_weight, X))
         self._judge_sums()
         return self
 
@@ -485,10 +502,3 @@ def dense(X: Any) -> Array:
     """Rows as an array."""
     rows: Array = X if isinstance(X, np.ndarray) else X.toarray()
     return rows
-
-
-def blocks(X: Any) -> list[slice]:
-    """Blocks of rows: all of an array, so many of a sparse matrix."""
-    if isinstance(X, np.ndarray):
-        return [slice(0, len(X))]
-    return [slice(a, a + BLOCK_ROWS) for a in range(0, X.shape[0], BLOCK_ROWS)]

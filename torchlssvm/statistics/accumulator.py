@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchlssvm.functional import checks, gram
+from torchlssvm.functional import checks, gram, sparse_rows
 from torchlssvm.functional.device_products import require_exact_products
 from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
@@ -48,7 +48,7 @@ DIRECT_NUMBERS = 2**24
 
 @dataclass
 class SignedRows:
-    """Signed rows on their way in: x (B, J) and side columns z (B, R).
+    """Signed rows on their way in: x (B, J), dense or sparse (coalesced), and side columns z (B, R).
 
     One-hot side columns may be given as the labels z (B,) they stand for. Group codes (B,), or None for one group;
     multiplicities (B,), or None.
@@ -145,7 +145,7 @@ class Accumulator:
         ``check``: sees the diagonals that they give, and raises if these cannot be.
         """
         rows, bound = sum(c.x.shape[0] for c in changes), sum(c.gross for c in changes)
-        if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER:
+        if rows > TAIL_CHANGE_ROWS or bound > gram.LARGEST_EXACT_INTEGER or any(c.x.is_sparse for c in changes):
             return None
         if self._length + rows > PRODUCT_ROWS or self._tail_bound + bound > gram.LARGEST_EXACT_INTEGER:
             self.flush()
@@ -195,12 +195,31 @@ class Accumulator:
         """Sum many rows at once, in chunks that stay exact."""
         self.flush()
         self._diag = None
+        if change.x.is_sparse:
+            self._push_sparse(change)
+            return
         with threads_for(2.0 * len(change.x) * self.J**2):
             if change.codes is None:
                 self._push_group(0, change, None, change.bounds)
             else:
                 for group, index, place in self._by_group(change.codes, change.host_codes):
                     self._push_group(group, change, index, change.bounds[place])
+
+    def _push_sparse(self, change: SignedRows) -> None:
+        """Sum sparse rows straight into the canonical sums."""
+        q = torch.empty(change.x.values().shape, dtype=torch.float64, device=self.device)
+        self.quantize(change.x.values(), q, None)
+        if change.observer is not None:
+            change.observer(slice(None), sparse_rows.with_values(change.x, q))
+        index, columns = change.x.indices()
+        scale = change.scale
+        scaled = q * (scale[index] if isinstance(scale, Tensor) else scale)
+        groups = [0] if change.codes is None else torch.unique(change.codes).tolist()
+        for group in groups:
+            self.protect(group)
+            own = slice(None) if len(groups) == 1 or change.codes is None else change.codes[index] == group
+            entries = (index[own], columns[own], q[own], scaled[own])
+            sparse_rows.add_products_(self._canonical(int(group)), *entries, change.z, self.J, self.R)
 
     def _by_group(
         self, codes: Tensor, host: NDArray[np.int64] | None

@@ -17,6 +17,8 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.sparse_rows import pick as pick_rows
+from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 
 LARGEST_FLOAT_VALUE = 2.0**450
@@ -42,7 +44,7 @@ class GridChoices:
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Checked samples: x (B, J); labels (B,) or gridded targets (B, K); multiplicities and folds (B,), or None.
+    """Checked samples: x (B, J), dense or coalesced; labels (B,) or targets (B, K); multiplicities and folds (B,), or None.
 
     ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
     (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
@@ -121,16 +123,18 @@ def check_batch(
     wanted: GridChoices,
     normalize: str | None = None,
     question: RowQuestion | None = None,
+    sparse: bool = False,
 ) -> SampleBatch:
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
     data, if ``exact``; without it samples are summed as float64. ``normalize``: rows are made ready, before the grid.
     ``question``: asked of plain rows (labels, neither weights nor folds) whose grid is decided; its answer is in the batch.
+    ``sparse``: many sparse rows stay sparse.
     """
-    x = given = checks.features(x, J, device)
+    x = given = checks.features(x, J, device, sparse)
     if normalize is not None:
-        x = normalized(x.to(torch.float64), normalize)
+        x = normalized(with_values(x, x.values().to(torch.float64)) if x.is_sparse else x.to(torch.float64), normalize)
     y, kind = checks.targets(y, x, K)
     mult = checks.weights(weight, x)
     if choices.kind is not None and kind != choices.kind and x.shape[0]:
@@ -142,7 +146,7 @@ def check_batch(
     fold_index = None if host_folds is None else torch.from_numpy(host_folds).to(device)
     if x.shape[0] == 0:
         return SampleBatch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
-    whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS
+    whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
     asked: list[Tensor] = []
     if question is not None and choices.grid is not None and not checks.is_fake(x, y):
         plain = kind == "labels" and mult is None and fold_index is None
@@ -156,7 +160,7 @@ def check_batch(
             keep = mult != 0
             rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))
             return check_batch(
-                x[keep],
+                pick_rows(x, keep),
                 y[keep],
                 mult[keep],
                 rest,
@@ -167,6 +171,7 @@ def check_batch(
                 exact=exact,
                 choices=choices,
                 wanted=wanted,
+                sparse=sparse,
             )
     size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
     if choices.kind is None:
@@ -271,7 +276,7 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
     pick = torch.from_numpy(index).to(batch.x.device)
     return replace(
         batch,
-        x=batch.x[pick],
+        x=pick_rows(batch.x, pick),
         labels=None if batch.labels is None else batch.labels[pick],
         targets=None if batch.targets is None else batch.targets[pick],
         folds=None if batch.folds is None else batch.folds[pick],
@@ -281,3 +286,20 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
         host_labels=None if batch.host_labels is None else batch.host_labels[index],
         host_folds=None if batch.host_folds is None else batch.host_folds[index],
     )
+
+
+def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> list[tuple[SampleBatch, int]]:
+    """Checked batches with their signs, of samples to be added and to be removed jointly; None for no such samples.
+
+    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like`` and ``removed``.
+    """
+    changes: list[tuple[SampleBatch, int]] = []
+    for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
+        if samples is None:
+            continue
+        if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
+            raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
+        weight, ids = (*samples[2:], None, None)[:2]
+        like = changes[0][0] if changes else None
+        changes.append((check(samples[0], samples[1], weight, ids, like, removed=sign < 0), sign))
+    return changes

@@ -412,12 +412,12 @@ class Statistics:
 
     def check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False,
-        question: RowQuestion | None = None,
+        question: RowQuestion | None = None, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
         """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
 
         ``ready``: the rows were normalized, and on the grid, before. ``question``: what else is read of the rows, in the same
-        read from the device.
+        read from the device. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
         if choices.kind is None and self.baseline is not None:
@@ -425,7 +425,7 @@ class Statistics:
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self.requested, normalize=None if ready else self.normalize,
-            question=question,
+            question=question, sparse=sparse,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
@@ -434,13 +434,13 @@ class Statistics:
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Add samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,) multiplicities."""
         with torch.inference_mode(False), torch.no_grad():
-            self.change([(self.check(x, y, weight, ids), 1)])
+            self.change([(self.check(x, y, weight, ids, sparse=True), 1)])
         return self
 
     @exactly
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Subtract samples, whether or not they were added: statistics are a group, a delta may be negative."""
-        self.change([(self.check(x, y, weight, ids), -1)])
+        self.change([(self.check(x, y, weight, ids, sparse=True), -1)])
         return self
 
     def change(
@@ -852,9 +852,8 @@ class Statistics:
         sums = base.pending_sums(self.group_sums())
         moments = self.zero_moments(choices.kind)
         for part, sign in ((self.moments, 1), (base.moments, -1)):
-            moments = (
-                moments + sign * part if part.ndim == moments.ndim else moments
-            )  # of another shape only while empty
+            if part.ndim == moments.ndim:  # of another shape only while empty
+                moments = moments + sign * part
         out = self.with_sums(choices, sums, moments, None if sums else 0.0, self._weight - base.weight)
         out.canonicalize()
         return out

@@ -42,7 +42,7 @@ from torchlssvm.store.database import FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
-from torchlssvm.store.live_head import LiveHead
+from torchlssvm.store.live_head import LiveHead, Options
 from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
@@ -539,12 +539,7 @@ class SampleStore:
         choices = adapter.head.data_choices
         if not self.readonly and choices.made and choices.rho_rule is not None:
             try:
-                with self._db.held(), self._db.transaction():
-                    head = self._live.prepare().head
-                    if isinstance(head, LSSVMHead):
-                        head.choose_rho()
-                    options = self._live.save_options()
-                self._live.options = options
+                self._set_rho(None)
             except (StoreBusyError, StoreDiskError) as error:
                 log.warning("%s: rho is not chosen again: %s", self.path, error)
         return adapter.head.rho
@@ -554,14 +549,30 @@ class SampleStore:
         self._check_writable()
         with self._db.held():
             self._linear("rho")
-            with self._db.transaction():
-                head = self._live.prepare().head
-                head.rho = value
-                if isinstance(head, LSSVMHead):
-                    head.choose_rho()
-                options = self._live.save_options()
+            return self._set_rho(value)
+
+    def _set_rho(self, value: float | str | None) -> float:
+        """Set rho, or choose it again by its rule (None), and keep it; if that fails, the head is as it was."""
+        with self._db.held():
+            before: Options | None = None
+            adapter = self._live.required()
+            try:
+                with self._db.transaction():
+                    self._live.prepare()
+                    before = adapter.config(), adapter.chosen()
+                    if value is not None:
+                        adapter.head.rho = value
+                    if isinstance(adapter.head, LSSVMHead):
+                        adapter.head.choose_rho()
+                    options = self._live.save_options()
+            except BaseException:
+                if before is not None:
+                    adapter.set_options(before[0])
+                    adapter.restore_chosen(before[1])
+                    self._live.stale = True  # if it was committed all the same, that of the store is taken
+                raise
             self._live.options = options
-            return float(head.rho)
+            return float(adapter.head.rho)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 

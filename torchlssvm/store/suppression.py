@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from torchlssvm.errors import StoreError, SuppressedError
@@ -168,6 +169,13 @@ class Suppression:
         if used is None:
             raise StoreError(f"{self.db.path.parent} uses no suppression list")
         return [used.tag("id", i) for i in ids] + [used.tag("subject", s) for s in subjects]
+
+    def names_listed(self, ids: Sequence[str], subjects: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those of the ids and subjects that are on the list; StoreError without one."""
+        tags, used = self.tags(ids, subjects), self.opened()
+        found = set() if used is None else used.find(tags)
+        on = [tag in found for tag in tags]
+        return list(compress(ids, on)), list(compress(subjects, on[len(ids) :]))
 
     def listed(self, tags: Sequence[bytes]) -> int:
         """Count the entries that are on the list."""

@@ -1,0 +1,72 @@
+"""Sums over sparse rows, entry by entry: no dense form of a row is made.
+
+Sparse rows are coalesced COO tensors: entries in the order of rows, then of columns, each once. A row with m entries adds
+m (m + 1) / 2 products to the packed sums of :mod:`torchlssvm.functional.gram`; dense rows of J features take J^2 / 2 each.
+Products of integers are added as int64, so that sums are those of the dense rows to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchlssvm.functional import gram
+
+PAIRS = 2**19
+"""Products (4 MiB each of values and places) that are made at a time."""
+
+
+def with_values(rows: Tensor, values: Tensor) -> Tensor:
+    """Make rows with other values at the same places. rows: (B, J), coalesced; values: (entries,)."""
+    return torch.sparse_coo_tensor(rows.indices(), values, rows.shape, is_coalesced=True, check_invariants=False)
+
+
+def pick(rows: Tensor, index: slice | Tensor) -> Tensor:
+    """Take some rows, dense or sparse. rows: (B, J); index: a slice, numbers (b,) or a mask (B,)."""
+    if not rows.is_sparse:
+        return rows[index]
+    if not isinstance(index, Tensor) or index.dtype == torch.bool:
+        index = torch.arange(rows.shape[0], device=rows.device)[index]
+    return rows.index_select(0, index).coalesce()
+
+
+def row_largest(rows: Tensor) -> Tensor:
+    """Return the largest magnitude of each row (B,), NaN where the row holds one."""
+    largest = torch.zeros(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    return largest.scatter_reduce_(0, rows.indices()[0], rows.values().abs(), "amax")
+
+
+def add_products_(
+    total: Tensor, index: Tensor, columns: Tensor, q: Tensor, scaled: Tensor, z: Tensor, J: int, R: int
+) -> None:
+    """total += sum over rows of [q; z] q^T, in place.
+
+    total: packed sums, in strips to keep; index, columns, q (entries,): row, column and value of each entry, in order; scaled
+    (entries,): the values times multiplicity and sign of their rows; z: side columns (B, R), or labels (B,) for one-hot ones.
+    """
+    q, scaled = q.to(total.dtype), scaled.to(total.dtype)
+    side = gram.side_view(total, J, R)
+    if z.ndim == 1:
+        side.view(-1).index_add_(0, z[index] * J + columns, scaled)
+    else:
+        for r in range(R):
+            side[r].index_add_(0, columns, scaled * z[index, r].to(total.dtype))
+    if not len(q):
+        return
+    place = torch.cat(
+        [torch.arange(a, b, device=q.device).sub_(a).mul_(b).add_(o) for a, b, o in gram.strips(J)]
+    )  # (J,)
+    number = torch.arange(len(q), device=q.device)
+    first = torch.searchsorted(index, index)  # the first entry of each one's row
+    end = (number - first + 1).cumsum(0)  # products up to each entry: one with every entry of its row up to itself
+    start, done = 0, 0
+    while start < len(q):
+        stop = max(start + 1, int(torch.searchsorted(end, done + PAIRS, right=True)))
+        left = torch.repeat_interleave(number[start:stop], (number - first + 1)[start:stop])
+        begin = end - (number - first + 1)
+        right = first[left] + torch.arange(done, done + len(left), device=q.device) - begin[left]
+        total.index_add_(0, place[columns[left]] + columns[right], q[left] * scaled[right])
+        start, done = stop, done + len(left)
+    for a, b, view in gram.strip_views(total, J):  # the squares on the diagonal are kept whole
+        square = view[:, a:b]
+        square.copy_(square.tril() + square.tril(-1).mT)
