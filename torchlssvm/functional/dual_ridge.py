@@ -112,12 +112,15 @@ def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
         reflections.append(reflection)
         V, T = reflection.V, reflection.T
         Y[start:] -= V @ (T.mT @ (V.mT @ Y[start:]))
-        P = torch.zeros_like(V)  # A V, A the rest of K
+        Vt = V.mT.contiguous()
+        Pt = torch.zeros_like(
+            Vt
+        )  # V^T A, A the rest of K: products with few rows are faster than those with few columns
         strips = [(max(c, start), e) for c, e in pairwise(edges) if e > start]
         for c, e in strips:
-            P[c - start :].addmm_(K[c:, c:e], V[c - start : e - start])
-            P[c - start : e - start].addmm_(K[e:, c:e].mT, V[e - start :])
-        P = P @ T
+            Pt[:, c - start : e - start].addmm_(Vt[:, c - start :], K[c:, c:e])
+            Pt[:, e - start :].addmm_(Vt[:, c - start : e - start], K[e:, c:e].mT)
+        P = Pt.mT @ T
         W = P - 0.5 * V @ (T.mT @ (V.mT @ P))
         left, right = torch.cat([V, W], 1), torch.cat([W, V], 1)
         for c, e in strips:  # A - V W^T - W V^T

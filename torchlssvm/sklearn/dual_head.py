@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from torchlssvm.errors import NotFittedError, RemovalError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-CENTRED_COLUMNS = 2048
+CENTRED_COLUMNS = 512
 """Columns that are centred and multiplied at a time: no second copy of all rows is made."""
 
 
@@ -74,7 +75,7 @@ class DualHead:
 
     def add(self, x: Any, y: Array) -> Self:
         """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K)."""
-        largest = float(abs(x).max()) if x.shape[0] else 0.0
+        largest = max(float(x.max()), -float(x.min())) if x.shape[0] else 0.0
         if largest > LARGEST_FLOAT_VALUE:
             raise ValueError(
                 f"X holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale X"
@@ -114,16 +115,19 @@ class DualHead:
         )
 
     def system(self) -> tuple[Tensor, Tensor, Array, Tensor]:
-        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept."""
+        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept.
+
+        Of K what is above the diagonal may be missing.
+        """
         Y, free = self.targets(), self.intercept == "free"
         mean = np.asarray(self.rows.mean(0), dtype=np.float64).reshape(-1) if free else np.zeros(self.in_features)
         centre = Y.mean(0) if free else torch.zeros(Y.shape[1], dtype=torch.float64)
         if isinstance(self.rows, np.ndarray):
-            product = np.zeros((self.n, self.n))
+            product = np.zeros((self.n, self.n), order="F")
             for a in range(0, self.in_features, CENTRED_COLUMNS):
-                part = self.rows[:, a : a + CENTRED_COLUMNS] - mean[a : a + CENTRED_COLUMNS]
-                product += part @ part.T  # half the work: NumPy sees that both factors are the same
-            K = torch.from_numpy(product)
+                part = self.rows[:, a : a + CENTRED_COLUMNS] - mean[a : a + CENTRED_COLUMNS]  # float64, also of float32
+                product = dsyrk(1.0, part.T, beta=1.0, c=product, trans=1, overwrite_c=1)
+            K = torch.from_numpy(product.T)
         else:
             product = (self.rows @ self.rows.T).toarray()
             K = torch.from_numpy(np.asarray(product, dtype=np.float64))
@@ -179,12 +183,12 @@ class DualHead:
 
 def owned(x: Any) -> Any:
     """A copy of rows; of a sparse matrix without zeros and with each entry once, in order."""
+    if isinstance(x, np.ndarray):
+        copy: Array = x + x.dtype.type(0)  # no -0.0: rows are compared by their bytes
+        return copy
     rows = x.copy()
-    if not isinstance(rows, np.ndarray):
-        rows.sum_duplicates()
-        rows.eliminate_zeros()
-        return rows
-    rows += 0.0  # no -0.0: rows are compared by their bytes
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
     return rows
 
 
