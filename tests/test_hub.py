@@ -1,6 +1,8 @@
 """A folder of the hub: weights only unless asked, nothing that confirms a guess, and what does not fit is named."""
 
 import json
+import sys
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -69,7 +71,17 @@ def test_a_classifier_with_its_backbone(tmp_path):
     assert torch.equal(learner(X), clf(X))
     with pytest.raises(ValueError, match="its hash is another"):
         from_pretrained(tmp_path / "hub", nn.Linear(6, 5))
+    save_pretrained(clf.head, tmp_path / "head", store=clf.store)
+    assert "| erasures so far | 1 |" in (tmp_path / "head" / "README.md").read_text()
     clf.store.close()
+
+
+def test_a_folder_goes_to_the_hub_by_its_name(tmp_path):
+    hub = MagicMock()
+    with patch.dict(sys.modules, {"huggingface_hub": hub}):
+        save_pretrained(LSSVMHead(6, 3).add(X, Y), tmp_path, push_to_hub=True, repo_id="user/model", revision="main")
+    hub.HfApi().create_repo.assert_called_once_with("user/model", exist_ok=True)
+    hub.HfApi().upload_folder.assert_called_once_with(repo_id="user/model", folder_path=tmp_path, revision="main")
 
 
 def test_what_is_refused(tmp_path):

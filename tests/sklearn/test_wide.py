@@ -6,6 +6,7 @@ import torch
 from scipy import sparse
 from sklearn.linear_model import Ridge, RidgeClassifier
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import NotFittedError, RemovalError
 from torchlssvm.errors import InterruptedUpdateError, NumericalWarning
 from torchlssvm.functional import dual_ridge, sparse_rows
@@ -260,19 +261,14 @@ def test_a_first_call_that_is_refused_decides_nothing():
     np.testing.assert_array_equal(fitted.decision_function(x), scores)
 
 
-def test_an_interrupt_leaves_none_of_many_sparse_rows(monkeypatch):
+def test_an_interrupt_leaves_none_of_many_sparse_rows():
     many = sparse.random_array((4000, 400), density=0.01, rng=np.random.default_rng(0), format="csr")
     labels = np.arange(4000) % 2
     model = LSSVMClassifier(grid=8.0).partial_fit(many[:2000], labels[:2000])
     before = model.head_.digest()
 
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sparse_rows, "add_products_", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with replaced(sparse_rows, "add_products_", Failing(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
         model.partial_fit(many[2000:], labels[2000:])
-    monkeypatch.undo()
     with pytest.raises(InterruptedUpdateError, match="neither that before nor that after"):  # never a part of them
         model.predict(many)
     again = LSSVMClassifier(grid=8.0).partial_fit(many[:2000], labels[:2000])

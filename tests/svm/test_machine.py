@@ -471,3 +471,32 @@ def test_a_start_needs_neither_both_classes_in_a_part_nor_balanced_weights():
     assert found < 256 * found.bound
     u = 5.0 * weight
     assert bool(((svm.alpha >= 0) & (svm.alpha <= u)).all())
+
+
+def test_thousands_of_margin_vectors_go_on_from_a_factor_that_is_not_inverted():
+    rng = np.random.default_rng(0)
+    n = 1200
+    x, y = rng.normal(size=(n + 8, 30)), rng.integers(0, 2, n + 8)
+    K, tx, ty = rbf(x, x, 0.05), torch.from_numpy(x), torch.from_numpy(y)
+    start = IncrementalSVM(RBF(gamma=0.05), C=100.0).fit(tx[:n], ty[:n])
+    assert len(start.margin) > 1100
+
+    def off(svm, keep):
+        return kkt(K[np.ix_(keep, keep)], 2.0 * y[keep] - 1, np.full(len(keep), svm.C), svm.alpha.numpy(), svm.b)
+
+    every = np.arange(n)
+    assert off(start, every) < 1e-11
+    assert off(copy.deepcopy(start).polish(), every) < 1e-11
+    assert off(copy.deepcopy(start).set_C(3.0), every) < 1e-11
+    more = copy.deepcopy(start)
+    more.add(tx[n:], ty[n:])
+    assert off(more, np.arange(n + 8)) < 1e-11
+    more.remove(list(range(3, 9)))
+    assert off(more, np.delete(np.arange(n + 8), range(3, 9))) < 1e-11
+    other = IncrementalSVM(RBF(gamma=0.05), C=100.0)
+    other.load_state_dict(start.state_dict())
+    other.remove([5])
+    assert off(other, np.delete(every, 5)) < 1e-11
+    left_out = start.leave_one_out().margin
+    assert off(start.remove([7]), np.delete(every, 7)) < 1e-11
+    assert abs((2 * y[7] - 1) * float(start.decision(tx[7:8])) - 1 - float(left_out[7])) < 1e-8

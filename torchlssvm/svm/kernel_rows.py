@@ -29,8 +29,11 @@ LEAST_ROWS = 2
 
 
 def index_of(at: Array) -> Any:  # (k,) int64
-    """An index of these positions: a slice for a single one, which NumPy reads and writes several times faster."""
-    return slice(int(at[0]), int(at[0]) + 1) if len(at) == 1 else at
+    """An index of these positions: a slice where they follow one another, which NumPy reads and writes several times faster."""
+    k = len(at)
+    if k == 1 or (k and at[-1] - at[0] == k - 1 and bool((at[1:] > at[:-1]).all())):
+        return slice(int(at[0]), int(at[0]) + k)
+    return at
 
 
 class RowCache(NamedTuple):

@@ -18,6 +18,7 @@ Where a path ends, every sample is checked: if (2) and (3) hold for all, that ma
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,8 @@ LOOSE = 1e-8
 """A path that ends with g_S beyond this is left to the solver; what is below is corrected."""
 PART = 4096
 """Samples checked at a time."""
+SINGLE = 2.0**-23
+"""A rounding in single precision: one for each term of g bounds its error."""
 
 
 class LeaveOneOut(NamedTuple):
@@ -85,6 +88,7 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
 def alone(solver: PathSolver, c: int) -> float:
     """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
     s, margin, path = solver.samples, solver.margin, solver.path
+    margin.need_R()
     vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
     top, events, last = margin.top, path.events, solver.last
     solver.snapshot()
@@ -237,36 +241,22 @@ class Paths:
         sample is on the wrong side by more than rounding and r.
         """
         s, t = self.samples, self.tableau
-        m, B = t.m, len(c)
-        own = np.flatnonzero(c >= m)  # paths of error vectors: what leaves has a row of Q for itself
-        rest = moved[:, m:].copy()
-        rest[own, c[own] - m] = 0.0
-        used = np.flatnonzero(rest.any(0))
-        rest, others = rest[:, used], t.seen[used + m - 1]
-        g = np.zeros((B, t.N))
-        g[:, 0] = moved[:, 1:] @ s.y[t.seen]
-        b = self.b + moved[:, :1]
-        outside = beta == 0
+        B, b = len(c), self.b + moved[:, :1]
+        margins = self._margins(c, moved)
+        g = np.concatenate([moved[:, 1:] @ s.y[t.seen, None], margins(t.seen, np.float64)], 1)
         wrong, found = np.zeros(B, dtype=bool), [NOTHING]
-        before = np.where(s.side == 0, 0.0, s.g)
+        size, shift = (np.abs(moved) @ t.start.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
         for first in range(0, s.capacity, PART):
             at = np.arange(first, min(s.capacity, first + PART))
-            part = before[at] + moved[:, :m] @ t.QS[:, at]
-            if len(others):
-                part += rest @ self.rows.block(others, at)
-            if len(own):
-                part[own] += self.rows.block(t.seen[c[own] - 1], at) * moved[own, c[own]][:, None]
-            index = t.index[at]
-            near = index > 0
-            g[:, index[near]] = part[:, near]
-            far = np.flatnonzero((index < 0) & (s.ids[at] >= 0))
-            part = part[:, far]
-            if float(part.min(initial=0.0)) < -UNITS * EPS:  # else none is on the wrong side
-                unit = EPS * (np.abs(part + 1.0 - b * s.y[at[far]]) + np.abs(b) + 1.0)
-                bad = part < -UNITS * unit
-                wrong |= bad.any(1)
-                found.append(at[far[bad.any(0)]])
-        out = g[np.arange(B), c]
+            at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
+            clear = margins(at, np.float32).min(0, initial=ENDLESS) >= SINGLE * t.N * (size * s.root[at] + shift)
+            at = at[~clear]
+            part = margins(at, np.float64)
+            unit = EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)
+            bad = part < -UNITS * unit
+            wrong |= bad.any(1)
+            found.append(at[bad.any(0)])
+        out, outside = g[np.arange(B), c], beta == 0
         r = np.where(outside, 0.0, g)
         out += (beta * r).sum(1)
         r[:, 0] /= np.maximum(np.abs(moved[:, 1:]).max(1), 1e-300)
@@ -278,3 +268,23 @@ class Paths:
         off = (np.where(error, g, -g) > UNITS * unit + 16.0 * loose[:, None]) & outside
         off[np.arange(B), c] = False
         return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)
+
+    def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
+        """A function: g of samples in these positions where paths end, in this precision."""
+        s, t = self.samples, self.tableau
+        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: what leaves has a row of Q for itself
+        rest = moved[:, m:].copy()
+        rest[own, c[own] - m] = 0.0
+        used = np.flatnonzero(rest.any(0))
+        rest, others = rest[:, used], t.seen[used + m - 1]
+
+        def margins(at: Array, precision: type) -> Array:
+            g = moved[:, :m].astype(precision) @ t.QS[:, at].astype(precision)
+            g += np.where(s.side[at] == 0, 0.0, s.g[at]).astype(precision)
+            if len(others):
+                g += rest.astype(precision) @ self.rows.block(others, at).astype(precision)
+            if len(own):
+                g[own] += self.rows.block(t.seen[c[own] - 1], at) * moved[own, c[own]][:, None]
+            return g
+
+        return margins

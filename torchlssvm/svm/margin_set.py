@@ -9,9 +9,13 @@ c that are to enter, and V = -R H,
 
 Gamma is the Gram matrix of what is left of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
 the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
+
+Made anew, A is factored: one triangle, a third of what its inverse costs. R of many is made when an event needs it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +40,8 @@ SPARE = 48
 """Columns for samples that are watched later."""
 SOLVED = 1e-13
 """A residual below this share of its terms: R has solved the system."""
+AT_ONCE = 1024
+"""Margin vectors up to which R is made with the factor of A: beyond, it costs more than the rest of a fit."""
 PANEL = 48
 """Columns factored one at a time before the product that takes them to the rest."""
 
@@ -53,6 +59,8 @@ class MarginSet:
         """No margin vectors."""
         self.top = 1
         self.watched: Watch | None = None  # None: to be chosen
+        self._made = False  # whether R has been made: it is all zero else
+        self._factored: tuple[Array, BorderedFactor] | None = None  # slots and factor of A, until R is made
         self._allocate(slots, None)
         self.m.a[0] = b
 
@@ -97,12 +105,20 @@ class MarginSet:
     @property
     def R(self) -> Array:  # (slots, slots)
         """The inverse of A, no event pending."""
+        self.need_R()
         steps.flush(self.m)
         return self.m.R
 
+    def need_R(self) -> None:
+        """Make R, if A has only been factored: before events, which keep it up to date."""
+        self._made = True
+        if self._factored is not None:
+            used, factor = self._factored
+            self.m.R[np.ix_(used, used)], self._factored = factor.inverse().numpy(), None
+
     def slots(self) -> Array:  # -> (s,) int64
         """The slots in use, without b's."""
-        return np.flatnonzero(self.m.used)[1:]
+        return self.m.used.nonzero()[0][1:]
 
     def positions(self) -> Array:  # -> (s,) int64
         """The margin vectors' positions, in the order of their slots."""
@@ -193,6 +209,7 @@ class MarginSet:
 
     def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
         """Sample i becomes a margin vector, with the coefficient it has; beta, gamma: its own (10), (12)."""
+        self.need_R()
         s, first = self.samples, not len(self)
         slot = int(self._occupy(np.array([i]), row[None])[0])
         m = self.m
@@ -210,6 +227,7 @@ class MarginSet:
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
         """The margin vector in this slot leaves with this coefficient."""
+        self.need_R()
         s, m = self.samples, self.m
         i = int(m.at[slot])
         if alpha:
@@ -224,14 +242,14 @@ class MarginSet:
 
     def hold(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """These margin vectors with these coefficients and no others; R is made for those that are independent."""
-        self.clear(_slots(len(positions)), b)
-        if len(positions):
-            new = self._occupy(positions, rows)
-            self.m.a[new] = a
-            old = Margin(*(array.copy() for array in self.m))
-            if len(self.renew()):
-                self.m = old._replace(W=old.QS)
-                self._trim()
+        for attempt in range(2):
+            self.clear(_slots(len(positions)), b)
+            if len(positions):
+                new = self._occupy(positions, rows)
+                self.m.a[new] = a
+                if not attempt and len(self.renew()):
+                    continue  # dependent: they are all kept, without an R
+            return
 
     # -- many at a time ------------------------------------------------------------------------------------------------
 
@@ -243,7 +261,7 @@ class MarginSet:
         self.watched = None
         steps.flush(self.m)
         left = len(self) - len(out)
-        update = left > 0 and len(out) + 2 * len(into) < left + len(into)
+        update = left > 0 and len(out) + 2 * len(into) < left + len(into) and self._factored is None
         update = update and self.residual() <= STALE
         if len(out):
             slots = self.slots()
@@ -283,10 +301,14 @@ class MarginSet:
         m = self.m
         old, new = np.flatnonzero(m.used), np.flatnonzero(m.used == 0)[: len(into)]
         m.at[new], m.used[new], m.a[new], m.lower[new], m.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
-        m.QS[new] = rows
-        border = rows[:, m.at] * m.used
+        at = index_of(new)
+        m.QS[at] = rows
+        together = isinstance(at, slice)
+        border = np.take(rows, m.at, 1, out=m.A[at] if together else None, mode="clip")  # clip: straight into A
+        border[:, m.used == 0] = 0.0
         border[:, 0] = s.y[into]
-        m.A[new] = border
+        if not together:
+            m.A[at] = border
         m.A[np.ix_(old, new)] = border[:, old].T
         self.top = max(self.top, int(new[-1]) + 1)
         return new
@@ -304,7 +326,8 @@ class MarginSet:
 
     def _vacate(self, slots: Array) -> None:
         m = self.m
-        for array in (self.R, m.A):
+        steps.flush(m)
+        for array in (m.R, m.A) if self._made else (m.A,):
             array[slots] = 0.0
             array[:, slots] = 0.0
         m.QS[slots] = 0.0
@@ -314,13 +337,14 @@ class MarginSet:
         self._trim()
 
     def _trim(self) -> None:
-        self.top = int(np.flatnonzero(self.m.used)[-1]) + 1
+        self.top = int(self.m.used.nonzero()[0][-1]) + 1
 
     def renew(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
-        """R from A anew. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
+        """Factor A. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
         m = self.m
-        m.R[:] = 0.0
-        m.pending[0] = 0
+        if self._made:
+            m.R[:] = 0.0
+        m.pending[0], self._made, self._factored = 0, False, None
         slots = self.slots()
         if not len(slots):
             return slots
@@ -330,12 +354,14 @@ class MarginSet:
         first = int(own.argmin())
         if own[0] > 2.0 * own[first]:  # terms of different size cost the fewest digits when the first is the smallest
             slots[[0, first]] = slots[[first, 0]]
-        Q, y = _tensor(m.A[np.ix_(slots, slots)]), _tensor(m.A[slots, 0])
-        kept, R = inverse(Q, y, SPAN)
+        at = index_of(slots)
+        Q = _tensor(m.A[at, at] if isinstance(at, slice) else m.A[np.ix_(slots, slots)])
+        kept, factor = factor_bordered(Q, _tensor(m.A[slots, 0]), SPAN)
         rejected = np.delete(slots, kept)
         positions: Array = m.at[rejected]
-        used = np.concatenate([[0], slots[kept]])
-        m.R[np.ix_(used, used)] = R.numpy()
+        self._factored = np.concatenate([[0], slots[kept]]), factor
+        if len(kept) <= AT_ONCE:
+            self.need_R()
         if len(rejected):
             self._vacate(rejected)
         return positions
@@ -359,23 +385,35 @@ class MarginSet:
         """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
         m = self.m
         m.R[:] = 0.0
-        m.pending[0] = 0
+        m.pending[0], self._made, self._factored = 0, True, None
         used, A, D = self._scaled()
         try:
             m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
         except np.linalg.LinAlgError:
             return
 
+    def _times_R(self, r: Array) -> Array:  # (slots,) -> (slots,)
+        """R r, by the factor of A if that is what there is."""
+        if self._factored is None:
+            product: Array = self.R @ r
+            return product
+        used, factor = self._factored
+        out = np.zeros(len(r))
+        out[used] = factor.solve(_tensor(r[used])).numpy()
+        return out
+
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
         """delta with A delta = -r, refined; from A itself, backward stable, where R is of no use."""
         m = self.m
         for attempt in range(2):
-            R = self.R
-            delta = -(R @ r)
+            delta = self._times_R(-r)
             for _ in range(2):
-                delta -= R @ (m.A @ delta + r)
-            size = np.abs(m.A) @ np.abs(delta) + np.abs(r)
-            if bool((np.abs(m.A @ delta + r) <= SOLVED * size).all()):
+                delta -= self._times_R(m.A @ delta + r)
+            Ad = m.A @ delta
+            off = np.abs(Ad + r)
+            if bool((off <= SOLVED * np.maximum(np.abs(Ad), np.abs(r))).all()):  # less than its terms, added up by size
+                return delta
+            if bool((off <= SOLVED * (np.abs(m.A) @ np.abs(delta) + np.abs(r))).all()):
                 return delta
             if not attempt:
                 self.invert()
@@ -428,29 +466,44 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k)
     return at, L[torch.from_numpy(at), : len(kept)]
 
 
-def inverse(Q: Tensor, y: Tensor, share: float) -> tuple[Array, Tensor]:  # (k, k), (k,) -> (r,), (r + 1, r + 1)
-    """The samples that are not in the span of those before them, to ``share`` of their terms, and R for them.
+class BorderedFactor(NamedTuple):
+    """A of b and margin vectors, factored: R of b and the first one, and (13) for the others in one block."""
 
-    The first one is S = {0}, R = [[-Q_00, y_0], [y_0, 0]]; the others enter it in one block, by (13).
+    R: Tensor  # (2, 2)
+    V: Tensor  # (2, k)
+    L: Tensor  # (k, k) Cholesky factor of Gamma
+
+    def solve(self, r: Tensor) -> Tensor:  # (k + 2,) -> (k + 2,)
+        """A^-1 r."""
+        z = torch.cholesky_solve((r[2:] + r[:2] @ self.V)[:, None], self.L)[:, 0]
+        return torch.cat([self.R @ r[:2] + self.V @ z, z])
+
+    def inverse(self) -> Tensor:  # -> (k + 2, k + 2)
+        """A^-1."""
+        G, k = torch.cholesky_inverse(self.L), len(self.L)
+        VG = self.V @ G
+        out = G.new_empty(k + 2, k + 2)
+        out[:2, :2] = torch.addmm(self.R, VG, self.V.T)
+        out[:2, 2:], out[2:, :2], out[2:, 2:] = VG, VG.T, G
+        return out
+
+
+def factor_bordered(Q: Tensor, y: Tensor, share: float) -> tuple[Array, BorderedFactor]:  # (k, k), (k,) -> (r,)
+    """The samples that are not in the span of those before them, to ``share`` of their terms, and the factor of their A.
+
+    The first one is S = {0}, R = [[-Q_00, y_0], [y_0, 0]].
 
     Example:
         >>> y = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
         >>> X = y * torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)  # on a line, the first two the same
-        >>> kept, R = inverse(torch.outer(X, X), y, 1e-12)
-        >>> kept.tolist(), [[round(v, 6) for v in row] for row in R.tolist()]
+        >>> kept, factor = factor_bordered(torch.outer(X, X), y, 1e-12)
+        >>> kept.tolist(), [[round(v, 6) for v in row] for row in factor.inverse().tolist()]
         ([0, 2], [[0.0, 0.333333, -0.666667], [0.333333, 0.111111, 0.111111], [-0.666667, 0.111111, 0.111111]])
     """
     R = Q.new_zeros(2, 2)
     R[0, 0], R[0, 1], R[1, 0] = -Q[0, 0], y[0], y[0]
-    if len(Q) == 1:
-        return np.zeros(1, dtype=np.int64), R
     H = torch.stack([y[1:], Q[0, 1:]])
     V = -(R @ H)
     size = Q.diagonal()[1:].abs() + (H * V).abs().sum(0)
     kept, L = independent(torch.addmm(Q[1:, 1:], H.T, V), share * size)
-    V, G = V[:, kept], torch.cholesky_inverse(L)
-    VG = V @ G
-    out = Q.new_empty(len(kept) + 2, len(kept) + 2)
-    out[:2, :2] = torch.addmm(R, VG, V.T)
-    out[:2, 2:], out[2:, :2], out[2:, 2:] = VG, VG.T, G
-    return np.concatenate([[0], kept + 1]), out
+    return np.concatenate([[0], kept + 1]), BorderedFactor(R, V[:, kept], L)

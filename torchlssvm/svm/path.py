@@ -74,6 +74,7 @@ class Path:
     def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
         """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
+        margin.need_R()
         watch = margin.watch(everything or callback is not None, moving)
         vectors = self.vectors()
         limit = EVENTS_LEAST + EVENTS_PER_SAMPLE * s.n

@@ -113,6 +113,8 @@ class Pivoting:
         """Rows of Q: those seen before, those in the cache, and the others computed."""
         cache = self.rows.cache
         new = [i for i in positions.tolist() if i not in self.seen and cache.row_of[i] < 0]
+        if len(new) == len(positions) > 0:
+            return self.rows.block(positions)
         fresh = dict(zip(new, self.rows.block(np.array(new, dtype=np.int64)), strict=True)) if new else {}
         out = np.empty((len(positions), self.samples.capacity))
         for k, i in enumerate(positions.tolist()):

@@ -510,27 +510,48 @@ class Start(NamedTuple):
     root: Array  # (N,) sqrt(K_ii), 0 for b
 
 
+class Pivots(NamedTuple):
+    """The events of a path so far; rows beyond them hold nothing, and are zero in T and U."""
+
+    keys: Array  # (most,) int64, what entered or left
+    before: Array  # (most,) int64, the last event with the same key, or -1
+    W: Array  # (most, N)
+    T: Array  # (most, most) inverse of the lower triangle that gives the share of each pivot in a column
+    U: Array  # (most, most) U[e, f] = W[f, keys[e]], f >= e
+
+
 @compiled
-def column(
-    base: Array, scale: float, start: int, j: int, keys: Array, pivots: Array, W: Array, events: int, share: Array
-) -> tuple[Array, float]:
-    """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size."""
-    size = 0.0
-    for e in range(start, events):
-        value = scale * base[keys[e]]
-        for f in range(start, e):
-            value = (0.0 if keys[f] == keys[e] else value) - share[f] * W[f, keys[e]]
-        share[e] = value / pivots[e]
-        size += abs(share[e] * W[e, j])
+def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: Array) -> None:
+    """Append the pivot on k with w, w[k] = 1."""
+    first = max(before, 0)
+    v.keys[events], v.before[events] = k, before
+    if events > 0:
+        above = v.W[:events, k].copy()
+        above[:first] = 0.0
+        v.T[events] = (above @ v.T[:events]) * (-1.0 / pivot)
+        v.U[:events, events] = w[v.keys[:events]]
+    v.T[events, events], v.U[events, events] = 1.0 / pivot, 1.0
+    v.W[events] = w
+
+
+@compiled
+def column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
+    """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size.
+
+    Pivot e takes away share_e W_e; share_e = (entry keys[e] as the pivots before it left it) / p_e. A pivot sets its own entry
+    to 0 first: what came before does not count there.
+    """
     out = scale * base
-    if events > start:
-        out -= share[start:events] @ W[start:events]
-    for e in range(start, events):
-        value = 0.0
-        for f in range(start, events):
-            value = (0.0 if keys[f] == keys[e] else value) - share[f] * W[f, keys[e]]
-        out[keys[e]] = value
-    return out, size
+    if start == events:
+        return out, 0.0
+    keys = v.keys[start:events]
+    share = np.zeros(len(v.keys))
+    share[start:events] = np.where(v.before[start:events] < start, out[keys], 0.0)
+    share[:events] = v.T[:events] @ share
+    W = v.W[start:events]
+    out -= share[start:events] @ W
+    out[keys] = -(v.U[:events] @ share)[start:events]
+    return out, np.abs(share[start:events] * W[:, j]).sum()
 
 
 @compiled
@@ -542,7 +563,8 @@ def leave_path(
     moved (N,): how far each coefficient has moved; beta (N,): u_c[P] at the end; W (most, N): room.
     """
     N = len(t.x)
-    pivots, share, keys = np.empty(most), np.empty(most), np.empty(most, np.int64)
+    keys, before, last = np.empty(most, np.int64), np.empty(most, np.int64), np.full(N, -1)
+    v = Pivots(keys, before, W, np.zeros((most, most)), np.zeros((most, most)))
     x, lower, upper, inside = t.x.copy(), t.lower.copy(), t.upper.copy(), np.zeros(N)
     inside[:m] = 1.0
     moved[:] = 0.0
@@ -554,19 +576,19 @@ def leave_path(
         pivot = t.T[t.row[c], c]
         if not pivot > 0.0:
             return LEFT
-        keys[0], pivots[0] = c, pivot
-        W[0] = t.T[t.row[c]]
-        W[0, c] = 1.0
-        rate = (d / pivot) * W[0]
-        events, count, inside[c] = 1, m - 1, 0.0
+        w = t.T[t.row[c]].copy()
+        w[c] = 1.0
+        record_pivot(v, 0, c, -1, pivot, w)
+        rate = (d / pivot) * w
+        events, count, inside[c], last[c] = 1, m - 1, 0.0, 0
     while True:
         speed = np.abs(rate)
         inner = inside * speed
-        noise = NOISE * EPS * (t.root * ((inner * t.root).sum() + abs(d) * t.root[c]) + inner[0])
+        noise = (NOISE * EPS * (inner @ t.root + abs(d) * t.root[c])) * t.root + NOISE * EPS * inner[0]
         floor = np.where(inside > 0.0, EPS * inner[1:].max(), noise)
         floor[0] = ENDLESS
-        room = np.where(rate > 0.0, upper - x, x - lower)
-        steps_to = np.where(speed > floor, np.maximum(room, 0.0) / speed, ENDLESS)
+        room = np.abs(np.where(rate > 0.0, upper, lower) - x)
+        steps_to = np.where(speed > floor, room / speed, ENDLESS)
         k = int(steps_to.argmin())
         step = min(steps_to[k], 1.0 - p)
         if step < TINY and p + step < 1.0:
@@ -578,15 +600,12 @@ def leave_path(
             break
         if events == most:
             return LEFT
-        last = -1
-        for e in range(events):
-            if keys[e] == k:
-                last = e
-        if last >= 0:
-            w, terms = column(W[last], 1.0 / pivots[last], last + 1, k, keys, pivots, W, events, share)
-            terms += 1.0 / abs(pivots[last])
+        e = last[k]
+        if e >= 0:
+            w, terms = column(W[e], v.T[e, e], e + 1, events, k, v)
+            terms += abs(v.T[e, e])
         elif t.row[k] >= 0:
-            w, terms = column(t.T[t.row[k]], 1.0, 0, k, keys, pivots, W, events, share)
+            w, terms = column(t.T[t.row[k]], 1.0, 0, events, k, v)
             terms += t.size[t.row[k]]
         else:
             return k
@@ -603,11 +622,11 @@ def leave_path(
             x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
             count += 1
         w[k] = 1.0
-        W[events] = w
-        keys[events], pivots[events] = k, pivot
+        record_pivot(v, events, k, e, pivot, w)
         part = rate[k] / pivot
         rate[k] = 0.0
         rate -= part * w
+        last[k] = events
         events += 1
     moved[:] = np.where(inside > 0.0, x - t.alpha, moved)
     beta[:] = np.where(inside > 0.0, rate / d, 0.0)

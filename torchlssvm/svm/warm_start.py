@@ -18,6 +18,8 @@ CLOSE = 1e-3
 """The violation of (2) that the start may have, in units of g, where C is 1 or more."""
 LADDER_CLOSE = 30.0
 """The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
+OVERSHOT = 0.5
+"""A start beyond twice the way from 0 to the least objective is none: few samples of such a problem end at a bound."""
 WHOLE = 1024
 """Samples up to which their kernel matrix is computed whole."""
 WORKING_SET = 256
@@ -105,7 +107,10 @@ class Level:
         start = np.where(g < 0, self.u, 0.0)
         start[:k] = np.minimum(alpha * (k / n), self.u[:k])
         start = balanced(start, self.u, self.y)
-        return start, self.offsets(start)
+        F = self.offsets(start)
+        # (Q alpha)_i = 1 - y_i F_i: where 1/2 alpha^T Q alpha - sum alpha is least on the way from 0 to alpha
+        share = float(start.sum()) / max(float(start @ (1.0 - self.y * F)), 1e-300)
+        return (start, F) if share > OVERSHOT else (np.zeros(n), self.y.copy())
 
     def solve(
         self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None

@@ -33,6 +33,16 @@ Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
+def check_question(what: str, on: str | Measure, y_val: Any) -> None:
+    """ValueError for a change or a measure that there is not, or one without the labels that it needs."""
+    checks.one_of(what, "what", ("remove", "add", "relabel"))
+    if callable(on):
+        return
+    checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    if on != "scores" and y_val is None:
+        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
+
+
 @dataclass(frozen=True)
 class SampleChange:
     """Change of each sample: labels (B,) or values (B, K) before and after, None for not held."""
@@ -46,9 +56,7 @@ def influence(
     view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.LSSVMHead.influence`."""
-    checks.one_of(what, "what", ("remove", "add", "relabel"))
-    if not callable(on):
-        checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    check_question(what, on, y_val)
     parts = problems(view)
     change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change.samples))
@@ -111,8 +119,6 @@ def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> t
         return given, given(before[None])[0]
     if on == "scores":
         return lambda scores: scores, before
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     check_points(before)
     if on == "loss":
         targets = _targets_of(view, y_val, len(before))

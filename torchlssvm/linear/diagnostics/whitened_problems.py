@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -90,6 +90,18 @@ class HeadView:
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
 
+class Labelled(Protocol):
+    """A head, or a view of one, as far as labels are checked for it."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+
+
 @dataclass(frozen=True)
 class CheckedSamples:
     """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added.
@@ -128,7 +140,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
     return CheckedSamples(batch.x, batch.labels, values, times, weight is not None)
 
 
-def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:
+def check_labels(view: Labelled, y: Any, count: int, name: str) -> Tensor:
     """Labels (B,) in range."""
     labels = checks.as_tensor(y, name, view.device)
     if labels.shape != (count,) or labels.dtype not in checks.INTEGER_DTYPES:
