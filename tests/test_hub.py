@@ -76,14 +76,6 @@ def test_a_classifier_with_its_backbone(tmp_path):
     clf.store.close()
 
 
-def test_a_folder_goes_to_the_hub_by_its_name(tmp_path):
-    hub = MagicMock()
-    with patch.dict(sys.modules, {"huggingface_hub": hub}):
-        save_pretrained(LSSVMHead(6, 3).add(X, Y), tmp_path, push_to_hub=True, repo_id="user/model", revision="main")
-    hub.HfApi().create_repo.assert_called_once_with("user/model", exist_ok=True)
-    hub.HfApi().upload_folder.assert_called_once_with(repo_id="user/model", folder_path=tmp_path, revision="main")
-
-
 def test_what_is_refused(tmp_path):
     with pytest.raises(NotFittedError):
         save_pretrained(LSSVMHead(6, 3), tmp_path / "a")
@@ -163,27 +155,16 @@ def test_what_another_process_erased_is_not_in_the_files(tmp_path):
     clf.store.close()
 
 
-def test_only_its_own_files_are_uploaded(tmp_path, monkeypatch):
+def test_only_its_own_files_are_uploaded(tmp_path):
     """Files that lie beside them stay here, and sums of an earlier version do not stay there."""
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    calls = []
-
-    class Api:
-        def create_repo(self, *args, **options):
-            calls.append((args, options))
-
-        def upload_folder(self, **options):
-            calls.append(options)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     (tmp_path / "secret.txt").write_text("mine")
-    head = LSSVMHead(6, 3).add(X, Y)
-    save_pretrained(head, tmp_path, push_to_hub=True, repo_id="me/model", revision="v2")
-    assert calls[0] == (("me/model",), {"exist_ok": True})
-    assert sorted(calls[1]["allow_patterns"]) == [
-        "README.md", "config.json", "model.safetensors", "statistics.safetensors",
-    ]  # fmt: skip
-    assert calls[1]["delete_patterns"] == ["statistics.safetensors"]
-    assert calls[1]["revision"] == "v2"
-    save_pretrained(head, tmp_path, push_to_hub=True, repo_id="me/model", statistics=True)
-    assert calls[3]["delete_patterns"] is None
+    head, files = LSSVMHead(6, 3).add(X, Y), ["config.json", "model.safetensors", "statistics.safetensors", "README.md"]
+    for statistics, gone in ((False, ["statistics.safetensors"]), (True, None)):
+        there = MagicMock()
+        with patch.dict(sys.modules, {"huggingface_hub": there}):
+            options = {"push_to_hub": True, "repo_id": "user/model", "revision": "main"}
+            save_pretrained(head, tmp_path, statistics=statistics, **options)
+        there.HfApi().create_repo.assert_called_once_with("user/model", exist_ok=True)
+        there.HfApi().upload_folder.assert_called_once_with(
+            repo_id="user/model", folder_path=tmp_path, revision="main", allow_patterns=files, delete_patterns=gone
+        )
