@@ -1,6 +1,7 @@
 """Imports go down only: every module of the package stands in a layer and imports from below it."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -42,7 +43,7 @@ def module_name(path: Path) -> str:
 
 
 def component(module: str) -> str:
-    """The entry of the table that a module falls under: torchlssvm.linear.head -> heads."""
+    """The entry of the table that a module falls under: torchlssvm.linear.head -> linear."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -175,3 +176,18 @@ def test_packages_resolve_relative_imports_from_themselves() -> None:
     source = "from .head import LSSVMHead\nfrom ..errors import RemovalError"
     assert violations(source, f"{PACKAGE}.linear", is_init=True) == []
     assert violations("from .store import SampleStore", PACKAGE, is_init=True) == []
+
+
+def test_the_map_names_every_module():
+    """Rows are | folder/, folder/ | `module`, ... |; "(files)" is the package's own folder."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.split("## Rooms")[1].split("\n## ")[0].splitlines() if "`" in line]
+    modules = {(path.parent.relative_to(ROOT).as_posix(), path.stem) for path in ROOT.rglob("*.py")}
+    left = {(room, name) for room, name in modules if name not in ("__init__", "__main__")}
+    for cell, text in rows:
+        rooms = re.findall(r"([\w/]+)/", cell) or ["."]
+        for name in re.findall(r"`(\w+)`", text):
+            found = {(room, name) for room in rooms} & modules
+            assert found, f"{cell.strip()} has no module {name}"
+            left -= found
+    assert sorted(left) == []

@@ -179,6 +179,8 @@ def test_keys_with_a_passphrase(store: SampleStore, tmp_path: Path) -> None:
     assert b"ENCRYPTED" in (tmp_path / "key.pem").read_bytes()
     key = audit.private_key(tmp_path / "key.pem", "öffne dich")
     assert verify(store.certificate("erasure", key=key), public_key=public)
+    signed = audit.sign(store.certificate("erasure"), tmp_path / "key.pem", "öffne dich")
+    assert verify(signed, public_key=public)
     with pytest.raises(audit.PassphraseError, match="give it"):
         store.certificate("erasure", key=tmp_path / "key.pem")
     with pytest.raises(audit.PassphraseError, match="does not fit"):

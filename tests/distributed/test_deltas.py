@@ -66,7 +66,8 @@ def test_equations_36_and_37():
 
 def test_take_hands_each_change_over_once():
     node, master = batch(range(20)), head()
-    first = Delta.take(node)
+    first = Delta.take(node, fingerprint="network")
+    assert first.fingerprint == "network"
     assert Delta.take(node).statistics.empty
     node.remove(X[:5], Y[:5]).add(X[30:32], Y[30:32])
     second = Delta.take(node)

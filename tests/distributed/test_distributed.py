@@ -409,7 +409,12 @@ def star(rank, world):
         reduce_to(change(h, "add", index), 2)
         out.append(h.n)
     delta = change(Delta.like(h), "remove", [rank])  # samples this node no longer has
-    reduce_to(h, 2, delta=delta)
+    few = ranks.caught(lambda: reduce_to(h, 2, delta=delta, min_samples=5))[1]
+    other = ranks.caught(lambda: reduce_to(h, 2, delta=delta, fingerprint=f"network {rank}"))[1]
+    assert "min_samples" in few, few
+    assert "fingerprint" in other, other
+    everyone = torch.distributed.new_group()
+    reduce_to(h, 2, everyone, delta=delta, fingerprint="network", min_samples=5, allow_small=True)
     right = h.digest() == batch(set(range(120)) - set(range(world)), "weighted").digest()
     return out, right, ranks.caught(lambda: sync(h))[0], ranks.caught(lambda: reduce_to(h, 1))[0]
 

@@ -106,6 +106,9 @@ def test_spark_gives_the_same_digest_and_needs_no_torch(context):
     assert loaded == [set()] * 4  # the workers that summed have imported neither
     head = merge(LSSVMHead(J, K, grid=GRID, class_weight="balanced"), Delta(stats))
     assert head.digest() == LSSVMHead(J, K, grid=GRID, class_weight="balanced").add(X, Y).digest()
+    ready = {"normalize": "l2", "scale": "std"}
+    stats = statistics_from(context.parallelize(ROWS, 3), J, K, grid=GRID, **ready)
+    assert stats.digest() == LSSVMHead(J, K, grid=GRID, **ready).add(X, Y).digest()
 
 
 @pytest.mark.slow

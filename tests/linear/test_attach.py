@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -623,6 +625,20 @@ def test_default_head_learns() -> None:
     assert scores.isfinite().all()
     assert torch.equal(clf.predict(images), y)
     assert not any(p.requires_grad for p in clf.parameters())
+
+
+def test_score_behind_a_progress_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    x, y = torch.randn(40, 8), torch.arange(40) % 2
+    clf = attach(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), num_classes=2).add(x, y)
+    loader = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
+    with contextlib.redirect_stderr(Terminal()) as shown:
+        assert clf.score(loader, progress=True) == clf.score(x, y)
+    assert "score: " in shown.getvalue()
+    assert "0/5" in shown.getvalue()
 
 
 def test_default_head_corrections_are_exact() -> None:

@@ -1,5 +1,7 @@
 """The choice of rho: against scikit-learn, the dense formula of GCV, and retraining for each value and each left-out part."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,8 @@ def test_k_fold_from_fold_sums_is_retraining(intercept, weight) -> None:
     )
     path = head.rho_path([0.1, 10.0], "kfold")
     wrong = head.rho_path([0.1, 10.0], "kfold", x, y, ids=ids, score="accuracy").errors
+    chosen = copy.deepcopy(head).select_rho([0.1, 10.0], "kfold", x, y, ids=ids, score="accuracy")
+    assert torch.equal(chosen.errors, wrong)
     fold, counts = torch.tensor(fold_of(ids, 4)), torch.bincount(y).double()
     d = {None: torch.ones(3).double(), "balanced": n / (3 * counts), "complement": 1 - counts / n}[weight][y]
     for i, rho in enumerate([0.1, 10.0]):

@@ -15,6 +15,7 @@ from torchlssvm import (
     KernelLSSVM,
     LagrangianSVM,
     LSSVMHead,
+    MarginHead,
     NotFittedError,
     NumericalWarning,
 )
@@ -340,6 +341,10 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(data) -> None:
         with pytest.raises(ValueError, match=what):
             call()
     assert head.digest() == digest
+    for judge in (head, MarginHead(J, K, grid=GRID).add(x, y)):
+        for y_val, what in ((None, "need y_val"), (labels[:2], "y_val must be"), (labels + K, r"outside 0\.\.2")):
+            with pytest.raises(ValueError, match=what):
+                judge.influence(x, y, z, y_val)
     lonely = LSSVMHead(J, K).add(x[:1], y[:1])
     with pytest.raises(ValueError, match="leaving out the only sample"):
         lonely.leave_one_out(x[:1], y[:1])

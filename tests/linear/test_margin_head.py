@@ -450,6 +450,20 @@ def test_weights_where_sums_lose_the_ridge_are_those_in_fractions(rho, size, wei
         assert (head(grid.snap(x))[:, k] - torch.tensor(scores, dtype=torch.float64)).abs().max() < 1e-14 * terms
 
 
+@pytest.mark.parametrize(("rho", "labels"), [(68.0, [2, 0, 2, 0, 1]), (1e-12, [1, 1, 0, 0, 0])])
+def test_a_long_sample_that_lies_on_its_margin_but_for_rounding(rho, labels):
+    # zeros of both signs, and a sample so long that its margin is 1 to 19 or to 31 digits: without it w would be 0
+    q, grid = [[0, 0]] * 4 + [[54, 253]], FixedPoint(2.0**32, bits=8)
+    x, y = torch.tensor(q, dtype=torch.float64) * grid.resolution, torch.tensor(labels)
+    head = MarginHead(2, 3, rho=rho, grid=grid).add(x, y)
+    active = head.active(x, y)
+    for k in range(3):
+        signs = [1 if label == k else -1 for label in labels]
+        if len(set(signs)) == 2:
+            check_active_set(x.tolist(), signs, [1] * 5, rho, "free", active[:, k].tolist())
+    assert head.ties.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("made", [MarginHead, LSSVMHead])
 def test_a_rho_beyond_float64_is_a_named_error(made):
     x, y = samples()

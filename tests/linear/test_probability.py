@@ -15,7 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from tests.conftest import solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, NotFittedError, VerificationError, verify
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, NotFittedError, VerificationError, verify
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional.calibration import (
     expected_calibration_error,
@@ -321,6 +321,9 @@ def test_bad_input() -> None:
         head.calibrate(x[:0], y[:0])
     with pytest.raises(ValueError, match="labels"):
         head.calibrate_on(torch.zeros(3, 3), torch.zeros(2, dtype=torch.int64))
+    for judge in (head, MarginHead(5, 3, grid=GRID).add(x, y)):
+        with pytest.raises(ValueError, match=r"outside 0\.\.2"):
+            judge.calibrate_on(torch.zeros(3, 3), torch.tensor([0, 1, 7]))
     values = LSSVMHead(5, 2).add(x, torch.randn(120, 2))
     with pytest.raises(ValueError, match="float targets"):
         values.calibrate(x, torch.randn(120, 2))

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,7 +34,6 @@ def test_sums_that_are_kept_once_are_the_same(options, monkeypatch):
     digest, w, M = story(**options)
     monkeypatch.setattr(accumulator, "DIRECT_NUMBERS", 10)
     monkeypatch.setattr(solvers, "RELEASED_NUMBERS", 10)
-    monkeypatch.setattr(gram, "HASHED_NUMBERS", 1000)
     other = story(**options)
     assert other[0] == digest
     assert torch.equal(other[2], M)
@@ -51,6 +51,17 @@ def test_products_added_strip_by_strip(J, R):
     exact = -(whole * times.long()[:, None]).mT @ whole[:, :J]
     assert torch.equal(gram.unpack(total, J), exact[:J])
     assert torch.equal(gram.side_view(total, J, R), exact[J:])
+
+
+def test_the_digest_of_a_matrix_that_is_hashed_in_parts():
+    J, R = 2100, 1
+    rows = torch.randint(-50, 50, (3, J + R), generator=torch.Generator().manual_seed(0))
+    total = torch.zeros(gram.packed_size(J, R), dtype=torch.int64)
+    gram.add_products_(total, rows.double(), J, rows.double(), 1.0)
+    exact, parts = (rows.mT @ rows[:, :J]).numpy().astype("<i8"), []
+    gram.hash_lower(parts.append, total, J, R)
+    assert len(parts) > 1
+    assert b"".join(parts) == exact[:J][np.tril_indices(J)].tobytes() + exact[J:].tobytes()
 
 
 def test_what_does_not_fit_says_how_much_it_needs():

@@ -40,9 +40,8 @@ def run_report(options: argparse.Namespace) -> int:
 
     check_output(options.out, options.store, options.force)
     with watched_store(options, "reporting", readonly=False) as store:
-        store.register_checkpoint(
-            options.out
-        )  # it shows samples: certificates name it once it is older than an erasure
+        # It shows samples: certificates name it once it is older than an erasure.
+        store.register_checkpoint(options.out)
         try:
             found = write_report(
                 store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,

@@ -61,7 +61,7 @@ class Approximation:
 def approximation(
     P: Tensor, rho: float, w: Tensor, x: Tensor, mean: Tensor | float, residuals: Tensor, weights: Tensor, total: float
 ) -> Approximation:
-    """The figures of the module's docstring.
+    """Figures of a removal, from the system after it; letters as in the module's docstring.
 
     P: (D, D); w: (J, K); x: (L, D), the rows removed, with the constant feature if D = J + 1; mean: (D,) or 0;
     residuals: (L, K); weights: (L,); total: the weight n' of what is left, infinite if the mean is no part of the system.

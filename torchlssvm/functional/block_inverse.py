@@ -56,10 +56,8 @@ def principal_part(Q: Tensor, at: slice | Tensor) -> Tensor:
     if isinstance(at, slice):
         return Q[at, at]
     if Q.device.type == "cpu" and not checks.is_fake(Q, at):
-        places = at.numpy()
-        return torch.from_numpy(
-            Q.numpy().take(places, 0).take(places, 1)
-        )  # a third of the time of torch's, for small ones
+        places = at.numpy()  # a third of the time of torch's, for small ones
+        return torch.from_numpy(Q.numpy().take(places, 0).take(places, 1))
     return Q.index_select(0, at).index_select(1, at)
 
 

@@ -145,6 +145,12 @@ def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> 
     return x
 
 
+def scored_features(x: Any, J: int, device: torch.device, sparse: bool = False) -> Tensor:
+    """Features to be scored, float64 (B, J), differentiable in x; all but tensors are taken as :func:`features` does."""
+    usable = isinstance(x, Tensor) and x.device == device and not x.is_complex() and x.shape[1:] == (J,)
+    return (x if usable else features(x, J, device, sparse)).to(torch.float64)
+
+
 def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
     """y as int64 labels (B,), kind "labels", or as float targets (B, K), kind "values"."""
     y = as_tensor(y, "y", x.device)

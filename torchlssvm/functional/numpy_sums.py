@@ -31,7 +31,7 @@ def zero(K: int) -> dict[str, Any]:
 
 
 def add(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Both. Arrays of ``a`` are used again."""
+    """Add the sums of two parts; the result uses the arrays of ``a`` again."""
     problem = a["problem"] or b["problem"]
     gross = a["gross"] + b["gross"]
     if problem is None and gross > LARGEST_SUM:

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 
 ROW_BITS = 20
+"""Bits to which a row is rounded: float32 has 24."""
+
 WEIGHT_BITS = 13
+"""Bits of the magnitude of a weight: below 8, in steps of 1/1024."""
+
 WEIGHT_SCALE = 2.0**10
 """Weights are multiples of 1/1024, of magnitude below 8."""
 MOST_FEATURES = 2 ** (53 - ROW_BITS - WEIGHT_BITS)

@@ -31,7 +31,10 @@ BLOCK_COLUMNS = 2**11
 """Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
 
 KEY_BYTES = 32
+"""Bytes of the random key: 256 bits, beyond guessing."""
+
 HASH_BYTES = 16
+"""Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
 
 
 def secret_vectors(key: bytes, columns: int) -> Tensor:

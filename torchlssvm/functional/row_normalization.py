@@ -59,9 +59,8 @@ def normalized_sparse(x: Tensor, kind: str, root: Callable[[Tensor], Tensor]) ->
     while width > 1:
         width //= 2
         keys, place = torch.unique(at * width + columns % width, return_inverse=True)
-        sums = torch.zeros(len(keys), dtype=sums.dtype, device=x.device).index_add_(
-            0, place, sums
-        )  # two at most in each
+        # two at most in each
+        sums = torch.zeros(len(keys), dtype=sums.dtype, device=x.device).index_add_(0, place, sums)
         at, columns = keys // width, keys % width
     length = torch.zeros_like(largest).index_add_(0, at, root(sums))
     return with_values(x, values / torch.where(length == 0, torch.ones_like(length), length)[rows])

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from torchlssvm.functional.gram import strip_views, strips
 
-PAD_EVERY = 64
-PAD_ROWS = 8
+PAD_EVERY, PAD_ROWS = 64, 8
 """Factorizations of sizes that are multiples of 64 suffer from cache aliasing; eight unit rows cure it (1.3x faster)."""
 
 

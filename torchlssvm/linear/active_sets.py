@@ -723,9 +723,8 @@ class ActiveSetSolver:
         differs = wanted != s.active
         if not bool(differs.any()):
             return True
-        if s.ties is not None and bool(
-            (differs & ~s.ties).any()
-        ):  # ties leave last: without them others may swing to and fro
+        # Ties leave last: without them others may swing to and fro.
+        if s.ties is not None and bool((differs & ~s.ties).any()):
             wanted = torch.where(s.ties, s.active, wanted)
             differs = wanted != s.active
         s.exact += 1

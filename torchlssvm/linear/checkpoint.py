@@ -31,6 +31,7 @@ from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
+from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
@@ -205,6 +206,44 @@ class LoadProblems(NamedTuple):
     unexpected: list[str]
     errors: list[str]
 
+    def tell(self, prefix: str, strict: bool, missing: list[str], unexpected: list[str], errors: list[str]) -> None:
+        """Append them to torch's lists, as ``_load_from_state_dict`` is asked to."""
+        missing += [prefix + name for name in self.missing]
+        unexpected += [prefix + name for name in self.unexpected if strict]
+        errors += self.errors
+
+
+def load_meta(head: LSSVMHead | MarginHead, state: dict[str, Tensor], form: str) -> dict[str, Any]:
+    """The JSON fields of a saved head; ValueError for another format, or where an option that cannot change differs."""
+    meta = json.loads(tensor_to_bytes(state["options"]).decode())
+    if not isinstance(meta, dict) or meta.get("format") != form:
+        found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+        raise ValueError(f"not the options of such a head: the format is {found!r}, not {form!r}")
+    for name in ("intercept", "multiclass", *ROW_OPTIONS):
+        saved = meta.get(name, "ovr" if name == "multiclass" else None)
+        if saved != getattr(head, name):
+            raise ValueError(f"{name} is {saved!r} in the saved head and {getattr(head, name)!r} here")
+    return meta
+
+
+def check_tensors(state: dict[str, Tensor], names: list[str], meta: dict[str, Any]) -> None:
+    """VerificationError if the saved tensors of these names, but for the buffers, are not those of the checksum."""
+    kept = {k: v for k, v in state.items() if k in names and k not in (*BUFFER_NAMES, "options")}
+    if checksum(kept) != meta["checksum"]:
+        raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
+
+
+def load_options(
+    head: LSSVMHead | MarginHead, state: dict[str, Tensor], meta: dict[str, Any]
+) -> tuple[SolverOptions, Calibration | None]:
+    """Options of the solver and the calibration, from what :func:`save_options` returned."""
+    weight, calibration = meta["class_weight"], None
+    if isinstance(weight, list):
+        weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
+    if "calibration" in meta:
+        calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
+    return SolverOptions(float(meta["rho"]), head.intercept, weight), calibration
+
 
 def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
     """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
@@ -227,16 +266,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
         if problems.missing:
             return problems
         try:
-            meta = json.loads(tensor_to_bytes(state["options"]).decode())
-            if not isinstance(meta, dict) or meta.get("format") != HEAD_FORMAT:
-                found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-                raise ValueError(f"not the options of a head: the format is {found!r}, not {HEAD_FORMAT!r}")
-            for name in ("intercept", "multiclass"):
-                if meta[name] != getattr(head, name):
-                    raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
-            for name in ("normalize", "scale"):
-                if meta.get(name) != getattr(head, name):
-                    raise ValueError(f"{name} is {meta.get(name)!r} in the saved head and {getattr(head, name)!r} here")
+            meta = load_meta(head, state, HEAD_FORMAT)
             if meta["statistics"] != (head.statistics is not None):
                 raise ValueError(f"statistics={meta['statistics']} in the saved head, {not meta['statistics']} here")
             P, w = (_moved(state[k], head.device) for k in ("P", "w"))
@@ -245,21 +275,11 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
                 raise ValueError(
                     f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}"
                 )
-            kept = {k: v for k, v in state.items() if k in needed + optional and k not in (*BUFFER_NAMES, "options")}
-            if checksum(kept) != meta["checksum"]:
-                raise VerificationError(
-                    "the saved tensors do not have the checksum saved with them: the state is damaged"
-                )
+            check_tensors(state, needed + optional, meta)
             if head.statistics is None and grid_to_json(head.grid) != meta["grid"]:
                 raise ValueError(f"the grid is {grid_from_json(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
-            calibration = None
-            if "calibration" in meta:
-                calibration = Calibration.restore(meta["calibration"], _moved(state["calibration"], head.device))
-            weight = meta["class_weight"]
-            if isinstance(weight, list):
-                weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
-            options = SolverOptions(float(meta["rho"]), head.intercept, weight)
+            options, calibration = load_options(head, state, meta)
             statistics, rows, history = head.statistics, head.rows.held, head.history
             solver: Solver
             if head.statistics is not None:

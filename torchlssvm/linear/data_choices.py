@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from torchlssvm.errors import NotFittedError
+from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.calibration import Calibration
 
 RHO_DUE = "to be chosen by gcv at the first read"
@@ -58,6 +62,21 @@ class DataChoices:
         if self.calibration is not None and self.made["calibration"][0] != version:
             self.calibration = None
         return self.calibration
+
+    def probabilities(self, scores: Tensor, version: int, calibrated: bool) -> Tensor:
+        """Probabilities (B, K) of scores: by the calibration; before any, and if not ``calibrated``, (1 + score) / 2, clipped.
+
+        NotFittedError for a calibration that was made for another version.
+        """
+        if not calibrated or "calibration" not in self.made:
+            return least_squares(scores)
+        calibration = self.current_calibration(version)
+        if calibration is None:
+            raise NotFittedError(
+                "the calibration was made for other samples than the head holds now, and they shaped it: call "
+                "calibrate(x, y) again, or predict_proba(x, calibrated=False)"
+            )
+        return calibration(scores)
 
     def carry_over(self, old: int, new: int) -> None:
         """Count choices made for version ``old`` as made for ``new``: the same samples are held."""

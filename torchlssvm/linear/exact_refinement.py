@@ -8,6 +8,7 @@ is exact, since rows, rho, the step h and the weights c are rational numbers. Wi
 the variance of the column, and q_i stands for q_i - m / n: rational numbers too. The inverse at hand, in float64, turns it
 into a correction; each one gains as many digits as float64 has beyond the condition of the system. A margin further from 1
 than the bound of :mod:`torchlssvm.functional.squared_hinge` is decided; what is 1 to 1e-30 with a bound as small is a tie.
+Where rows are so long beside the ridge that such a sample still moves others, more digits decide.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ from torchlssvm.linear.solution import Solution
 FRACTION_BITS = 176
 """Binary places of the point, at least: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin."""
 
-MAGNITUDE_BITS = 60
-"""Bits by which rounding of the point grows on its way to a margin that these places allow for; the rest is added to them."""
+GUARD_BITS = 16
+"""Binary places beyond those that rounding of the point takes on its way to a margin."""
 
 TIE = 1e-30
 """A margin within this of 1 counts as 1."""
+
+HARMLESS = 1e-10
+"""Largest change of a margin that leaving out samples whose margins count as 1 may make: with long samples less is a tie."""
 
 ACCURATE = 1e-10
 """Bound on the error of margins to which weights are refined at least."""
@@ -51,8 +55,8 @@ ACCURATE = 1e-10
 MAX_CORRECTIONS = 200
 """Corrections before giving up: two to ten are usual."""
 
-STALE_CORRECTIONS = 8
-"""Corrections in a row that may leave the gradient where it is: of an ill-conditioned system it grows before it falls."""
+STALE_CORRECTIONS = 24
+"""Corrections in a row that may leave the gradient where it is: of an ill-conditioned system it rises and falls on its way."""
 
 FARTHEST = 1e150
 """A gradient past this has left the solution for good."""
@@ -108,7 +112,8 @@ class ExactRefinement:
         self.spread = float(weight @ lengths.square())
         finest = float(torch.as_tensor(scale.factor).min())
         growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)
-        self.bits = FRACTION_BITS + max(0, math.ceil(math.log2(min(growth, FARTHEST))) - MAGNITUDE_BITS)
+        self.tie = min(TIE, HARMLESS / min(1.0 + self.spread, FARTHEST))
+        self.bits = max(FRACTION_BITS, math.ceil(math.log2(min(growth, FARTHEST)) - math.log2(self.tie)) + GUARD_BITS)
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
     def decide(self, solution: Solution, near: Tensor) -> Decision:
@@ -121,11 +126,11 @@ class ExactRefinement:
         for _ in range(MAX_CORRECTIONS):
             g, g_b = self._gradient(W, B)
             gradient, size = self._scaled(g, g_b, solution)
-            bound = (lengths * size[0] + size[1]) * SAFETY + 2.0**-100
+            bound = (lengths * size[0] + size[1]) * SAFETY + self.tie / 2
             f = self._scores(near, W, B)
             distance = to_floats(f * signs - one, one)
             undecided = np.abs(distance) <= bound
-            ties = undecided & (bound <= TIE) & (np.abs(distance) <= TIE)
+            ties = undecided & (bound <= self.tie) & (np.abs(distance) <= self.tie)
             if not (undecided & ~ties).any() and float(bound.max()) <= ACCURATE:
                 active, tied = (torch.from_numpy(side).to(near.device) for side in ((distance < 0) & ~ties, ties))
                 return Decision(active, tied, *self._rounded(W, B))

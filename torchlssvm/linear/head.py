@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalWarning
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation
-from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
@@ -34,10 +34,10 @@ from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.locking import exclusive, give_lock
 from torchlssvm.linear.membership import HeldRows
 from torchlssvm.linear.merge_history import MergeHistory
-from torchlssvm.linear.solution import NotPositiveDefinite
+from torchlssvm.linear.solution import NotPositiveDefinite, relative_distance
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch, joint_changes
 from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
@@ -281,12 +281,9 @@ class LSSVMHead(nn.Module):
         if rho != self._options.rho:
             with self.changing():
                 self.solver.set_rho(rho)
-        for name in choices.made.keys() - {
-            "rho",
-            "calibration",
-        }:  # no sample has changed; a calibration was of another rho
-            if choices.made[name][0] == version:
-                choices.made[name] = (self.version, choices.made[name][1])
+        for name, (at, text) in list(choices.made.items()):
+            if at == version and name not in ("rho", "calibration"):  # a calibration was of another rho
+                choices.record(name, self.version, text)
         choices.record("rho", self.version if value is not None else OUTDATED, RHO_DUE if value is None else RHO_CHOSEN)
 
     @property
@@ -414,12 +411,7 @@ class LSSVMHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
         w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
-        usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
-        if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
-            x = checks.features(
-                x, self.in_features, self.device, sparse=True
-            )  # takes arrays, and says what is wrong with the rest
-        x = x.to(torch.float64)
+        x = checks.scored_features(x, self.in_features, self.device, sparse=True)
         scores = (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
@@ -442,7 +434,7 @@ class LSSVMHead(nn.Module):
         if self.n == 0:
             return 0.0
         exact = self.solved_anew()[0]
-        return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
+        return relative_distance(w, exact)
 
     @exclusive
     def solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -493,17 +485,7 @@ class LSSVMHead(nn.Module):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids)."""
-        changes: list[tuple[SampleBatch, int]] = []
-        for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
-            if samples is None:
-                continue
-            if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
-                raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
-            weight, ids = (*samples[2:], None, None)[:2]
-            like = changes[0][0] if changes else None
-            batch = self.check(samples[0], samples[1], weight, ids, like, removed=sign < 0, sparse=True)
-            changes.append((batch, sign))
-        return self.apply_changes(changes)
+        return self.apply_changes(joint_changes(partial(self.check, sparse=True), add, remove))
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
@@ -803,15 +785,7 @@ class LSSVMHead(nn.Module):
         scores: Tensor = self(x)
         if self.num_classes < 2 or self._kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
-        if not calibrated or "calibration" not in self.data_choices.made:
-            return least_squares(scores)
-        calibration = self.calibration
-        if calibration is None:
-            raise NotFittedError(
-                "the calibration was made for other samples than the head holds now, and they shaped it: call "
-                "calibrate(x, y) again, or predict_proba(x, calibrated=False)"
-            )
-        return calibration(scores)
+        return self.data_choices.probabilities(scores, self.version, calibrated)
 
     @exclusive
     def leverage(self, x: Any, relative: bool = False) -> Tensor:
@@ -844,7 +818,7 @@ class LSSVMHead(nn.Module):
         return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
 
     def derived_anew(self) -> dict[str, Tensor]:
-        """The same, from the statistics alone."""
+        """w, b and P as the statistics alone give them; those in use stay as they are."""
         return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -1132,11 +1106,8 @@ class LSSVMHead(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        problems = checkpoint.load(self, mine)
-        missing_keys += [prefix + k for k in problems.missing]
-        unexpected_keys += [prefix + k for k in problems.unexpected if strict]
-        error_msgs += problems.errors
+        problems = checkpoint.load(self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)})
+        problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw sample is ever in there."""

@@ -17,11 +17,20 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.checkpoint import LoadProblems, attributes, checksum, make_live, options_on, pack, save_options
+from torchlssvm.linear.checkpoint import (
+    LoadProblems,
+    attributes,
+    check_tensors,
+    checksum,
+    load_meta,
+    load_options,
+    make_live,
+    options_on,
+    pack,
+    save_options,
+)
 from torchlssvm.linear.data_choices import DataChoices
-from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 
@@ -92,33 +101,16 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
         return problems
     with torch.inference_mode(False), torch.no_grad():
         try:
-            meta = json.loads(tensor_to_bytes(state["options"]).decode())
-            if not isinstance(meta, dict) or meta.get("format") != MARGIN_FORMAT:
-                found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-                raise ValueError(f"not the options of a margin head: the format is {found!r}, not {MARGIN_FORMAT!r}")
-            for name in ("intercept", "normalize", "scale"):
-                if meta[name] != getattr(head, name):
-                    raise ValueError(f"{name} is {meta[name]!r} in the saved head and {getattr(head, name)!r} here")
-            kept = {k: v for k, v in state.items() if k in [*needed, "calibration"]}
-            kept = {k: v for k, v in kept.items() if k not in (*BUFFER_NAMES, "options")}
-            if checksum(kept) != meta["checksum"]:
-                raise VerificationError(
-                    "the saved tensors do not have the checksum saved with them: the state is damaged"
-                )
+            meta = load_meta(head, state, MARGIN_FORMAT)
+            check_tensors(state, [*needed, "calibration"], meta)
             stats, rows = load_samples(head, state)
             if not checks.is_fake(stats.counts) and stats.digest() != meta["digest"]:
                 raise VerificationError(
                     "the saved samples do not have the digest saved with them: the state is damaged"
                 )
-            weight = meta["class_weight"]
-            if isinstance(weight, list):
-                weight = torch.tensor(weight, dtype=torch.float64, device=head.device)
-            if weight is not None and not stats.per_class:
+            options, calibration = load_options(head, state, meta)
+            if options.class_weight is not None and not stats.per_class:
                 raise ValueError("class_weight is set in the saved head, and this one has no sums per class")
-            options = SolverOptions(float(meta["rho"]), head.intercept, weight)
-            calibration = None
-            if "calibration" in meta:
-                calibration = Calibration.restore(meta["calibration"], state["calibration"].to(head.device, copy=True))
             solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
             ActiveSetSolver(rows, stats, options).restore(solution, solution["sides"])  # raises before anything changes
             with head.locked():

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import InterruptedUpdateError, NotFittedError
 from torchlssvm.functional import checks
-from torchlssvm.functional.calibration import least_squares
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
@@ -20,17 +19,18 @@ from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.checkpoint import arguments, make_live, thaw
 from torchlssvm.linear.data_choices import DataChoices
-from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection
-from torchlssvm.linear.diagnostics.calibration import Calibration, fit
+from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, uncertainty
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.influence import Measure
 from torchlssvm.linear.diagnostics.influence_ranking import Influential, check_ranking, names_of, rank
-from torchlssvm.linear.diagnostics.margin_changes import Measure
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.head import LSSVMHead, check_class_weight
 from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import SampleBatch
+from torchlssvm.statistics.batch import SampleBatch, joint_changes
 from torchlssvm.statistics.statistics import Integrity
 
 if TYPE_CHECKING:
@@ -282,10 +282,7 @@ class MarginHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
         w, b = self._published or self.fitted_weights()  # one read: another thread may be changing the head
-        usable = isinstance(x, Tensor) and x.device == self.device and not x.is_complex()
-        if not usable or x.ndim != 2 or x.shape[1] != self.in_features:
-            x = checks.features(x, self.in_features, self.device)  # takes arrays, and says what is wrong with the rest
-        x = x.to(torch.float64)
+        x = checks.scored_features(x, self.in_features, self.device)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
     def points(self, x: Any) -> Tensor:
@@ -312,7 +309,7 @@ class MarginHead(nn.Module):
         if self.n == 0:
             return 0.0
         exact = self.solver.solved_anew()
-        return float((w - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(w.dtype).tiny))
+        return relative_distance(w, exact)
 
     @exclusive
     def refresh(self) -> Self:
@@ -339,16 +336,7 @@ class MarginHead(nn.Module):
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
         """Add and remove jointly. Each argument is (x, y), or (x, y, weight, ids); what is removed is held before the call."""
-        changes: list[tuple[SampleBatch, int]] = []
-        for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
-            if samples is None:
-                continue
-            if not isinstance(samples, tuple | list) or not 2 <= len(samples) <= 4:
-                raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
-            weight, ids = (*samples[2:], None, None)[:2]
-            like = changes[0][0] if changes else None
-            changes.append((self.check(samples[0], samples[1], weight, ids, like), sign))
-        return self.apply_changes(changes)
+        return self.apply_changes(joint_changes(self.check, add, remove))
 
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
@@ -560,11 +548,7 @@ class MarginHead(nn.Module):
     @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
         """Fit probabilities on scores (n, K) of samples by heads that never saw them. y: (n,)."""
-        scores = checks.features(scores, self.num_classes, self.device).to(torch.float64)
-        labels, kind = checks.targets(y, scores, self.num_classes)
-        if kind != "labels":
-            raise ValueError("probabilities need labels (n,)")
-        calibration = fit(scores, labels, torch.ones_like(scores[:, 0]), method)
+        calibration = uncertainty.calibrate_on(self, scores, y, method)
         self.data_choices.record_calibration(calibration, self.version)
         return self
 
@@ -574,16 +558,7 @@ class MarginHead(nn.Module):
         A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until it
         is made again.
         """
-        scores: Tensor = self(x)
-        if not calibrated or "calibration" not in self.data_choices.made:
-            return least_squares(scores)
-        calibration = self.calibration
-        if calibration is None:
-            raise NotFittedError(
-                "the calibration was made for other samples than the head holds now, and they shaped it: calibrate again, or "
-                "use predict_proba(x, calibrated=False)"
-            )
-        return calibration(scores)
+        return self.data_choices.probabilities(self(x), self.version, calibrated)
 
     @property
     def choices(self) -> dict[str, str]:
@@ -624,12 +599,15 @@ class MarginHead(nn.Module):
             return w, b
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False
-    ) -> SampleBatch:
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, removed: bool = False,
+        ready: bool = False,
+    ) -> SampleBatch:  # fmt: skip
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``ready``: the rows were normalized, and on the grid, before.
+        ``removed``: rows that are to be held; they are looked up when the change is made. ``ready``: the rows were normalized,
+        and on the grid, before.
         """
+        del removed
         batch = self.statistics.check(x, y, weight, ids, like, ready)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
@@ -678,7 +656,7 @@ class MarginHead(nn.Module):
 
     @exclusive
     def derived_anew(self) -> dict[str, Tensor]:
-        """The same, of a new head that learned the rows held."""
+        """w, b and the active sets of a new head that learned the rows held."""
         fresh = type(self).from_config(self.config(), device=self.device)
         fresh.adopt(self.sample_state())
         return fresh.derived()
@@ -748,11 +726,10 @@ class MarginHead(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        problems = margin_checkpoint.load(self, mine)
-        missing_keys += [prefix + k for k in problems.missing]
-        unexpected_keys += [prefix + k for k in problems.unexpected if strict]
-        error_msgs += problems.errors
+        problems = margin_checkpoint.load(
+            self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        )
+        problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: with the rows held, and without the matrices of the solver."""

@@ -570,11 +570,6 @@ class HeldRows:
         """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
         self.held = self.agreed = (self.held if rows is None else rows).hashed()
 
-    def agree_on(self, change: FingerprintChange) -> None:
-        """Count a part of what is pending as agreed on; if it is not known, neither is what was agreed on."""
-        known = self.agreed is not None and change.known
-        self.agreed = self.agreed.advanced(change) if known and self.agreed is not None else None
-
     def agreed_or_unknown(self) -> Membership:
         """Rows at the last agreement, ready to be changed."""
         if self.agreed is None or self.held.unchecked is not None:

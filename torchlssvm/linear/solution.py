@@ -211,3 +211,8 @@ class Solution:
         self.w = self.w + (self.apply_inverse(V).mT @ dy if few else self.apply_inverse((V.mT @ dy).mT).mT)
         if self.centred:
             self.beta = self.beta + dy.sum(0) / self.n
+
+
+def relative_distance(values: Tensor, exact: Tensor) -> float:
+    """Largest deviation of values from exact ones of the same shape, relative to the largest of those."""
+    return float((values - exact).abs().max() / exact.abs().max().clamp(min=torch.finfo(exact.dtype).tiny))

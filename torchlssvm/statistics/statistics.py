@@ -852,9 +852,8 @@ class Statistics:
         sums = base.pending_sums(self.group_sums())
         moments = self.zero_moments(choices.kind)
         for part, sign in ((self.moments, 1), (base.moments, -1)):
-            moments = (
-                moments + sign * part if part.ndim == moments.ndim else moments
-            )  # of another shape only while empty
+            if part.ndim == moments.ndim:  # of another shape only while empty
+                moments = moments + sign * part
         out = self.with_sums(choices, sums, moments, None if sums else 0.0, self._weight - base.weight)
         out.canonicalize()
         return out

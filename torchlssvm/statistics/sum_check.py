@@ -30,9 +30,8 @@ class SumCheck:
         self.gram = GramCheck(J, self.groups, device)
         self.moments = torch.zeros_like(statistics.moments)
         self.class_sums = torch.zeros(F * K, J, dtype=torch.int64, device=device)  # of labels
-        self.target_sums = torch.zeros(
-            F, K + 1, self.gram.T, dtype=torch.float64, device=device
-        )  # of [1, t], projected
+        # of [1, t], projected
+        self.target_sums = torch.zeros(F, K + 1, self.gram.T, dtype=torch.float64, device=device)
 
     @exactly
     def add(self, x: Tensor, y: Tensor, ids: Any = None) -> None:

@@ -252,9 +252,8 @@ class Database:
             return
         self.connection.execute("PRAGMA journal_mode = WAL")
         self.connection.execute("BEGIN IMMEDIATE")
-        if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[
-            0
-        ]:  # no other process was faster
+        made = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not made:  # no other process was faster
             for statement in TABLES.split(";"):
                 self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

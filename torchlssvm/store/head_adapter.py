@@ -42,9 +42,8 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
         J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            need = 8 * (
-                MATRICES_PER_HEAD * J**2 + J * K + folds * K
-            )  # sums of classes and folds are made when they have samples
+            # Sums of classes and folds are made when they have samples.
+            need = 8 * (MATRICES_PER_HEAD * J**2 + J * K + folds * K)
             if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"

@@ -37,6 +37,9 @@ SUM_MODULUS = 2**256
 TAGS_PER_QUERY = 500
 """Entries asked for in one query (SQLite allows 999 variables in old versions)."""
 
+WRITER_SECONDS = 30.0
+"""Seconds to wait for another process that writes; an entry takes milliseconds."""
+
 
 class SuppressionList:
     """The entries of one file, read and written under the controller's key. Nothing stays open between two calls.
@@ -44,7 +47,6 @@ class SuppressionList:
     Args:
         path: the file; :meth:`create` makes it.
         key: 32 bytes (:func:`~torchlssvm.store.suppression_key.suppression_key`). A wrong one is a StoreError.
-        timeout: seconds to wait for another process that writes.
 
     >>> import tempfile
     >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
@@ -53,9 +55,8 @@ class SuppressionList:
     (1, 1, [True, False])
     """
 
-    def __init__(self, path: str | os.PathLike[str], key: bytes, timeout: float = 30.0):
-        self.path = Path(path).absolute()
-        self._key, self._timeout = key, timeout
+    def __init__(self, path: str | os.PathLike[str], key: bytes):
+        self.path, self._key = Path(path).absolute(), key
         with self._connected() as connection:
             found = dict(connection.execute("SELECT name, value FROM list").fetchall())
         if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "changes", "sum"} <= set(found):
@@ -66,7 +67,7 @@ class SuppressionList:
         """The random name of the list, by which a store knows it."""
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], key: bytes, timeout: float = 30.0) -> SuppressionList:
+    def create(cls, path: str | os.PathLike[str], key: bytes) -> SuppressionList:
         """Make an empty list; StoreError if there is a file already, ValueError inside the folder of a store."""
         place = Path(path).absolute()
         refuse_in_store(place)
@@ -76,7 +77,7 @@ class SuppressionList:
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         made = cls.__new__(cls)
-        made.path, made._key, made._timeout = temporary, key, timeout
+        made.path, made._key = temporary, key
         values = {"format": LIST_FORMAT, "list": secrets.token_hex(16), "check": made._check_value()}
         with made._connected(new=True) as connection:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -85,7 +86,7 @@ class SuppressionList:
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
         os.replace(temporary, place)
         sync_folder(place.parent)
-        return cls(place, key, timeout)
+        return cls(place, key)
 
     @contextmanager
     def _connected(self, new: bool = False) -> Iterator[sqlite3.Connection]:
@@ -101,7 +102,7 @@ class SuppressionList:
             )
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
-            with closing(sqlite3.connect(uri, uri=True, timeout=self._timeout, isolation_level=None)) as connection:
+            with closing(sqlite3.connect(uri, uri=True, timeout=WRITER_SECONDS, isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous = EXTRA")  # FULL does not sync the folder when a log is deleted
                 connection.execute("PRAGMA secure_delete = ON")
                 connection.execute("PRAGMA trusted_schema = OFF")

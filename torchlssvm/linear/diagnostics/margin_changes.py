@@ -9,7 +9,7 @@ sample; standardised features keep the scale of all samples held.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,11 @@ from torchlssvm.functional.moving_active_set import ActiveSetStep, Change, NearS
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.diagnostics.influence import check_points
+from torchlssvm.linear.diagnostics.influence import Measure, check_points, check_question
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
+from torchlssvm.linear.diagnostics.whitened_problems import check_labels
 from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -34,9 +36,6 @@ NEAR_SAMPLES = 2048
 
 SCORES_AT_A_TIME = 2**25
 """Changed scores that are held at a time: 256 MB."""
-
-Measure = Callable[[Tensor], Tensor]
-"""From scores (b, V, K) after a change to one number for each change (b,)."""
 
 
 class ClassSystem:
@@ -113,13 +112,9 @@ class SampleChanges:
     def counts_after(self, counts: Tensor) -> Tensor:
         """Samples by class after each change (changes, K). counts: (K,)."""
         out = counts.to(torch.float64).repeat(len(self.members), 1)
-        number = torch.empty(
-            len(self.q), dtype=torch.int64, device=self.q.device
-        )  # of the change that a row is part of
+        number = torch.arange(len(self.q), device=self.q.device)  # of the change that a row is part of
         for i, rows in enumerate(self.members) if not self.single else ():
             number[rows] = i
-        if self.single:
-            number = torch.arange(len(self.q), device=self.q.device)
         for y, sign in ((self.old, -1.0), (self.new, 1.0)):
             if y is not None:
                 out.index_put_((number, y), sign * self.times, accumulate=True)
@@ -348,9 +343,7 @@ def influence(
     head: MarginHead, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
     """Exact changes at x_val; see :meth:`torchlssvm.MarginHead.influence`."""
-    checks.one_of(what, "what", ("remove", "add", "relabel"))
-    if not callable(on):
-        checks.one_of(on, "on (or a function)", ("scores", "loss", "accuracy"))
+    check_question(what, on, y_val)
     changes = check_changes(head, x, y, what, y_new, weight, groups)
     before = head(x_val)  # (V, K)
     measure = _measure(head, on, y_val, before)
@@ -393,19 +386,9 @@ def _measure(head: MarginHead, on: str | Measure, y_val: Any, before: Tensor) ->
         return on
     if on == "scores":
         return lambda scores: scores
-    if y_val is None:
-        raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
     check_points(before)
-    labels, kind = checks.targets(y_val, before, head.num_classes)
-    if kind != "labels":
-        raise ValueError("y_val must be labels (V,), got float targets")
-    if (
-        len(labels)
-        and not checks.is_fake(labels)
-        and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes
-    ):
-        raise ValueError(f"y_val holds a label outside 0..{head.num_classes - 1}")
+    labels = check_labels(head, y_val, len(before), "y_val")
     if on == "accuracy":
         return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
-    signs = torch.where(labels[:, None] == torch.arange(head.num_classes, device=labels.device), 1.0, -1.0)
+    signs = code_labels(labels, head.num_classes)
     return lambda scores: (1.0 - signs * scores).clamp(min=0.0).square().mean((1, 2))

@@ -14,7 +14,14 @@ from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
-from torchlssvm.linear.diagnostics.whitened_problems import HeadView, Problem, check_labels, check_samples, other_rows
+from torchlssvm.linear.diagnostics.whitened_problems import (
+    HeadView,
+    Labelled,
+    Problem,
+    check_labels,
+    check_samples,
+    other_rows,
+)
 
 
 def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, groups: Any) -> Calibration:
@@ -28,7 +35,7 @@ def calibrate(view: HeadView, x: Any, y: Any, method: str | None, weight: Any, g
     return replace(made, grouped=groups is not None)
 
 
-def calibrate_on(view: HeadView, scores: Any, y: Any, method: str | None) -> Calibration:
+def calibrate_on(view: Labelled, scores: Any, y: Any, method: str | None) -> Calibration:
     """Calibration on leave-one-out scores (n, K) that were computed in batches."""
     scores = checks.features(scores, view.num_classes, view.device).to(torch.float64)
     labels = check_labels(view, y, len(scores), "y")

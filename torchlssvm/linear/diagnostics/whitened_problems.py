@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_t
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, check_batch
+
+WHOLE_SHARE = 1 - 1e-12
+"""Share of the weight held from which on samples are all that there is: float64 weights sum to it but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,18 @@ class HeadView:
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
 
+class Labelled(Protocol):
+    """A head, or a view of one, as far as labels are checked for it."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+
+
 @dataclass(frozen=True)
 class CheckedSamples:
     """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added.
@@ -128,7 +143,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
     return CheckedSamples(batch.x, batch.labels, values, times, weight is not None)
 
 
-def check_labels(view: HeadView, y: Any, count: int, name: str) -> Tensor:
+def check_labels(view: Labelled, y: Any, count: int, name: str) -> Tensor:
     """Labels (B,) in range."""
     labels = checks.as_tensor(y, name, view.device)
     if labels.shape != (count,) or labels.dtype not in checks.INTEGER_DTYPES:
