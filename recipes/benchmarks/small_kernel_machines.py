@@ -4,10 +4,10 @@
     python recipes/benchmarks/small_kernel_machines.py --rounds 200 --sizes 100 200
 
 The direct way is what one would write by hand: keep x, y and the kernel matrix, take rows out or put rows in (their kernel is
-computed, as ours is), factor K + I/C by Cholesky, and solve anew for alpha and b. ``by id`` is that for samples that are known by
-an id for life: ids are looked up and given out, NaN and labels out of range refused, as ours are. ``bare`` is the direct way
-without the upkeep: Cholesky and the solve alone, of a matrix that is given. All sides read the solution after each change; what ours puts off is spread
-over the changes it stems from. One thread, processor time (other processes do not count), rounds that alternate the
+computed, as ours is), factor K + I/C by Cholesky, and solve anew for alpha and b. ``by id`` is that for samples known by an id
+for life: ids are looked up and given out, NaN and labels out of range refused, as ours are. ``bare`` is the direct way without
+the upkeep: Cholesky and the solve alone, of a matrix that is given. All read the solution after each change; what ours puts off
+is spread over the changes it stems from. One thread, processor time (other processes do not count), rounds that alternate the
 sides, ratios of medians over blocks of 32 rounds: above 1 ours is faster.
 """
 
