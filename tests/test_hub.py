@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, KernelLSSVM, LSSVMHead, MarginHead, NotFittedError, attach
+from torchlssvm.events import Remove
 from torchlssvm.kernels import RBF
+from torchlssvm.store import SampleStore
 
 pytest.importorskip("safetensors")
+from torchlssvm import hub
 from torchlssvm.hub import from_pretrained, save_pretrained
 
 X, Y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
@@ -72,14 +76,6 @@ def test_a_classifier_with_its_backbone(tmp_path):
     clf.store.close()
 
 
-def test_a_folder_goes_to_the_hub_by_its_name(tmp_path):
-    hub = MagicMock()
-    with patch.dict(sys.modules, {"huggingface_hub": hub}):
-        save_pretrained(LSSVMHead(6, 3).add(X, Y), tmp_path, push_to_hub=True, repo_id="user/model", revision="main")
-    hub.HfApi().create_repo.assert_called_once_with("user/model", exist_ok=True)
-    hub.HfApi().upload_folder.assert_called_once_with(repo_id="user/model", folder_path=tmp_path, revision="main")
-
-
 def test_what_is_refused(tmp_path):
     with pytest.raises(NotFittedError):
         save_pretrained(LSSVMHead(6, 3), tmp_path / "a")
@@ -98,10 +94,77 @@ def test_what_is_refused(tmp_path):
         ({"num_classes": 4}, "does not fit"),
         ({"format": "x"}, "format"),
         ({"in_features": "x"}, "no model"),
+        ({"in_features": 6.5}, "in_features is '6.5'"),
+        ({"in_features": -1}, "in_features is '-1'"),
+        ({"in_features": 10**12}, "does not fit"),  # and no memory is taken for them
+        ({"num_classes": 10**6, "multiclass": "ovo"}, "does not fit"),
+        ({"normalize": "foo"}, "normalize is 'foo'"),
+        ({"normalize": "l2"}, "does not fit"),
+        ({"head": "Linear"}, "head is 'Linear'"),
     ):
         config.write_text(json.dumps(saved | change))
         with pytest.raises(ValueError, match=words):
             from_pretrained(tmp_path / "a")
-    config.write_text("{")
-    with pytest.raises(ValueError, match="no model that save_pretrained wrote"):
-        from_pretrained(tmp_path / "a")
+    for text in ("{", "[]", "[" * 100_000):
+        config.write_text(text)
+        with pytest.raises(ValueError, match="no model that save_pretrained wrote"):
+            from_pretrained(tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="no folder here"):
+        from_pretrained(tmp_path / "nowhere")
+    for names in ("abc", [0, 1, 2], 3):
+        with pytest.raises(ValueError, match="each a string"):
+            save_pretrained(head, tmp_path / "b", class_names=names)
+    save_pretrained(head, tmp_path / "b", class_names=["a|b", "c\n# d", "`e`"])
+    assert "| classes | a\\|b, c \\# d, \\`e\\` |\n" in (tmp_path / "b" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("name", ["save_safetensors", "model_card"])
+def test_an_interrupted_save_is_no_model(tmp_path, statistics, name):
+    """Neither the files of one save beside those of another, nor the sums of an earlier one."""
+    save_pretrained(LSSVMHead(6, 3, normalize="l2").add(X, Y), tmp_path, statistics=True)
+    old = (tmp_path / "config.json").read_text()
+    head = LSSVMHead(6, 3).add(X, Y)
+    for late in (False, True):
+        with pytest.raises(KeyboardInterrupt), replaced(hub, name, Failing(KeyboardInterrupt(), late=late)):
+            save_pretrained(head, tmp_path, statistics=statistics)
+        with pytest.raises(ValueError, match="no model that save_pretrained wrote"):
+            from_pretrained(tmp_path)
+    assert statistics or not (tmp_path / "statistics.safetensors").exists()
+    (tmp_path / "config.json").write_text(old)
+    with pytest.raises(ValueError, match="are of two saves"):
+        from_pretrained(tmp_path)
+
+
+def test_what_another_process_erased_is_not_in_the_files(tmp_path):
+    clf = attach(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 9)), 3, grid=64.0, rho=1.0, store=tmp_path / "store")
+    clf.add(X, Y, ids=range(60), subjects=[f"u{i % 5}" for i in range(60)])
+    with SampleStore(tmp_path / "store") as other:  # as another process has it
+        done = other.apply(Remove(subject="u1"))
+    save_pretrained(clf.head, tmp_path / "hub", store=clf.store, statistics=True)
+    features = clf.backbone(X)
+    kept = torch.arange(60) % 5 != 1
+    truth = LSSVMHead(5, 3, grid=64.0).add(features[kept].detach(), Y[kept])
+    assert from_pretrained(tmp_path / "hub", statistics=True).digest() == truth.digest()
+    torch.testing.assert_close(from_pretrained(tmp_path / "hub")(features).double(), truth(features), atol=1e-5, rtol=0)
+    assert json.loads((tmp_path / "hub" / "config.json").read_text())["erasures"] == 1
+    assert not clf.store.certificate(done.event_id).scope["checkpoints"]  # the files are of the state after it
+    later = clf.remove(subject="u2")
+    stale = clf.store.certificate(later.event_id).scope["checkpoints"]
+    assert sorted(name.rsplit("/", 1)[1] for name in stale) == ["model.safetensors", "statistics.safetensors"]
+    clf.store.close()
+
+
+def test_only_its_own_files_are_uploaded(tmp_path):
+    """Files that lie beside them stay here, and sums of an earlier version do not stay there."""
+    (tmp_path / "secret.txt").write_text("mine")
+    head, files = LSSVMHead(6, 3).add(X, Y), ["config.json", "model.safetensors", "statistics.safetensors", "README.md"]
+    for statistics, gone in ((False, ["statistics.safetensors"]), (True, None)):
+        there = MagicMock()
+        with patch.dict(sys.modules, {"huggingface_hub": there}):
+            options = {"push_to_hub": True, "repo_id": "user/model", "revision": "main"}
+            save_pretrained(head, tmp_path, statistics=statistics, **options)
+        there.HfApi().create_repo.assert_called_once_with("user/model", exist_ok=True)
+        there.HfApi().upload_folder.assert_called_once_with(
+            repo_id="user/model", folder_path=tmp_path, revision="main", allow_patterns=files, delete_patterns=gone
+        )

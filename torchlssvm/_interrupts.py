@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 INTERRUPTED = 130
+"""Exit code of an interrupted command: 128 plus the number of the signal, 2."""
 
 
 def is_command() -> bool:

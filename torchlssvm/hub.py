@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +28,27 @@ from torch import Tensor, nn
 
 from torchlssvm._version import __version__
 from torchlssvm.backbone_hash import module_hash
+from torchlssvm.canonical_json import loads
 from torchlssvm.export import NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
 from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.linear import AttachedClassifier, LinearHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.store import SampleStore
+from torchlssvm.untrusted import read_regular
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
-CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
+FILES = CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
     "config.json", "model.safetensors", "statistics.safetensors", "README.md",
 )  # fmt: skip
 """Names of the files, as the hub knows them."""
 
 HUB_FORMAT = "torchlssvm-hub-1"
 """Format of the configuration; it changes when folders can no longer be read as before."""
+
+MAX_CONFIG_BYTES = 2**24
+"""Bytes of a configuration: more than the names of 100,000 classes take."""
 
 
 def save_pretrained(
@@ -52,13 +60,14 @@ def save_pretrained(
 
     Args:
         model: an ``LSSVMHead`` or ``MarginHead``, or what ``attach`` returned.
-        folder: is made; files of an earlier save are replaced.
+        folder: is made; files of an earlier save are replaced. One that was interrupted cannot be read.
         statistics: write the sums too, with which samples can be added and removed later. **They are sums over the samples: who
             has some of them may learn something of the others.** A ``MarginHead`` writes its samples themselves.
         class_names: (K,), for the card and the configuration.
-        store: of the samples, which knows the number of erasures; that of a classifier is used by itself.
+        store: of the samples, which knows the number of erasures; that of a classifier is used by itself. Certificates of
+            later erasures name the files written.
         repo_id: name on the hub, e.g. "user/model".
-        push_to_hub: upload the folder to ``repo_id``.
+        push_to_hub: upload the files to ``repo_id``; statistics that are there and were not asked for now are deleted.
         options: of ``huggingface_hub.HfApi.upload_folder``.
     """
     head: Any = model.head if isinstance(model, AttachedClassifier) else model
@@ -69,11 +78,14 @@ def save_pretrained(
         )
     if push_to_hub and repo_id is None:
         raise ValueError("push_to_hub needs repo_id, e.g. 'user/model'")
-    if class_names is not None and len(class_names) != head.num_classes:
-        raise ValueError(f"class_names must have {head.num_classes} names, got {len(class_names)}")
+    names = None if class_names is None else check_names(class_names, head.num_classes)
     store = store if store is not None or not isinstance(model, AttachedClassifier) else model.store
-    frozen = freeze(head)  # NotFittedError without samples
-    config = {
+    followed = store is not None and store.head is head  # what other processes have erased is erased here too
+    with head.locked():  # weights, sums and number of erasures of one state
+        position = store.head_position if store is not None and followed else None
+        frozen = freeze(head)  # NotFittedError without samples
+        state = head.state_dict() if statistics else {}
+    config: dict[str, Any] = {
         "format": HUB_FORMAT,
         "version": __version__,
         "head": type(head).__name__,
@@ -83,28 +95,48 @@ def save_pretrained(
         "normalize": head.normalize,
         "grid": describe_grid(head.grid),
         "backbone_hash": module_hash(model.backbone) if isinstance(model, AttachedClassifier) else None,
-        "erasures": None if store is None else sum(entry.kind == "remove" for entry in store.history()),
-        "class_names": class_names,
+        "erasures": None if store is None else count_erasures(store, position),
+        "class_names": names,
         "statistics": statistics,
+        "save": secrets.token_hex(16),  # in each file: files of two saves are not taken for one
     }
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    save_safetensors(frozen, place / WEIGHTS_FILE)
+    (place / CONFIG_FILE).unlink(missing_ok=True)  # no model until all is written
+    (place / STATISTICS_FILE).unlink(missing_ok=True)
+    save_safetensors(frozen, place / WEIGHTS_FILE, {"save": config["save"]})
     if statistics:
         from safetensors.torch import save_file
 
-        state = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
-        save_file(state, place / STATISTICS_FILE, metadata={"format": HUB_FORMAT, "config": json.dumps(head.config())})
-    else:
-        (place / STATISTICS_FILE).unlink(missing_ok=True)  # of an earlier save: not asked for now
-    (place / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        about = {"format": HUB_FORMAT, "config": json.dumps(head.config()), "save": config["save"]}
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+        save_file(tensors, place / STATISTICS_FILE, metadata=about)
     (place / CARD_FILE).write_text(model_card(config), encoding="utf-8")
+    (place / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if store is not None and followed and not store.readonly:
+        for name in (WEIGHTS_FILE, *([STATISTICS_FILE] if statistics else [])):
+            store.register_checkpoint(place / name, position)
     if push_to_hub and repo_id is not None:
         from huggingface_hub import HfApi
 
         api = HfApi()
         api.create_repo(repo_id, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=place, **options)
+        own = {"allow_patterns": list(FILES), "delete_patterns": None if statistics else [STATISTICS_FILE]}
+        api.upload_folder(repo_id=repo_id, folder_path=place, **own | options)
+
+
+def check_names(names: Any, K: int) -> list[str]:
+    """ValueError unless there is a name, a string, for each of K classes."""
+    listed = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    if len(listed) != K or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"class_names must be a list of {K} names, each a string; got {names!r}")
+    return listed
+
+
+def count_erasures(store: SampleStore, position: int | None) -> int:
+    """The number of erasures up to a position of the journal; None: of all."""
+    last = len(store.history()) if position is None else position
+    return sum(entry.kind == "remove" for entry in store.history() if entry.position <= last)
 
 
 def from_pretrained(
@@ -121,33 +153,62 @@ def from_pretrained(
     """
     place = Path(name)
     if not place.is_dir():
+        if not isinstance(name, str) or place.is_absolute() or name.startswith(".") or name.count("/") > 1:
+            raise FileNotFoundError(f"{name} is no folder here, and no name on the hub ('user/model')")
         from huggingface_hub import snapshot_download
 
         place = Path(snapshot_download(str(name), **options))
-    try:
-        config = json.loads((place / CONFIG_FILE).read_text(encoding="utf-8"))
-        J, K = int(config["in_features"]), int(config["num_classes"])
-        known = config["format"] == HUB_FORMAT and config["multiclass"] in ("ovr", "ovo")
-        normalize, expected = config["normalize"], config["backbone_hash"]
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} is no model that save_pretrained wrote: {error}") from error
-    if not known:
-        raise ValueError(f"{name} is of a format that this version does not read: {config['format']!r}")
+    config = read_config(place, name)
+    expected = config["backbone_hash"]
     if backbone is not None and expected is not None and module_hash(backbone) != expected:
         raise ValueError(f"the backbone is not the one that {name} was learned on: its hash is another")
-    scores = read_head(place, name) if statistics else read_weights(place, J, K, config["multiclass"], normalize)
+    scores = read_head(place, config, name) if statistics else read_weights(place, config)
     if backbone is None:
         return scores
     if statistics:
-        return AttachedClassifier(backbone, scores, J)
+        return AttachedClassifier(backbone, scores, config["in_features"])
     return nn.Sequential(backbone.requires_grad_(False), nn.Flatten(1), scores).eval()
 
 
-def read_weights(place: Path, J: int, K: int, multiclass: str, normalize: str | None) -> nn.Module:
+def read_config(place: Path, name: Any) -> dict[str, Any]:
+    """Read the configuration; ValueError for another file."""
+    try:
+        config = loads(read_regular(place / CONFIG_FILE, MAX_CONFIG_BYTES))
+        form: dict[str, tuple[Any, Callable[[Any], bool]]] = {
+            "in_features": (int, lambda v: v >= 1),
+            "num_classes": (int, lambda v: v >= 1),
+            "multiclass": (str, ("ovr", "ovo").__contains__),
+            "normalize": (str | None, ROW_NORMALIZATIONS.__contains__),
+            "head": (str, HEAD_TYPES.__contains__),
+            "backbone_hash": (str | None, lambda v: True),
+        }
+        if config["format"] != HUB_FORMAT:
+            raise ValueError(f"its format is {str(config['format'])[:80]!r}, which this version does not read")
+        for key, (kind, right) in form.items():
+            value = config[key]
+            if isinstance(value, bool) or not isinstance(value, kind) or not right(value):
+                raise ValueError(f"{key} is {str(value)[:80]!r}")
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is no model that save_pretrained wrote: {error}") from error
+    return dict(config)
+
+
+def check_save(path: Path, metadata: Mapping[str, str], config: dict[str, Any]) -> None:
+    """ValueError if a file and the configuration are of two saves: one of them was interrupted, or a file was exchanged."""
+    if metadata.get("save") != config.get("save"):
+        raise ValueError(f"{path} and {CONFIG_FILE} are of two saves: save the model again")
+
+
+def read_weights(place: Path, config: dict[str, Any]) -> nn.Module:
     """Read the frozen form of a head."""
-    state, _ = load_safetensors(place / WEIGHTS_FILE)
+    J, K, multiclass, normalize = (config[name] for name in ("in_features", "num_classes", "multiclass", "normalize"))
+    state, metadata = load_safetensors(place / WEIGHTS_FILE)
+    check_save(place / WEIGHTS_FILE, metadata, config)
     outputs = K * (K - 1) // 2 if multiclass == "ovo" else K
-    dtype = next(iter(state.values())).dtype
+    weight = next((value for key, value in state.items() if key.endswith("weight")), None)
+    if weight is None or tuple(weight.shape) != (outputs, J) or metadata.get("normalize") != normalize:
+        raise ValueError(f"{place / WEIGHTS_FILE} does not fit its configuration: {outputs} outputs of {J} features")
+    dtype = weight.dtype
     linear = nn.Linear(J, outputs, dtype=dtype)
     if normalize is not None:
         linear = NormalizedLinear(J, outputs, normalize, dtype=dtype)
@@ -159,7 +220,7 @@ def read_weights(place: Path, J: int, K: int, multiclass: str, normalize: str | 
     return model.requires_grad_(False).eval()
 
 
-def read_head(place: Path, name: Any) -> nn.Module:
+def read_head(place: Path, config: dict[str, Any], name: Any) -> nn.Module:
     """Read a head with its statistics."""
     from safetensors import SafetensorError, safe_open
 
@@ -168,11 +229,13 @@ def read_head(place: Path, name: Any) -> nn.Module:
         raise ValueError(f"{name} was saved without statistics: it can be asked, and cannot learn or unlearn")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            saved = json.loads((file.metadata() or {})["config"])
+            metadata = file.metadata() or {}
             state: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        kind = json.loads((place / CONFIG_FILE).read_text(encoding="utf-8"))["head"]
-        head = HEAD_TYPES[kind].from_config(saved)
+        check_save(path, metadata, config)
+        head = HEAD_TYPES[config["head"]].from_config(loads(metadata["config"]))
         head.load_state_dict(state)
+        if (head.in_features, head.num_classes) != (config["in_features"], config["num_classes"]):
+            raise ValueError("its shape is not that of the configuration")
     except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read as the statistics of a head: {error}") from error
     return head
@@ -183,12 +246,17 @@ def describe_grid(grid: FixedPoint | None) -> dict[str, float] | None:
     return None if grid is None else {"limit": grid.limit, "resolution": grid.resolution}
 
 
+def plain_text(name: str) -> str:
+    """A name as it stands in a row of a Markdown table."""
+    return "".join("\\" + c if c in "\\`*_{}[]<>#|" else c for c in " ".join(name.split()))
+
+
 def model_card(config: dict[str, Any]) -> str:
     """The card of a model, as Markdown with the hub's header."""
     grid = config["grid"]
     rows = {
         "head": f"`{config['head']}`, {config['in_features']} features, {config['num_classes']} classes",
-        "classes": None if config["class_names"] is None else ", ".join(config["class_names"]),
+        "classes": None if config["class_names"] is None else ", ".join(map(plain_text, config["class_names"])),
         "grid": "none (float64 sums)"
         if grid is None
         else f"limit {grid['limit']:g}, resolution {grid['resolution']:.3g}",

@@ -49,6 +49,12 @@ def test_every_rank_ends_with_the_head_of_all_samples(runs: Any, world: int) -> 
         assert found["auto"] == runs[world][1][0]["auto"]
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_metrics_are_logged_without_a_warning_about_ranks(runs: Any, world: int) -> None:
+    said = "\n".join(log.read_text() for log in runs[world][0].glob("log*"))
+    assert "sync_dist" not in said, said[said.index("sync_dist") - 300 :]
+
+
 def test_checkpoints_have_the_same_weights_bit_for_bit(runs: Any) -> None:
     for name in ("plain.ckpt", "events.ckpt"):
         states = [torch.load(runs[w][0] / name, weights_only=True)["state_dict"] for w in WORLDS]

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 
 from tests.support.faults import Failing, replaced
 from torchlssvm import NotFittedError, RemovalError
-from torchlssvm.errors import InterruptedUpdateError
+from torchlssvm.errors import InterruptedUpdateError, NumericalWarning
 from torchlssvm.functional import dual_ridge, sparse_rows
 from torchlssvm.sklearn import LSSVMClassifier, LSSVMRegressor, MarginClassifier
 from torchlssvm.sklearn.dual_head import DualHead
@@ -24,6 +24,7 @@ FORMS = {
     "csr": S,
     "csc": sparse.csc_matrix(X),
     "torch": torch.from_numpy(X).to_sparse_csr(),
+    "torch coo": torch.from_numpy(X).to_sparse(),
 }
 
 
@@ -121,7 +122,10 @@ def test_gcv_by_the_band_is_gcv_by_eigenvalues():
         Y = Y - Y.mean(0) if free else Y
         s, Q = torch.linalg.eigh(K)
         rhos = s.mean() * 2.0 ** torch.arange(-18.0, 11.0).double()
-        band = dual_ridge.reduce_to_band(K.clone(), Y.clone())
+        lower = K.masked_fill(
+            torch.ones(n, n, dtype=torch.bool).triu(1), np.nan
+        )  # what is above the diagonal is not used
+        band = dual_ridge.reduce_to_band(lower, Y.clone())
         errors, alphas = band.path(rhos, free)
         for i, rho in enumerate(rhos):
             truth = Q @ ((Q.mT @ Y) / (s.clamp(min=0) + rho)[:, None])
@@ -132,6 +136,56 @@ def test_gcv_by_the_band_is_gcv_by_eigenvalues():
             torch.testing.assert_close(
                 band.rotate_back(alphas[i].clone()), truth, rtol=1e-8, atol=1e-9 * float(truth.abs().max())
             )
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse", "float32"])
+def test_rho_of_more_rows_than_a_block(form):
+    rng = np.random.default_rng(7)
+    x = (rng.normal(size=(600, 640)) * (rng.random((600, 640)) < 0.1)).astype(np.float32).astype(np.float64)
+    y = np.arange(600) % 2
+    x[:, 0] += y
+    given = {"dense": x, "sparse": sparse.csr_matrix(x), "float32": x.astype(np.float32)}[form]
+    model, primal = (
+        LSSVMClassifier().fit(given, y),
+        LSSVMClassifier(alphas=None, grid=None, class_weight={0: 1.0}).fit(x, y),
+    )
+    assert isinstance(model.head_, DualHead)
+    assert not isinstance(primal.head_, DualHead)
+    assert model.alpha_ == primal.alpha_
+    truth = RidgeClassifier(alpha=model.alpha_).fit(x, y)
+    np.testing.assert_allclose(model.decision_function(given), truth.decision_function(x), atol=1e-8)
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+def test_a_column_far_from_zero_hides_nothing(form):
+    x = X.copy()
+    x[:, 7] += 1e6
+    for rho in (1e-2, 1.0):
+        model, truth = (
+            LSSVMClassifier(rho=rho).fit(form(x), Y),
+            RidgeClassifier(alpha=rho).fit(X, Y),
+        )  # the same problem
+        np.testing.assert_allclose(model.decision_function(form(x)), truth.decision_function(X), atol=1e-7)
+    assert LSSVMClassifier().fit(form(x), Y).alpha_ == LSSVMClassifier().fit(X, Y).alpha_
+
+
+@pytest.mark.parametrize("rho", [1e-18, 1e-300])
+def test_a_rho_below_rounding_is_said(rho):
+    twice = np.repeat(X[:30], 2, 0)  # equal rows with other labels
+    model = LSSVMClassifier(rho=rho).fit(twice, Y)
+    with pytest.warns(NumericalWarning, match="below the rounding"):
+        scores = model.decision_function(twice)
+    truth = RidgeClassifier(alpha=1e-9).fit(twice, Y)
+    np.testing.assert_allclose(scores, truth.decision_function(twice), atol=1e-5)
+    with pytest.raises(ValueError, match="needs a larger one"):
+        model.label_errors(twice, Y)
+
+
+@pytest.mark.parametrize("scale", [2.0**-480, 2.0**-30, 2.0**430])
+def test_units_do_not_matter(scale):
+    model, scaled = LSSVMClassifier().fit(X, Y), LSSVMClassifier().fit(X * scale, Y)
+    assert scaled.alpha_ == model.alpha_ * scale**2
+    np.testing.assert_allclose(scaled.decision_function(X * scale), model.decision_function(X), atol=1e-12)
 
 
 def test_the_rows_kept_are_copies():

@@ -19,6 +19,8 @@ __all__ = ["Opening"]
 
 FORMAT = "torchlssvm-opening-1"
 KEY_BYTES = 32
+"""Bytes of the key of a position: as many as the HMAC has."""
+
 MAX_OPENING_BYTES = 2**16
 """Bytes of a file with an opening: it has 200."""
 

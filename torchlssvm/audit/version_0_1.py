@@ -16,6 +16,8 @@ LACKS = (
     "this certificate is of version 0.1.0: it has the digest of the statistics in clear, which with the rows of today confirms "
     "guesses about samples that have left since, and it is no DSSE envelope"
 )
+"""Differences from a present certificate, as ``verify`` reports them."""
+
 FIELD_TYPES: dict[str, Any] = {
     "events": list,
     "digest": str | None,
@@ -31,6 +33,8 @@ FIELD_TYPES: dict[str, Any] = {
     "time": str,
     "format": str,
 }
+"""Fields of the format of version 0.1.0, which stays as it is whatever the present one becomes."""
+
 READ_FIELDS = ("commitment", "signatures")
 """Fields of the present certificate that :func:`read` fills in."""
 

@@ -10,6 +10,7 @@ from torchlssvm.demo.data import ERASED_USER, RELU_FEATURES
 from torchlssvm.demo.story import Story
 
 TABLE_COLUMNS = 100
+"""Characters of a line: a terminal of usual width shows it whole."""
 
 
 def line(step: str, what: str, samples: str, accuracy: str, milliseconds: str, check: str) -> str:

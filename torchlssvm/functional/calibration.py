@@ -22,6 +22,18 @@ from torch import Tensor
 MOST_NEWTON_STEPS = 100
 """Steps after which a fit stops; ten are usual."""
 
+LEAST_STEP = 1e-10
+"""Share of a Newton step below which it is not halved any more."""
+
+LOSS_ROUNDING = 1e-13
+"""Relative rounding of a loss: a step that raises it by less has not raised it."""
+
+STEP_TOLERANCE = 1e-12
+"""Relative size of a step at which a fit has converged."""
+
+PLATT_RIDGE = 1e-12
+"""Ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible."""
+
 
 def least_squares(scores: Tensor) -> Tensor:
     """(1 + s) / 2, projected to rows >= 0 that sum to 1 (B, K): a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
@@ -55,15 +67,15 @@ def fit_temperature(scores: Tensor, y: Tensor, d: Tensor) -> Tensor:
     for _ in range(MOST_NEWTON_STEPS):
         step = slope / curve.clamp(min=torch.finfo(t.dtype).tiny)
         size = 1.0
-        while size > 1e-10:
+        while size > LEAST_STEP:
             trial = (t - size * step).clamp(min=TIE_BREAKING_SHARE, max=1e6)
             new = derivatives(trial)
-            if bool(new[0] <= value + 1e-13 * value.abs()):
+            if bool(new[0] <= value + LOSS_ROUNDING * value.abs()):
                 break
             size /= 2
         moved = (trial - t).abs()
         t, (value, slope, curve) = trial, new
-        if bool(moved <= 1e-13 * (1 + t)):
+        if bool(moved <= STEP_TOLERANCE * (1 + t)):
             break
     return t[None]
 
@@ -87,16 +99,16 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
         p = torch.sigmoid(X @ theta)
         gradient = X.mT @ (d * (p - target))
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
-        hessian.diagonal().add_(1e-12 * d.sum())
+        hessian.diagonal().add_(PLATT_RIDGE * d.sum())
         step = torch.linalg.solve(hessian, gradient)
         size = 1.0
-        while size > 1e-10:
+        while size > LEAST_STEP:
             new = loss(theta - size * step)
-            if bool(new <= value + 1e-13 * value.abs()):
+            if bool(new <= value + LOSS_ROUNDING * value.abs()):
                 break
             size /= 2
         theta, value = theta - size * step, new
-        if bool(step.abs().amax() * size <= 1e-12 * (1 + theta.abs().amax())):
+        if bool(step.abs().amax() * size <= STEP_TOLERANCE * (1 + theta.abs().amax())):
             break
     a = theta[0] / spread
     return torch.stack([a, theta[1] - a * mean])

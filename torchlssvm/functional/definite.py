@@ -19,6 +19,9 @@ from torchlssvm.functional.gram import strip_views, unpack
 SLACK_PER_DIMENSION = 1e-12
 """Relative to the diagonal: ten thousand times the backward error of Cholesky's factorization."""
 
+RANK_SHARE = 1e-9
+"""Share of the largest eigenvalue below which one counts as rounding."""
+
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar."""
@@ -47,5 +50,5 @@ def least_rank(packed: Tensor, J: int) -> Tensor:
     M = unpack(packed, J).to(torch.float64)
     top = M.abs().amax()
     values = torch.linalg.eigvalsh(M / torch.where(top > 0, top, torch.ones_like(top))).abs()
-    rank: Tensor = (values > 1e-9 * values.amax()).sum() * (top > 0)
+    rank: Tensor = (values > RANK_SHARE * values.amax()).sum() * (top > 0)
     return rank

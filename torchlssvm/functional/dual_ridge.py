@@ -42,10 +42,18 @@ def centred(G: Tensor) -> Tensor:
     return G.sub_(mean[:, None]).sub_(mean[None, :] - mean.mean())
 
 
-def solve(K: Tensor, Y: Tensor, rho: float) -> Tensor:
-    """alpha = (K + rho I)^-1 Y (n, outputs). K: (n, n), overwritten; Y: (n, outputs)."""
-    K.diagonal().add_(rho)
-    return torch.cholesky_solve(Y, torch.linalg.cholesky(K))
+def solve(K: Tensor, Y: Tensor, rho: float) -> tuple[Tensor, bool]:
+    """alpha = (K + rho I)^-1 Y (n, outputs), and True if it has one. K: (n, n), its lower triangle; Y: (n, outputs).
+
+    Without a Cholesky factor, for a rho below rounding, alpha has no part in the directions where K is zero but for rounding:
+    w has none either, since X^T q is zero there.
+    """
+    L, info = torch.linalg.cholesky_ex(K + rho * torch.eye(len(K), dtype=K.dtype))
+    if not int(info):
+        return torch.cholesky_solve(Y, L), True
+    s, Q = torch.linalg.eigh(K)
+    live = s > torch.finfo(s.dtype).eps * len(s) * s[-1]
+    return Q @ (torch.where(live, 1.0 / (s + rho), 0.0)[:, None] * (Q.mT @ Y)), False
 
 
 class Reflection(NamedTuple):
@@ -99,9 +107,11 @@ class Band(NamedTuple):
 
 
 def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
-    """Reduce K to a band matrix. K: (n, n), overwritten; Y: (n, outputs), overwritten by Q^T Y."""
+    """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y."""
     n, diagonal, below, reflections = len(K), [], [], []
     edges = [*range(0, n, STRIP), n]
+    for c, e in pairwise(edges):
+        K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)
     for a in range(0, n, BAND):
         start = min(a + BAND, n)
         diagonal.append(K[a:start, a:start])
@@ -112,12 +122,15 @@ def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
         reflections.append(reflection)
         V, T = reflection.V, reflection.T
         Y[start:] -= V @ (T.mT @ (V.mT @ Y[start:]))
-        P = torch.zeros_like(V)  # A V, A the rest of K
+        Vt = V.mT.contiguous()
+        Pt = torch.zeros_like(
+            Vt
+        )  # V^T A, A the rest of K: products with few rows are faster than those with few columns
         strips = [(max(c, start), e) for c, e in pairwise(edges) if e > start]
         for c, e in strips:
-            P[c - start :].addmm_(K[c:, c:e], V[c - start : e - start])
-            P[c - start : e - start].addmm_(K[e:, c:e].mT, V[e - start :])
-        P = P @ T
+            Pt[:, c - start : e - start].addmm_(Vt[:, c - start :], K[c:, c:e])
+            Pt[:, e - start :].addmm_(Vt[:, c - start : e - start], K[e:, c:e].mT)
+        P = Pt.mT @ T
         W = P - 0.5 * V @ (T.mT @ (V.mT @ P))
         left, right = torch.cat([V, W], 1), torch.cat([W, V], 1)
         for c, e in strips:  # A - V W^T - W V^T
@@ -137,6 +150,6 @@ def reflect(panel: Tensor, start: int) -> tuple[Reflection, Tensor]:
 
 
 def left_out(K: Tensor, Y: Tensor, rho: float, free: bool) -> Tensor:
-    """Leave-one-out residuals (n, outputs). K: (n, n); Y: (n, outputs), centred if K is."""
+    """Leave-one-out residuals (n, outputs). K: (n, n), its lower triangle; Y: (n, outputs), centred if K is."""
     A = torch.cholesky_inverse(torch.linalg.cholesky(K + rho * torch.eye(len(K), dtype=K.dtype)))
     return rho * (A @ Y) / (rho * A.diagonal() - (1.0 / len(K) if free else 0.0))[:, None]

@@ -231,7 +231,7 @@ class DataCorrection(Callback):
         if not outcomes:
             return None
         spent = 1000 * (time.perf_counter() - start)
-        report = self._report(outcomes, len(items), before, self._accuracy(head), spent)
+        report = self._report(outcomes, before, self._accuracy(head), spent)
         log_metrics(trainer, {f"corrections/{k}": float(v) for k, v in asdict(report).items() if v is not None})
         self.reports.append(report)
         return report
@@ -340,7 +340,7 @@ class DataCorrection(Callback):
         return sum(r for r, _ in sums) / whole if whole else None
 
     def _report(
-        self, outcomes: list[Outcome], items: int, before: float | None, after: float | None, spent: float
+        self, outcomes: list[Outcome], before: float | None, after: float | None, spent: float
     ) -> CorrectionReport:
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]

@@ -187,7 +187,7 @@ class ActiveSetSolver:
             self._note(k, state, change, carried)
         moves = self.rows.apply(change)
         self._scale = None
-        self._move(moves, len(change.q), change, carried)
+        self._move(moves, len(change.q), carried)
 
     @property
     def _everywhere(self) -> bool:
@@ -243,9 +243,7 @@ class ActiveSetSolver:
                 solution.append(scale.rows(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
-    def _move(
-        self, moves: list[tuple[int, int]], added: int, change: RowChange, carried: dict[int, tuple[int, int]]
-    ) -> None:
+    def _move(self, moves: list[tuple[int, int]], added: int, carried: dict[int, tuple[int, int]]) -> None:
         """Let the columns of all caches follow their rows."""
         kept = {i: [c[:, origin].clone() for c, _ in self._caches()] for i, (origin, _) in carried.items()}
         for place, source in moves:

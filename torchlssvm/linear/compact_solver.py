@@ -20,6 +20,9 @@ DEFERRED_COLUMNS = 64
 Part = tuple[Tensor, Tensor, Tensor, int]
 """Rows (B, D), targets (B, K), signed weights (B,) and their sign."""
 
+COUNT_ROUNDING = 1e-9
+"""Rounding of sums of real weights, of usual size around 1: less than this is no sample."""
+
 
 class CompactSolver:
     """w and P carried from call to call. Features are used as given, or snapped to an explicit grid."""
@@ -77,11 +80,11 @@ class CompactSolver:
         counts = self._counts_after(changes)
         if removes:
             host = checks.to_host(counts)
-            if host is not None and min(host[0]) < -1e-9:
+            if host is not None and min(host[0]) < -COUNT_ROUNDING:
                 raise checks.removal_error(f"a count would fall to {min(host[0]):g}")
         parts = [(*self._rows(b, s), s) for b, s in sorted(changes, key=lambda c: -c[1])]
         n = self.n + sum(b.size * s for b, s in changes)
-        if removes and abs(n) < 1e-9:
+        if removes and abs(n) < COUNT_ROUNDING:
             self._check_last(parts)
             self.reset()
             return

@@ -21,6 +21,9 @@ from torchlssvm.statistics.batch import GridChoices
 LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
 
+EIGENVALUE_ROUNDING = 1e-11
+"""Rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none."""
+
 
 class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
@@ -280,7 +283,7 @@ def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    if doubtful and bool(lowest < -1e-11 * D * top):
+    if doubtful and bool(lowest < -EIGENVALUE_ROUNDING * D * top):
         raise NotPositiveDefinite
     warnings.warn(
         f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "

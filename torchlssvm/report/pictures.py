@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 THUMBNAIL_PIXELS = 112
+"""Pixels of the longer side on the page; the picture has twice as many, for fine screens."""
+
 LARGEST_INLINE_BYTES = 400_000
 """A file that cannot be made smaller (no Pillow) is shown if it has at most so many bytes."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
-from torchlssvm.errors import NotFittedError, RemovalError
+from torchlssvm.errors import NotFittedError, NumericalWarning, RemovalError
 from torchlssvm.functional import checks, dual_ridge
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.rho_rule import HIGHEST_POWER, LEAST_SAMPLES, LOWEST_POWER, TIE_TOLERANCE
@@ -21,7 +24,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-CENTRED_COLUMNS = 2048
+LEAST_EXPONENT = -1000
+"""Power of two below which a mean eigenvalue is not told from zero: its inverse is a number too."""
+
+CENTRED_COLUMNS = 512
 """Columns that are centred and multiplied at a time: no second copy of all rows is made."""
 
 
@@ -74,7 +80,7 @@ class DualHead:
 
     def add(self, x: Any, y: Array) -> Self:
         """Learn samples. x: (B, J), an array or a CSR matrix; y: (B,) or (B, K)."""
-        largest = float(abs(x).max()) if x.shape[0] else 0.0
+        largest = max(float(x.max()), -float(x.min())) if x.shape[0] else 0.0
         if largest > LARGEST_FLOAT_VALUE:
             raise ValueError(
                 f"X holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale X"
@@ -114,21 +120,42 @@ class DualHead:
         )
 
     def system(self) -> tuple[Tensor, Tensor, Array, Tensor]:
-        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept."""
+        """K (n, n), centred targets (n, outputs), and the means of rows (J,) and targets (outputs,); zero without intercept.
+
+        Of K what is above the diagonal may be missing.
+        """
         Y, free = self.targets(), self.intercept == "free"
         mean = np.asarray(self.rows.mean(0), dtype=np.float64).reshape(-1) if free else np.zeros(self.in_features)
         centre = Y.mean(0) if free else torch.zeros(Y.shape[1], dtype=torch.float64)
-        if isinstance(self.rows, np.ndarray):
-            product = np.zeros((self.n, self.n))
-            for a in range(0, self.in_features, CENTRED_COLUMNS):
-                part = self.rows[:, a : a + CENTRED_COLUMNS] - mean[a : a + CENTRED_COLUMNS]
-                product += part @ part.T  # half the work: NumPy sees that both factors are the same
-            K = torch.from_numpy(product)
-        else:
-            product = (self.rows @ self.rows.T).toarray()
-            K = torch.from_numpy(np.asarray(product, dtype=np.float64))
-            K = dual_ridge.centred(K) if free else K
-        return K, Y - centre, mean, centre
+        product = np.zeros((self.n, self.n), order="F")
+        for _, part in self._parts(mean):
+            if isinstance(part, np.ndarray):
+                product = dsyrk(1.0, part.T, beta=1.0, c=product, trans=1, overwrite_c=1)
+            else:
+                G = torch.from_numpy((part @ part.T).toarray().astype(np.float64, copy=False))
+                product += (dual_ridge.centred(G) if free else G).numpy()
+        return torch.from_numpy(product.T), Y - centre, mean, centre
+
+    def _parts(self, mean: Array) -> Iterator[tuple[Any, Any]]:
+        """Yield columns, as an index and their values: dense ones in float64 and centred, sparse ones as they are.
+
+        Columns of a sparse matrix that are more than half full are dense: uncentred, their mean could hide all the rest.
+        """
+
+        def centred(values: Array, of: Any) -> Array:
+            out: Array = values - mean[of]
+            return out - out.mean(0) if self.intercept == "free" else out  # what rounding left of the mean
+
+        rows = self.rows
+        if not isinstance(rows, np.ndarray):
+            full = rows.getnnz(axis=0) > rows.shape[0] / 2
+            yield ~full, rows[:, ~full]
+            if full.any():
+                yield full, centred(rows[:, full].toarray(), full)
+            return
+        for a in range(0, self.in_features, CENTRED_COLUMNS):
+            some = slice(a, a + CENTRED_COLUMNS)
+            yield some, centred(rows[:, some], some)
 
     def _solve(self) -> tuple[Tensor, Tensor]:
         """Bring w (J, K) and b (K,) up to date."""
@@ -140,8 +167,17 @@ class DualHead:
                 self._rho, alpha = self.choose(K, Y)
             else:
                 self._rho = 1.0 if self.rule else self._rho
-                alpha = dual_ridge.solve(K, Y, self._rho)
-            w = torch.from_numpy(np.ascontiguousarray(self.rows.T @ alpha.numpy()))
+                alpha, regular = dual_ridge.solve(K, Y, self._rho)
+                if not regular:
+                    warnings.warn(
+                        f"rho={self._rho!r} is below the rounding of this system: it was solved by eigenvalues, those that are "
+                        "zero but for rounding left out",
+                        NumericalWarning,
+                        stacklevel=2,
+                    )
+            w = torch.empty(self.in_features, Y.shape[1], dtype=torch.float64)
+            for columns, part in self._parts(mean):
+                w.numpy()[columns] = part.T @ alpha.numpy()
             self._solved = w, centre - torch.from_numpy(mean) @ w
         return self._solved
 
@@ -151,13 +187,12 @@ class DualHead:
         K: (n, n); Y: (n, K); both are overwritten.
         """
         mean = float(K.diagonal().sum()) / self.in_features
-        exponent = math.frexp(mean)[1] if mean > 0 else 0
-        powers = range(exponent + LOWEST_POWER, exponent + HIGHEST_POWER + 1)
-        rhos = torch.tensor([2.0**k for k in powers], dtype=torch.float64)
-        band = dual_ridge.reduce_to_band(K, Y)
+        unit = 2.0 ** max(math.frexp(mean)[1], LEAST_EXPONENT) if mean > 0 else 1.0  # squares of rho stay in range
+        rhos = torch.tensor([2.0**k for k in range(LOWEST_POWER, HIGHEST_POWER + 1)], dtype=torch.float64)
+        band = dual_ridge.reduce_to_band(K.mul_(1.0 / unit), Y)
         errors, alphas = band.path(rhos, self.intercept == "free")
         best = int((errors <= errors.amin() * (1.0 + TIE_TOLERANCE)).nonzero().amax())
-        return float(rhos[best]), band.rotate_back(alphas[best])
+        return float(rhos[best]) * unit, band.rotate_back(alphas[best]).mul_(1.0 / unit)
 
     def __call__(self, x: Any) -> Tensor:
         """Scores (B, K) of rows (B, J), dense or sparse."""
@@ -174,17 +209,19 @@ class DualHead:
             raise ValueError("leave-one-out needs the samples that are held, in the order they were added")
         rho = self.rho
         K, Y, _, _ = self.system()
+        if int(torch.linalg.cholesky_ex(K + rho * torch.eye(self.n, dtype=torch.float64)).info):
+            raise ValueError(f"rho={rho!r} is below the rounding of this system: leave-one-out needs a larger one")
         return self.targets() - dual_ridge.left_out(K, Y, rho, self.intercept == "free")
 
 
 def owned(x: Any) -> Any:
     """A copy of rows; of a sparse matrix without zeros and with each entry once, in order."""
+    if isinstance(x, np.ndarray):
+        copy: Array = x + x.dtype.type(0)  # no -0.0: rows are compared by their bytes
+        return copy
     rows = x.copy()
-    if not isinstance(rows, np.ndarray):
-        rows.sum_duplicates()
-        rows.eliminate_zeros()
-        return rows
-    rows += 0.0  # no -0.0: rows are compared by their bytes
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
     return rows
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
 from torchlssvm.errors import NotFittedError
+from torchlssvm.functional.checks import sparse_features
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier, unchanged_on_error
@@ -489,13 +490,14 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
 
 
 def as_csr(X: Any) -> Any:
-    """A torch tensor in CSR form as scipy has it; anything else as it is."""
-    if not isinstance(X, Tensor) or X.layout != torch.sparse_csr:
+    """A sparse tensor as scipy has it, in CSR form; anything else as it is."""
+    rows = sparse_features(X, X.device) if isinstance(X, Tensor) else None
+    if rows is None:
         return X
     from scipy.sparse import csr_matrix
 
-    parts = (X.values(), X.col_indices(), X.crow_indices())
-    return csr_matrix(tuple(part.detach().cpu().numpy() for part in parts), shape=tuple(X.shape))
+    places = rows.indices().cpu().numpy()
+    return csr_matrix((rows.values().cpu().numpy(), (places[0], places[1])), shape=tuple(rows.shape))
 
 
 def dense(X: Any) -> Array:

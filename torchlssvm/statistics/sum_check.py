@@ -30,7 +30,7 @@ class SumCheck:
         self.gram = GramCheck(J, self.groups, device)
         self.moments = torch.zeros_like(statistics.moments)
         self.class_sums = torch.zeros(F * K, J, dtype=torch.int64, device=device)  # of labels
-        # of [1, t], projected
+        # The same of [1, t], as projections.
         self.target_sums = torch.zeros(F, K + 1, self.gram.T, dtype=torch.float64, device=device)
 
     @exactly

@@ -39,7 +39,7 @@ def check_absence(
             listed = by_list(store)
         found = {"returned": listed}
         if receipt is not None:
-            found["receipt"] = f"{receipt.check(certificate)}; {by_receipt(store, certificate, receipt)}"
+            found["receipt"] = f"{receipt.check(certificate)}; {by_receipt(store, receipt)}"
         return found
 
 
@@ -56,7 +56,7 @@ def by_list(store: SampleStore) -> str:
     return f"no sample of the store is on its suppression list of {len(used)} entries; {SAME_CONTENT}"
 
 
-def by_receipt(store: SampleStore, certificate: Certificate, receipt: ErasureReceipt) -> str:
+def by_receipt(store: SampleStore, receipt: ErasureReceipt) -> str:
     """Look for the ids and subjects of a receipt among the samples."""
     request = receipt.request
     entries = {entry.event_id: entry for entry in store.history()}

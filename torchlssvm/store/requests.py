@@ -336,7 +336,7 @@ def as_time(given: str | datetime | date | None) -> datetime:
 
 
 def as_day(given: str | date) -> date:
-    """A day."""
+    """Read a day, or the day of a time, in UTC."""
     return as_time(given).date()
 
 

@@ -32,6 +32,7 @@ MAX_SNAPSHOT_BYTES = 2**33
 """Bytes of a snapshot that is read: the sums of 30,000 features. Without one the rows are summed."""
 
 WITNESS_FILE = "acknowledged"
+"""File of a store with the last position that a caller was told."""
 
 WITNESS_BYTES = 256
 """Bytes of the witness, always the same, so that it is overwritten in place; it needs 150."""

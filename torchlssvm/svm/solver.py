@@ -15,7 +15,6 @@ from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import ActiveSet
-from torchlssvm.svm.interior_point import centred, interior_point
 from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
@@ -28,8 +27,6 @@ WALKED = 32
 """New samples on the wrong side from which block pivoting is faster than one walk for all of them."""
 FEW = 200
 """Samples up to which a change of C walks: pivoting saves nothing."""
-DENSE = 5000
-"""Samples up to which the interior-point method takes all; beyond, the margin set and what is on the wrong side."""
 ROUNDS = 8
 """Walks that learn what the walk before did not look at, before the robust way is taken."""
 UNDETERMINED = 1e-3
@@ -274,14 +271,13 @@ class PathSolver:
         self._robust(alpha)
 
     def _robust(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """The active-set method from one start after the other: here, where interior points end, where a fresh fit begins."""
+        """The active-set method from one start after the other: here, near the optimum, where nothing is learned yet."""
         s = self.samples
         self.last = "fallback"
         attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
         found, nothing = None, np.zeros(s.capacity)
         for b, start in (
             (self.margin.b, lambda: alpha),
-            (0.0, lambda: self._interior(self._feasible())),
             (0.0, lambda: near_optimum(s, self.rows, nothing)),
             (0.0, lambda: nothing),
         ):
@@ -313,29 +309,6 @@ class PathSolver:
             m.a[slots[k]] = a[k]
             margin.settle()
             self.path.refresh()
-
-    def _interior(self, alpha: Array) -> Array:
-        """A point of the interior-point method, rounded to the bounds: of all samples, or of S and those on the wrong side."""
-        s = self.samples
-        at = np.flatnonzero(s.u > 0)
-        if len(at) > DENSE:
-            self.path.refresh()
-            wrong = self.certify().wrong
-            inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
-            at = np.union1d(inside, wrong)[:DENSE]
-        y, u = s.y[at], s.u[at]
-        fixed = alpha.copy()
-        fixed[at] = 0.0
-        q = (self.rows.product(fixed)[at] if fixed.any() else np.zeros(len(at))) - 1.0
-        K = self.rows.block(at, at) * y * y[:, None]
-        K, _ = centred(K)
-        found = interior_point(K * y * y[:, None], q, y, u, -float(s.y @ fixed))
-        own = s.root[at] ** 2
-        out = fixed.copy()
-        out[at] = np.where(
-            found.alpha * own < found.low, 0.0, np.where((u - found.alpha) * own < found.high, u, found.alpha)
-        )
-        return balanced(out, s.u, s.y)
 
     def _feasible(self) -> Array:
         """The present coefficients, in their box and balanced, without those of samples about to leave."""

@@ -14,6 +14,7 @@ from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, joint_change, single_changes
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import (
+    WHOLE_SHARE,
     CheckedSamples,
     HeadView,
     Problem,
@@ -61,7 +62,7 @@ def influence(
     change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change.samples))
     gone = change.samples.weight if members is None else _sizes(change.samples, members)
-    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= view.n * (1 - 1e-12):
+    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= view.n * WHOLE_SHARE:
         raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
     z = other_rows(view, x_val)  # (V, D)
     before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)
@@ -203,9 +204,9 @@ def _plan(problem: Problem, change: SampleChange, z: Tensor) -> Callable[[Tensor
     lonely = torch.zeros_like(times, dtype=torch.bool)  # all that the pair has: without it its score is 0
     first = torch.zeros_like(lonely)  # the first that an empty pair gets: a free intercept alone fits it
     if old is not None and new is None:
-        lonely = (old >= 0) & (times >= problem.total * (1 - 1e-12))
+        lonely = (old >= 0) & (times >= problem.total * WHOLE_SHARE)
     elif old is not None and new is not None:
-        lonely = (old >= 0) & (new < 0) & (times >= problem.total * (1 - 1e-12))
+        lonely = (old >= 0) & (new < 0) & (times >= problem.total * WHOLE_SHARE)
     if new is not None and problem.view.intercept == "free":
         stays = problem.total if old is None else problem.total - torch.where(old >= 0, times, torch.zeros_like(times))
         first = (new >= 0) & (torch.as_tensor(stays, device=z.device) <= 0)

@@ -15,6 +15,7 @@ from torchlssvm.functional.threads import share_out, threads_for
 from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
+    WHOLE_SHARE,
     CheckedSamples,
     HeadView,
     Problem,
@@ -30,6 +31,9 @@ HOST_ROWS = 256
 
 LEAST_REST = 1e-9
 """Share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are lost."""
+
+LEVERAGE_ROUNDING = 1e-6
+"""Rounding that the leverage of a sample held, at most 1, may have: beyond it the sample is another one."""
 
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
@@ -84,7 +88,7 @@ def something_left(samples: CheckedSamples, members: list[Tensor] | None, total:
         largest = float(torch.stack([samples.weight[m].sum() for m in members]).max())
     else:
         largest = float(samples.weight.max()) if samples.weighted else 1.0
-    if largest >= total * (1 - 1e-12):
+    if largest >= total * WHOLE_SHARE:
         what = "the only sample" if members is None else "a group that is all there is"
         raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
 
@@ -126,7 +130,7 @@ def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | N
 
 def _alone(problem: Problem, d: Tensor, times: Tensor) -> Tensor:
     """Mask (b,) of samples that are all that a pair has: without them its score is 0."""
-    return (d > 0) & (times >= problem.total * (1 - 1e-12))
+    return (d > 0) & (times >= problem.total * WHOLE_SHARE)
 
 
 class _Leverages:
@@ -148,7 +152,7 @@ class _Leverages:
             return
         top = max(host[0])
         _, row, where = self.parts[host[0].index(top)]
-        if 1 - top < -1e-6:
+        if top > 1 + LEVERAGE_ROUNDING:
             raise ValueError(
                 f"sample {where + int(row) if isinstance(where, int) else int(where[row])} has a leverage of {top:.4g}, more "
                 "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."
@@ -171,7 +175,7 @@ def _group_scores(
         rows = rows.to(samples.x.device)
         if problem.pair is not None and local is not None:
             size = float(samples.weight[rows][local[rows] >= 0].sum())
-            if size >= problem.total * (1 - 1e-12):
+            if size >= problem.total * WHOLE_SHARE:
                 continue  # all that the pair has: its score is 0
         if system is None:  # the group's own balance: a system of its own
             assert local is not None

@@ -260,7 +260,7 @@ class ChangedScores:
         """A change of several samples in a class, and the weights that stay at hand."""
         c, left = self.changes, system.near.weight.clone()
         U = system.whitened(c.q[rows])
-        f = self._scores(system, rows, U)
+        f = self._scores(system, rows)
         picks, signs, deltas = [], [], []
         old_d = None if c.old is None else weight[c.old[rows]] * c.times[rows]
         new_d = None if c.new is None else weight[c.new[rows]] * c.times[rows]
@@ -290,7 +290,7 @@ class ChangedScores:
             change = Change(*(part[at] for part in change))
         return change, left
 
-    def _scores(self, system: ClassSystem, rows: Tensor, U: Tensor) -> Tensor:
+    def _scores(self, system: ClassSystem, rows: Tensor) -> Tensor:
         """Scores (b,) of rows before the change."""
         if self.changes.slots is not None:
             return system.f[self.changes.slots[rows]]

@@ -25,6 +25,9 @@ from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, check_batch
 
+WHOLE_SHARE = 1 - 1e-12
+"""Share of the weight held from which on samples are all that there is: float64 weights sum to it but for rounding."""
+
 
 @dataclass(frozen=True)
 class HeadView:
@@ -95,7 +98,7 @@ class Labelled(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes."""
 
     @property
     def device(self) -> torch.device:
