@@ -23,12 +23,14 @@ in any order. R is written for that version; it is not read."""
 
 def save(machine: IncrementalSVM) -> dict[str, Tensor]:
     """The state as tensors on the machine's device."""
-    state = parts(machine)
+    state, margin = parts(machine), machine._solver.margin
+    used = np.concatenate([[0], margin.slots()])
+    state["R"] = margin.R[np.ix_(used, used)]
     return {k: v if isinstance(v, Tensor) else torch.from_numpy(v).to(machine.device) for k, v in state.items()}
 
 
 def parts(machine: IncrementalSVM) -> dict[str, Any]:
-    """The state as arrays on the host, but for x, a tensor."""
+    """The state as arrays on the host, without R, which is not read; x is a tensor."""
     solver = machine._solver
     s, margin = solver.samples, solver.margin
     order = s.order()
@@ -36,12 +38,11 @@ def parts(machine: IncrementalSVM) -> dict[str, Any]:
     place[order] = np.arange(len(order))
     index = torch.from_numpy(order).to(machine.device)
     slots = margin.slots()
-    used = np.concatenate([[0], slots])
     slack = np.where(s.side == 0, np.inf, s.side * s.g)
     numbers = [margin.b, solver.next_id, machine.inexact, machine.kernel is None, solver.path.events]
     host: dict[str, Any] = {name: getattr(s, name)[order] for name in ("y", "weight", "u", "alpha")}
     host |= {"sign": s.side[order], "slack": slack[order], "ids": s.ids[order], "margin": place[margin.m.at[slots]]}
-    host |= {"R": margin.R[np.ix_(used, used)], "C": np.array(machine._C), "numbers": np.array(numbers, dtype=float)}
+    host |= {"C": np.array(machine._C), "numbers": np.array(numbers, dtype=float)}
     host["dropped"] = np.array(sorted(machine._dropped), dtype=np.int64)
     x = solver.rows.x[index]
     host["x"] = x[:, index] if machine.kernel is None else x
