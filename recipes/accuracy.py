@@ -1,6 +1,6 @@
 """Accuracy of exactly unlearnable heads beside logistic regression, ridge and a linear SVM, and what removing samples costs.
 
-    python recipes/accuracy.py                        # everything; the tables are in docs/benchmarks/accuracy.md
+    python recipes/accuracy.py                        # everything; tables: docs/benchmarks/margin_head.md
     python recipes/accuracy.py --only cifar covtype
     python recipes/accuracy.py --quick                # scikit-learn's digits, seconds; needs no data
 

@@ -23,8 +23,14 @@ images = torch.from_numpy(digits.images).float()[:, None] / 16  # (1797, 1, 8, 8
 labels = torch.from_numpy(digits.target)
 
 network = nn.Sequential(
-    nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 5)
-)  # fmt: skip
+    nn.Conv2d(1, 16, 3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(288, 5),
+)
 small = labels < 5
 optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
 for _ in range(40):
@@ -42,10 +48,11 @@ for _ in range(40):
 
 test = torch.arange(len(labels)) % 5 == 0
 clf = attach(network, num_classes=10, grid=64.0)
-features = clf.features(images[~test])  # (1437, 288): keep these, they are what the head learns and unlearns
+features = clf.features(images[~test])  # (1437, 288): what the head learns and unlearns
 clf.head.add(features, labels[~test])
 accuracy = (clf.predict(images[test]) == labels[test]).double().mean()
-print(f"{len(features)} images learned, rho = {clf.head.rho:.3g}, accuracy on {int(test.sum())} others: {accuracy:.1%}")
+print(f"{len(features)} images learned, rho = {clf.head.rho:.3g}")
+print(f"accuracy on {int(test.sum())} others: {accuracy:.1%}")
 
 # %%
 # Unlearning
@@ -55,7 +62,9 @@ print(f"{len(features)} images learned, rho = {clf.head.rho:.3g}, accuracy on {i
 # the weights, for which rho is chosen again.
 
 clf.head.remove(features[:100], labels[~test][:100])
-never = LSSVMHead(288, 10, grid=64.0, rho="gcv").add(features[100:], labels[~test][100:])
+never = LSSVMHead(288, 10, grid=64.0, rho="gcv").add(
+    features[100:], labels[~test][100:]
+)
 print("same digest: ", clf.head.digest() == never.digest())
 print("same weights:", torch.equal(clf.head.refresh().w, never.refresh().w))
 

@@ -62,7 +62,9 @@ print(f"{len(receipt.nonces)} samples erased, journal position {receipt.position
 # is left.
 
 store.compact()
-left = b"".join(path.read_bytes() for path in sorted((folder / "store").iterdir()) if path.is_file())
+left = b"".join(
+    path.read_bytes() for path in sorted((folder / "store").iterdir()) if path.is_file()
+)
 print("an erased id is still in a file:", b"photo-0042" in left)
 
 # %%
@@ -92,7 +94,12 @@ print(certificate.covers("photo-0042", nonce), certificate.covers("photo-0043", 
 # A certificate whose text was changed, or a head that still serves old weights, does not pass.
 
 try:
-    verify(replace(certificate, samples=certificate.samples + 1), head=store.head, store=store, public_key=public)
+    verify(
+        replace(certificate, samples=certificate.samples + 1),
+        head=store.head,
+        store=store,
+        public_key=public,
+    )
 except VerificationError as error:
     print(type(error).__name__, "-", str(error)[:150])
 
@@ -116,7 +123,9 @@ after = store.head(x[theirs]).gather(1, y[theirs, None])
 axes.axline((0, 0), slope=1, color="#999999", linewidth=0.8)
 axes.scatter(at_never, before, label="while held", color="#D55E00", s=22)
 axes.scatter(at_never, after, label="after the erasure", color="#0072B2", s=22)
-axes.set(xlabel="score by a head that never saw them", ylabel="score of their own class")
+axes.set(
+    xlabel="score by a head that never saw them", ylabel="score of their own class"
+)
 axes.legend()
 figure.tight_layout()
 store.close()

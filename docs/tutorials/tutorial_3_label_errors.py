@@ -66,12 +66,16 @@ def accuracy() -> float:
 before = accuracy()
 looked_at = found.suspects
 head.relabel(phi[looked_at], given[looked_at], truth[looked_at])
-print(f"{len(looked_at)} labels looked at; accuracy {before:.1%} before, {accuracy():.1%} after")
+print(f"{len(looked_at)} labels looked at")
+print(f"accuracy {before:.1%} before, {accuracy():.1%} after")
 
 corrected = given.clone()
 corrected[looked_at] = truth[looked_at]
 again = LSSVMHead(500, 10, grid=head.grid).add(phi, corrected)
-print("same digest as a head that was given these labels:", head.digest() == again.digest())
+print(
+    "same digest as a head that was given these labels:",
+    head.digest() == again.digest(),
+)
 
 # %%
 # In a store the same is ``store.label_errors()`` and ``store.apply(found.events(20))``; in a Lightning run the

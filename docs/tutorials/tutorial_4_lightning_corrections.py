@@ -40,15 +40,32 @@ _ = events.write_text("".join(json.dumps(line) + "\n" for line in lines))
 # The run
 # -------
 
-module = LSSVMModule("identity", 10, in_features=64, grid=4.0, store=str(folder / "store"))
+module = LSSVMModule(
+    "identity", 10, in_features=64, grid=4.0, store=str(folder / "store")
+)
 correction = DataCorrection(events, every=2, certificates=folder / "certificates")
-quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
-trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
+quiet = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "logger": False,
+    "accelerator": "cpu",
+}
+trainer = Trainer(
+    max_epochs=1,
+    callbacks=[correction],
+    default_root_dir=folder,
+    enable_checkpointing=False,
+    **quiet,
+)
 trainer.fit(module, datamodule=DigitsData(batch_size=64))
 
 applied = sum(report.applied for report in correction.reports)
 print(f"{module.head.n} of 1,438 samples learned, {applied} events applied")
-print("certificates:", sorted(path.name for path in (folder / "certificates").iterdir())[:1], "...")
+print(
+    "certificates:",
+    sorted(path.name for path in (folder / "certificates").iterdir())[:1],
+    "...",
+)
 
 # %%
 # Later events
@@ -58,20 +75,36 @@ print("certificates:", sorted(path.name for path in (folder / "certificates").it
 # twice.
 
 with events.open("a") as file:
-    _ = file.write(json.dumps({"kind": "remove", "ids": ["train/9"], "event_id": "request-2"}) + "\n")
+    _ = file.write(
+        json.dumps({"kind": "remove", "ids": ["train/9"], "event_id": "request-2"})
+        + "\n"
+    )
 
-module = LSSVMModule("identity", 10, in_features=64, grid=4.0, store=str(folder / "store"))
+module = LSSVMModule(
+    "identity", 10, in_features=64, grid=4.0, store=str(folder / "store")
+)
 correction = DataCorrection(events, certificates=folder / "certificates")
-trainer = Trainer(max_epochs=1, callbacks=[correction], default_root_dir=folder, enable_checkpointing=False, **quiet)
+trainer = Trainer(
+    max_epochs=1,
+    callbacks=[correction],
+    default_root_dir=folder,
+    enable_checkpointing=False,
+    **quiet,
+)
 trainer.fit(module, datamodule=DigitsData(batch_size=64))
-print(f"{module.head.n} samples held, {sum(report.applied for report in correction.reports)} new event applied")
+applied = sum(report.applied for report in correction.reports)
+print(f"{module.head.n} samples held, {applied} new event applied")
 
 # %%
 # The digits that these events were about:
 
 digits = trainer.datamodule.train
 figure, axes = plt.subplots(1, 4, figsize=(6, 2))
-for axis, (i, what) in zip(axes, {7: "kept out", 8: "kept out", 9: "removed", 1000: "relabelled"}.items(), strict=True):
+for axis, (i, what) in zip(
+    axes,
+    {7: "kept out", 8: "kept out", 9: "removed", 1000: "relabelled"}.items(),
+    strict=True,
+):
     axis.imshow(digits[i][0].reshape(8, 8), cmap="gray_r")
     axis.set(title=f"train/{i}\n{what}", xticks=[], yticks=[])
 figure.tight_layout()

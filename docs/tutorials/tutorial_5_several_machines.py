@@ -45,7 +45,12 @@ print("seven parts make the whole:", head.digest() == alone.digest())
 
 figure, axes = plt.subplots(1, 4, figsize=(8, 2.2))
 sums = [x[part].T @ x[part] for part in torch.arange(len(x)).chunk(3)]
-for axis, total, name in zip(axes, [*sums, sum(sums)], ["machine 1", "machine 2", "machine 3", "sum"], strict=True):
+for axis, total, name in zip(
+    axes,
+    [*sums, sum(sums)],
+    ["machine 1", "machine 2", "machine 3", "sum"],
+    strict=True,
+):
     axis.imshow(total, cmap="viridis")
     axis.set(title=name, xticks=[], yticks=[])
 figure.tight_layout()
@@ -102,9 +107,14 @@ dist.destroy_process_group()
 )
 options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
 torchrun = [sys.executable, "-m", "torch.distributed.run", *options]
-subprocess.run([*torchrun, script], cwd=folder, check=True, capture_output=True, timeout=300)
+subprocess.run(
+    [*torchrun, script], cwd=folder, check=True, capture_output=True, timeout=300
+)
 digests = {path.read_text() for path in folder.glob("*.digest")}
-print("both ranks have the head that never saw sample 0:", digests == {empty().add(x[1:], y[1:]).digest()})
+print(
+    "both ranks have the head that never saw sample 0:",
+    digests == {empty().add(x[1:], y[1:]).digest()},
+)
 
 # %%
 # What travels are sums, never samples. But the sums of one sample are that sample: ``sync(head,

@@ -27,8 +27,9 @@ x = torch.randn(80, 2, generator=generator, dtype=torch.float64) + 1.6 * y[:, No
 svm = IncrementalSVM(RBF(sigma=1.5), C=5.0, record=True)
 for i in range(len(x)):
     svm.add(x[i : i + 1], y[i : i + 1])
+print(f"{len(svm.trajectory)} events")
 print(
-    f"{len(svm.trajectory)} events; {len(svm.margin)} margin, {len(svm.error)} error, {len(svm.reserve)} reserve vectors"
+    f"{len(svm.margin)} margin, {len(svm.error)} error, {len(svm.reserve)} reserve vectors"
 )
 print(f"largest violation of the conditions: {svm.kkt_violation():.1e}")
 

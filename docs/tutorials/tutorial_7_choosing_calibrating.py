@@ -32,15 +32,26 @@ head = LSSVMHead(300, 10).add(x, y)
 gcv = head.select_rho()
 loo = head.select_rho(method="loo", x=x, y=y)
 test_error = []
+truth = 2 * torch.nn.functional.one_hot(test_y, 10) - 1
 for rho in loo.rhos.tolist():
     head.rho = rho
-    test_error.append(float((head(test_x) - (2 * torch.nn.functional.one_hot(test_y, 10) - 1)).square().mean()))
+    test_error.append(float((head(test_x) - truth).square().mean()))
 head.rho = loo.rho
 
 figure, axes = plt.subplots(figsize=(6, 3.2))
-axes.loglog(gcv.rhos, gcv.errors / gcv.errors.min(), label="GCV, from sums", color="#0072B2")
-axes.loglog(loo.rhos, loo.errors / loo.errors.min(), label="leave-one-out", color="#D55E00")
-axes.loglog(loo.rhos, torch.tensor(test_error) / min(test_error), label="test set", color="#595959", linestyle="--")
+axes.loglog(
+    gcv.rhos, gcv.errors / gcv.errors.min(), label="GCV, from sums", color="#0072B2"
+)
+axes.loglog(
+    loo.rhos, loo.errors / loo.errors.min(), label="leave-one-out", color="#D55E00"
+)
+axes.loglog(
+    loo.rhos,
+    torch.tensor(test_error) / min(test_error),
+    label="test set",
+    color="#595959",
+    linestyle="--",
+)
 axes.set(xlabel="rho", ylabel="squared error, relative", ylim=(0.98, 3))
 axes.legend()
 figure.tight_layout()
@@ -81,5 +92,7 @@ print("and again:       ", head.calibration is not None)
 # %%
 # Inputs that are nothing like the samples held have a large leverage.
 
-print(f"median relative leverage: test digits {head.leverage(test_x, relative=True).median():.2f}, "
-      f"noise {head.leverage(5 * torch.randn(100, 300), relative=True).median():.0f}")  # fmt: skip
+noise = 5 * torch.randn(100, 300)
+for name, inputs in (("test digits", test_x), ("noise", noise)):
+    leverage = head.leverage(inputs, relative=True).median()
+    print(f"{name}: median relative leverage {leverage:.2f}")

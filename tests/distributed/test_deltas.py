@@ -64,6 +64,17 @@ def test_equations_36_and_37():
         assert int(stats.counts[k]) == len(E[0]) - len(E[1])
 
 
+def test_sums_from_elsewhere_under_an_id_and_a_network():
+    """Sums that another program made, e.g. on Spark, are counted once under the id it gives them."""
+    part = batch(range(20)).statistics
+    master = merge(head(), Delta(part.copy(), fingerprint="network", id="job 7"), fingerprint="network")
+    digest = master.digest()
+    for delta in (Delta(part.copy(), fingerprint="network", id="job 7"), Delta(part.copy(), fingerprint="other")):
+        with pytest.raises(ValueError, match=r"job 7|other"):
+            merge(master, delta, fingerprint="network")
+    assert master.digest() == digest == batch(range(20)).digest()
+
+
 def test_take_hands_each_change_over_once():
     node, master = batch(range(20)), head()
     first = Delta.take(node, fingerprint="network")

@@ -1,5 +1,7 @@
 """Leave-one-out, influence and the choice of rho of ``MarginHead`` against heads that never saw the samples."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -196,3 +198,37 @@ def test_near_copies_at_a_small_rho() -> None:
     head.remove(x[:2], y[:2])
     wanted = other(grid.snap(torch.tensor(x[one])))
     torch.testing.assert_close(head.leave_one_out(x[one], y[one]), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("seed", "intercept"), [(0, "none"), (3, "free"), (3, "penalized")])
+def test_changes_where_a_side_is_decided_beyond_rounding(seed, intercept):
+    # rows so long beside rho that active samples lie on their margins, to all digits of float64
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randint(-1, 2, (12, 4), generator=generator)
+    q[:4], q[4] = 0, torch.tensor([73, 253, 31, 145])
+    grid, some = FixedPoint(2.0**24, bits=8), [4, 7]
+    x, y = q.to(torch.float64) * grid.resolution, torch.randint(0, 2, (12,), generator=generator)
+    y[:2] = torch.arange(2)
+    options = {"rho": 1e-6, "intercept": intercept, "grid": grid}
+    head = MarginHead(4, 2, **options).add(x, y)
+    scores = head.leave_one_out(x[some], y[some])
+    swapped = head.influence(x[some], y[some], x, what="relabel", on="scores", y_new=1 - y[some]) + head(x)
+    for j, i in enumerate(some):
+        keep = torch.arange(12) != i
+        rest = MarginHead(4, 2, **options).add(x[keep], y[keep])
+        other = MarginHead(4, 2, **options).add(x, torch.where(keep, y, 1 - y))
+        for found, truth in ((scores[j], rest(x[i : i + 1])[0]), (swapped[j], other(x))):
+            assert (found - truth).abs().max() < 1e-6 * max(1.0, float(truth.abs().max()))
+
+
+def test_a_change_after_which_full_steps_lead_away():
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = (torch.from_numpy(a) for a in datasets.load_digits(return_X_y=True))
+    y = (y == 1).long()
+    head = MarginHead(64, 2, rho=1e-2, grid=32.0).add(x, y)
+    head(x[:1])
+    again, one = copy.deepcopy(head), (x[1117:1118], y[1117:1118])
+    again.remove(*one)(x[:1])
+    again.add(*one)
+    assert torch.equal(again.active(x, y), head.active(x, y))
+    assert (again.w - head.w).abs().max() < 1e-8 * head.w.abs().max()

@@ -92,7 +92,7 @@ class Marks(RuleBasedStateMachine):
         if self.marked:
             stats = self.head.statistics
             stats.adopt(stats.agreed())
-            self.head.invalidate()
+            self.head.invalidate().drop_membership("its statistics were replaced behind it")
             self.held = set(self.agreed)
 
     @rule(how=st.sampled_from(["pickle", "deepcopy", "state_dict"]))

@@ -77,7 +77,11 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
             view = packed.narrow(0, offset, (b + last - a) * b).view(b + last - a, b)
             view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
 
-    share_out(add, strips(J, product=True)[::-1], packed.device)
+    parts = strips(J, product=True)[::-1]
+    if len(parts) > 1:
+        share_out(add, parts, packed.device)
+    else:
+        add(parts)
 
 
 def carry_(total: Tensor | None, packed: Tensor, J: int, R: int, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,13 @@ MAX_ROUNDS = 12
 """Rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line search."""
 
 ON_THE_MARGIN = 1e-11
-"""Samples this close to their margin stay on their side: either side gives the same scores, to rounding."""
+"""Samples this close to their margin stay on their side: either gives the same scores, to rounding, unless they are stiff."""
+
+HARMLESS = 1e-7
+"""Largest change of a score that a sample on the wrong side of its margin, by rounding, may make."""
+
+PINNED = 1e-8
+"""Share 1 - c g of an active sample below which the system rests on it alone: its margin is 1, to rounding, in any case."""
 
 LEAST_PIVOT = 1e-4
 """Share of a system that has to stay: what is left of it has the rounding of the whole, so less is left to a solver."""
@@ -44,6 +50,8 @@ class NearSamples(NamedTuple):
         f, y: (c,) scores, and -1 or +1.
         weight: (c,) class weight times copies.
         active: (c,) bool.
+        stiff: (2, c) bool, samples whose side matters though they are on the margin, before and after they change sides: a
+            change that ends there is not decided.
         reach: the least reach of all samples that are not among these.
     """
 
@@ -53,7 +61,24 @@ class NearSamples(NamedTuple):
     y: Tensor
     weight: Tensor
     active: Tensor
+    stiff: Tensor
     reach: float
+
+
+def stiff_samples(g: Tensor, weight: Tensor, active: Tensor, largest: Tensor) -> Tensor:
+    """Samples on the margin whose sides matter (c,) bool. g: (c,), g(i, i); weight, active: (c,); largest: (), g(z, z).
+
+    A sample with the residual r = y - f that changes sides moves the score of z by g(z, i) c r / (1 - c g) if it leaves, with
+    1 + c g if it joins; by the inequality of Cauchy and Schwarz that is at most r c sqrt(g(z, z) g) / (1 -+ c g).
+    """
+    share = weight * g
+    stays = torch.where(active, (1.0 - share).clamp(min=torch.finfo(g.dtype).tiny), 1.0 + share)
+    return ON_THE_MARGIN * weight * (largest * g).sqrt() > HARMLESS * stays
+
+
+def turned_over(g: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    """g(i, i) of samples after they have changed sides (c,). g, weight: (c,); active: (c,) bool, before."""
+    return g / torch.where(active, (1.0 - weight * g).clamp(min=torch.finfo(g.dtype).eps), 1.0 + weight * g)
 
 
 class Change(NamedTuple):
@@ -84,6 +109,8 @@ def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None 
     side = change.U @ near.U.mT if side is None else side
     corner = change.U @ change.U.mT
     on = fixed | (change.y * change.f < 1.0)
+    own_g = turned_over(corner.diagonal(), change.delta.abs(), fixed)
+    own_stiff = ~fixed & stiff_samples(own_g, change.delta.abs(), ~fixed, near.G.diagonal().amax())
     flipped = torch.zeros_like(near.active)
     for _ in range(MAX_ROUNDS):
         S = torch.nonzero(flipped)[:, 0]
@@ -99,6 +126,9 @@ def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None 
         turned = (_sides(margins, near.active ^ flipped) != near.active) & (left > 0)
         came = torch.where(fixed, on, _sides(own, on))
         if torch.equal(turned, flipped) and torch.equal(came, on):
+            stiff = torch.where(flipped, near.stiff[1], near.stiff[0])
+            if bool((_undecided(margins, stiff) & (left > 0)).any()) or bool(_undecided(own, own_stiff).any()):
+                return None
             size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * SAFETY
             return ActiveSetStep(T[:s] @ change.U + T[s:] @ near.U[S], size)
         flipped, on = turned, came
@@ -117,6 +147,7 @@ def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tens
     margins = torch.addcmul(near.f, G, T[:, None]).mul_(near.y)
     turned = _sides(margins, near.active) != near.active
     mine = torch.nonzero((place >= 0) & (left <= 0))[:, 0]
+    turned |= _undecided(margins, near.stiff[0])
     turned[mine, place[mine]] = False
     plain = ((pivot > LEAST_PIVOT) & ~turned.any(1)).tolist()
     sizes = (T.abs() * g.sqrt() * SAFETY).tolist()
@@ -138,13 +169,20 @@ def _sides(margins: Tensor, now: Tensor) -> Tensor:
     return torch.where((margins - 1.0).abs() <= ON_THE_MARGIN, now, margins < 1.0)
 
 
+def _undecided(margins: Tensor, stiff: Tensor) -> Tensor:
+    """Samples on the margin whose side matters. margins: (..., c); stiff: (c,)."""
+    return stiff & ((margins - 1.0).abs() <= ON_THE_MARGIN)
+
+
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:
     """(I + Delta G)^-1 right; None where too much cancels."""
     system = delta[:, None] * G
     system.diagonal().add_(1.0)
     LU, pivots, _ = torch.linalg.lu_factor_ex(system)
     diagonal = LU.diagonal().abs()
-    if not float(diagonal.amin()) > LEAST_PIVOT * min(1.0, float(diagonal.amax())):
+    if bool((delta * G.diagonal() > 1.0 / PINNED).any()):  # samples that join, and are pinned then
+        return None
+    if not float(diagonal.amin()) > LEAST_PIVOT:
         return None
     out: Tensor = torch.linalg.lu_solve(LU, pivots, right[:, None])[:, 0]
     return out

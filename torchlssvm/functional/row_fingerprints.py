@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-from torchlssvm.functional.threads import PASS_WORK, threads_for
-
 SECRET_VECTORS = 4
 """Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
 
@@ -51,10 +49,9 @@ def products(rows: Tensor, vectors: Tensor) -> Tensor:
         parts = rows.values().to(torch.int64)[:, None] * vectors.to(torch.int64).mT[columns]  # (entries, 4)
         out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
         return out.index_add_(0, index, parts)
-    with threads_for(PASS_WORK * rows.numel()):
-        total = linear(rows[:, :BLOCK_COLUMNS], vectors[:, :BLOCK_COLUMNS]).to(torch.int64)
-        for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
-            total += linear(rows[:, a : a + BLOCK_COLUMNS], vectors[:, a : a + BLOCK_COLUMNS]).to(torch.int64)
+    total = linear(rows[:, :BLOCK_COLUMNS], vectors[:, :BLOCK_COLUMNS]).to(torch.int64)
+    for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
+        total += linear(rows[:, a : a + BLOCK_COLUMNS], vectors[:, a : a + BLOCK_COLUMNS]).to(torch.int64)
     return total
 
 

@@ -357,7 +357,7 @@ class ActiveSetSolver:
         self.weights()
         with self._computing():
             state = self.states[k]
-            if state.solution is None or not state.solution.updatable or state.solution.pending:
+            if state.solution is None or state.solution.factored is None:
                 state.solution = self._sums(k, self._active[k]).solve(self.scale, self._small(), self._active[k])
             return state.solution.whitened()
 
@@ -688,6 +688,10 @@ class ActiveSetSolver:
             if value < position.value:
                 s.position = Position(target.clone(), margins, value)
                 self._turn(s, wanted)
+                return True
+            here = position.margins < 1.0
+            if not torch.equal(here, s.active):  # the set was not that of the position, and the step none of Newton's
+                self._turn(s, here)
                 return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
             s.position = Position(target.clone(), margins, value)

@@ -26,6 +26,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_fingerprints import KEY_BYTES, SECRET_VECTORS, keyed_hashes, products, secret_vectors
 from torchlssvm.functional.sparse_rows import pick, with_values
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
 
 PRODUCT_ROWS = 1024
@@ -293,11 +294,12 @@ def grid_products(x: Tensor, grid: FixedPoint, key: bytes) -> Tensor:
     if x.is_sparse:
         return products(with_values(x, grid.quantize(x.values())), vectors)
     some = max(16, min(PRODUCT_ROWS, PRODUCT_NUMBERS // x.shape[1]))
-    if len(x) <= some:
-        return products(grid.quantize(x), vectors)
-    rows = torch.empty(some, x.shape[1], dtype=torch.float64, device=x.device)
-    scratch = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
-    return torch.cat([products(grid.quantize(part, rows[: len(part)], scratch), vectors) for part in x.split(some)])
+    with threads_for(PASS_WORK * some * x.shape[1]):
+        if len(x) <= some:
+            return products(grid.quantize(x), vectors)
+        rows = torch.empty(some, x.shape[1], dtype=torch.float64, device=x.device)
+        scratch = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
+        return torch.cat([products(grid.quantize(part, rows[: len(part)], scratch), vectors) for part in x.split(some)])
 
 
 def batch_products(batch: SampleBatch, key: bytes) -> Tensor:

@@ -249,7 +249,7 @@ def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tenso
 
 def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre) -> float:
     """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
-    if weights is None and labels is None and not checks.is_fake(centre.n):
+    if weights is None and labels is None:
         return float(stats.n)
     host = checks.to_host(centre.n)
     return 1.0 if host is None else host[0][0]

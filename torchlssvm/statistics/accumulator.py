@@ -266,8 +266,8 @@ class Accumulator:
         part = change.x[pick]
         with threads_for(PASS_WORK * part.numel()):
             self.quantize(part, rows[:, : self.J], scratch)
-        if change.observer is not None:
-            change.observer(pick, rows[:, : self.J])
+            if change.observer is not None:
+                change.observer(pick, rows[:, : self.J])
         change.write_side(rows[:, self.J :], pick)
         return None if change.mult is None else change.mult[pick]
 

@@ -21,6 +21,7 @@ from torchlssvm.functional.memory import CHECKED_BYTES, require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import Sums
+from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
 from torchlssvm.statistics.baseline import SEVERED, Baseline
 from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
@@ -611,7 +612,8 @@ class Statistics:
         with self.integrity:
             rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
             if new.observer is not None:
-                new.observer(slice(None), rows)
+                with threads_for(PASS_WORK * rows.numel()):
+                    new.observer(slice(None), rows)
             self.moments = moments
             self.bound += old.gross
         return rows

@@ -13,7 +13,7 @@ from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.errors import StoreError
-from torchlssvm.functional.grid import grid_to_fields, grid_to_json
+from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
@@ -149,11 +149,12 @@ class CertificateIssuer:
 
         StoreError if a head made from the options would use another grid than the rows have.
         """
-        rows = grid_to_json(self.table.codec.grid)
+        fields = grid_to_fields(self.table.codec.grid)
+        rows = list(fields.values()) or None
         if "in_features" in options and options.get("grid") not in ("auto", rows):
             raise StoreError(f"the store is damaged: the grid of its head is not that of its rows, {rows}")
         made_ready = {name: options[name] for name in ROW_OPTIONS if name in options}
-        return (grid_to_fields(self.table.codec.grid) | made_ready) or None
+        return (fields | made_ready) or None
 
     def shape(self) -> dict[str, int]:
         """The numbers of features and classes, as a certificate has them."""

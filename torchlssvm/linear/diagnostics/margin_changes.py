@@ -18,7 +18,16 @@ from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.moving_active_set import ActiveSetStep, Change, NearSamples, settle, settle_removals
+from torchlssvm.functional.moving_active_set import (
+    PINNED,
+    ActiveSetStep,
+    Change,
+    NearSamples,
+    settle,
+    settle_removals,
+    stiff_samples,
+    turned_over,
+)
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
@@ -30,6 +39,9 @@ from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
+
+LARGEST_CONDITION = 1e8
+"""Largest ratio of pivots, the root of the condition, up to which products with an inverse have eight digits."""
 
 NEAR_SAMPLES = 2048
 """Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
@@ -57,13 +69,24 @@ class ClassSystem:
         slots = order[:NEAR_SAMPLES]
         least = float(reach[order[NEAR_SAMPLES]]) if len(order) > NEAR_SAMPLES else float("inf")
         y = solver.signs(k)
-        U = self.whitened(rows.q[slots])
+        U, weight, active = self.whitened(rows.q[slots]), solver.row_weights()[slots], self.active[slots]
         self.f, self.y = margins * y, y
-        self.near = NearSamples(
-            U, U @ U.mT, self.f[slots], y[slots], solver.row_weights()[slots], self.active[slots], least
-        )
+        g = g[slots]
+        stiff = torch.stack([
+            stiff_samples(g, weight, active, g.amax()),
+            stiff_samples(turned_over(g, weight, active), weight, ~active, g.amax()),
+        ])  # fmt: skip
+        self.near = NearSamples(U, U @ U.mT, self.f[slots], y[slots], weight, active, stiff, least)
         self.place = torch.full((rows.n,), -1, dtype=torch.int64, device=rows.device)
         self.place[slots] = torch.arange(len(slots), device=rows.device)
+
+    @property
+    def trusted(self) -> bool:
+        """True if float64 has digits left for products with the inverse, and for the sides of active samples."""
+        pivots, near = self.white.F.diagonal(), self.near
+        shares = 1.0 - near.weight * near.G.diagonal()
+        pinned = bool((near.active & (shares < PINNED)).any())
+        return not pinned and float(pivots.amax()) < LARGEST_CONDITION * float(pivots.amin())
 
     def holds(self, steps: Tensor) -> Tensor:
         """True for steps (b, D) after which all samples that are not at hand are on the sides they have now."""
@@ -193,6 +216,10 @@ class ChangedScores:
             self.missing = pending
             return
         system, c, self.missing = ClassSystem(solver, k), self.changes, []
+        if not system.trusted:
+            unused = c.single and c.new is None and c.slots is not None
+            self.missing = [i for i in pending if not unused or bool(system.active[c.slots[i]])]  # type: ignore[index]
+            return
         groups = solver.groups
         weight = torch.tensor([groups.values[g] for g in groups.of_class], dtype=torch.float64, device=c.q.device)
         if c.single and c.new is None:
