@@ -7,9 +7,7 @@ Each fit runs in a process of its own, whose largest memory is reported; the dat
 clock and, behind them, of the processor, which tells more on a machine that others use. SMS messages come from the folder
 that TORCHLSSVM_DATA names, and are left out without it.
 
-What to use when: without a grid, n < J is solved in the dual on rows that are kept, dense or sparse. A grid keeps 8 J^2 bytes
-of sums whatever n is (J = 20,000: 3.2 GB) and is exact to the bit; hashing or projecting to a few thousand columns makes
-it cheap.
+What to use when: docs/benchmarks/wide.md.
 """
 
 from __future__ import annotations

@@ -67,6 +67,19 @@ def test_many_sparse_rows_give_the_sums_of_dense_ones(options):
     assert sparse.digest() == rest.digest()
 
 
+@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"folds": 2}], ids=str)
+def test_rather_full_rows_go_some_at_a_time(options):
+    x, y = wide_rows(2500, 80, share=0.2)
+    weight = torch.arange(2500) % 3
+    ids = {"ids": range(2500)} if "folds" in options else {}
+    sparse = LSSVMHead(80, 3, grid=8.0, **options).add(x.to_sparse(), y, weight, **ids)
+    dense = LSSVMHead(80, 3, grid=8.0, **options).add(x, y, weight, **ids)
+    assert sparse.digest() == dense.digest()
+    order = torch.randperm(2500, generator=torch.Generator().manual_seed(0))  # fingerprints belong to their rows
+    ids = {"ids": order.tolist()} if ids else {}
+    assert sparse.remove(x[order], y[order], weight[order], **ids).n == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_float_type_of_sparse_rows(dtype):
     x, y = wide_rows()

@@ -1,5 +1,7 @@
 """Leave-one-out, span rule and k-fold against brute-force retraining."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from sklearn.datasets import load_digits
 from tests.svm.test_machine import blobs
 from tests.svm.truth import exact, rbf
 from torchlssvm import IncrementalSVM
-from torchlssvm.kernels import RBF, Linear
+from torchlssvm.kernels import RBF, Linear, Polynomial
 
 
 def brute_force(x, y, gamma, C):
@@ -148,3 +150,17 @@ def test_k_fold_of_precomputed_values():
     given = IncrementalSVM("precomputed", C=2.0).fit(K, y)
     torch.testing.assert_close(given.k_fold(4)[0], plain.k_fold(4)[0], rtol=0, atol=1e-9)
     torch.testing.assert_close(given.leave_one_out().margin, plain.leave_one_out().margin, rtol=0, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
+def test_leave_one_out_of_kernel_values_beyond_single_precision():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 4))
+    y = (x[:, 0] + 0.4 * rng.normal(size=400) > 0).astype(int)
+    x[[3, 50]] *= 1e8  # K up to 1e90
+    svm = IncrementalSVM(Polynomial(6, gamma=0.25), C=0.1).fit(torch.from_numpy(x), torch.from_numpy(y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = svm.leave_one_out().margin
+    one_by_one = svm.leave_one_out(batched=False).margin
+    torch.testing.assert_close(found, one_by_one, rtol=1e-6, atol=1e-6)

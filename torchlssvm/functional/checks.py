@@ -106,10 +106,6 @@ def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 DENSE_NUMBERS = 2**17
 """Numbers (1 MiB) up to which sparse rows are made dense: few of them update the weights instead of solving for them."""
 
-DENSE_SHARE = 0.1
-"""Share of entries from which on rows are made dense: products of single entries then take longer than dense ones, and a dense
-row is not four times as large as its entries with their places."""
-
 
 def sparse_features(given: Any, device: torch.device) -> Tensor | None:
     """Sparse rows, torch's of any layout or scipy's, as a coalesced tensor; None for anything else."""
@@ -133,7 +129,7 @@ def features(given: Any, J: int, device: torch.device, sparse: bool = False) -> 
     x = sparse_features(given, device)
     if x is None:
         x = as_tensor(given, "x", device)
-    elif not sparse or x.numel() <= DENSE_NUMBERS or x.values().numel() > DENSE_SHARE * x.numel():
+    elif not sparse or x.numel() <= DENSE_NUMBERS:
         x = x.to_dense()
     if x.ndim != 2 or x.shape[1] != J:
         hint = "; a single sample is x[None]" if x.ndim == 1 else ""

@@ -43,17 +43,18 @@ def centred(G: Tensor) -> Tensor:
 
 
 def solve(K: Tensor, Y: Tensor, rho: float) -> tuple[Tensor, bool]:
-    """alpha = (K + rho I)^-1 Y (n, outputs), and True if it has one. K: (n, n), its lower triangle; Y: (n, outputs).
+    """alpha = (K + rho I)^-1 Y (n, outputs), and True if it has one. K: (n, n), lower triangle, overwritten; Y: (n, outputs).
 
     Without a Cholesky factor, for a rho below rounding, alpha has no part in the directions where K is zero but for rounding:
     w has none either, since X^T q is zero there.
     """
-    L, info = torch.linalg.cholesky_ex(K + rho * torch.eye(len(K), dtype=K.dtype))
+    K.diagonal().add_(rho)
+    L, info = torch.linalg.cholesky_ex(K)
     if not int(info):
         return torch.cholesky_solve(Y, L), True
-    s, Q = torch.linalg.eigh(K)
+    s, Q = torch.linalg.eigh(K)  # of K + rho I
     live = s > torch.finfo(s.dtype).eps * len(s) * s[-1]
-    return Q @ (torch.where(live, 1.0 / (s + rho), 0.0)[:, None] * (Q.mT @ Y)), False
+    return Q @ (torch.where(live, 1.0 / s, 0.0)[:, None] * (Q.mT @ Y)), False
 
 
 class Reflection(NamedTuple):

@@ -291,11 +291,11 @@ class LSSVMClassifier(LinearClassifier):
     Streams, runs on a GPU, and with ``alphas="path"`` chooses its regularization by exact leave-one-out out of 100 values: a
     stand-in for ``RidgeClassifierCV`` that does not hold X.
 
-    X may be sparse (scipy's or torch's CSR): rows less than a tenth full are summed as they are, unless ``alphas``,
+    X may be sparse (scipy's or torch's CSR): its rows are summed as they are, unless ``alphas``,
     ``calibration`` or ``store_loo`` ask for all rows at once. **Few samples of many features, n < J and J > 512, are solved in
     the dual where nothing but rho and the intercept is asked for: the estimator then keeps a copy of its rows,** until
-    ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. On a grid, sums are kept whatever n is: 8 J^2
-    bytes.
+    ``partial_fit`` brings more than J of them, and ``head_`` is a ``DualHead``. On a grid, sums are kept whatever n is: 4 J^2
+    bytes, and 8 J^2 to solve.
 
     **Sums are float64 by default (grid=None): after ``partial_unfit`` the classifier is the one that never saw the samples to
     rounding (1e-12), not to the bit, and has no digest; samples that were never learned are refused only where the sums show

@@ -249,7 +249,8 @@ class Paths:
         for first in range(0, s.capacity, PART):
             at = np.arange(first, min(s.capacity, first + PART))
             at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
-            clear = margins(at, np.float32).min(0, initial=ENDLESS) >= SINGLE * t.N * (size * s.root[at] + shift)
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not clear
+                clear = margins(at, np.float32).min(0, initial=ENDLESS) >= SINGLE * t.N * (size * s.root[at] + shift)
             at = at[~clear]
             part = margins(at, np.float64)
             unit = EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)

@@ -271,7 +271,7 @@ class PathSolver:
         self._robust(alpha)
 
     def _robust(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """The active-set method from one start after the other: here, near the optimum, where nothing is learned yet."""
+        """The active-set method from one start after the other: here, near the optimum, nothing learned, where that ended."""
         s = self.samples
         self.last = "fallback"
         attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
@@ -280,6 +280,7 @@ class PathSolver:
             (self.margin.b, lambda: alpha),
             (0.0, lambda: near_optimum(s, self.rows, nothing)),
             (0.0, lambda: nothing),
+            (0.0, self._feasible),
         ):
             if attempt.run(start(), b):
                 self._fresh()
