@@ -26,6 +26,8 @@ WORKING_SET = 256
 """Samples between which trades are made at a time: their kernel rows come from one matrix product."""
 SHARE = 0.02
 """The violation at which a working set is left, as a share of that of all samples."""
+SHRUNK_GAP = 0.1
+"""The violation to which samples that may trade are solved on their own, as a share of that of all: others move meanwhile."""
 TRADES = 100
 """Trades for each sample: what is not near the optimum by then is left to the robust way."""
 
@@ -67,9 +69,10 @@ class Level:
     """Some of the samples, with bounds u of their own. F_i = y_i - sum_j K_ij y_j alpha_j: b if sample i is on its margin."""
 
     def __init__(self, samples: Samples, rows: KernelRows, at: Array, u: Array):  # (n,) positions, (n,)
-        self.rows, self.at, self.u = rows, at, u
+        self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         self.factors = rows.factors(at)
+        self.left = TRADES * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
@@ -86,11 +89,15 @@ class Level:
 
     def offsets(self, alpha: Array) -> Array:  # (n,) -> (n,)
         """F of these coefficients."""
-        F, support = self.y.copy(), np.flatnonzero(alpha)
-        for k in range(0, len(support), WORKING_SET):
-            part = support[k : k + WORKING_SET]
+        return self.move(self.y.copy(), alpha)
+
+    def move(self, F: Array, change: Array) -> Array:  # (n,), (n,) -> (n,)
+        """F after a change of the coefficients, in place."""
+        changed = np.flatnonzero(change)
+        for k in range(0, len(changed), WORKING_SET):
+            part = changed[k : k + WORKING_SET]
             K = self.kernel(part)
-            F -= (self.y[part] * alpha[part]).astype(K.dtype) @ K
+            F -= (self.y[part] * change[part]).astype(K.dtype) @ K
         return F
 
     def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
@@ -117,18 +124,18 @@ class Level:
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
         """Coefficients, and F, whose largest violation is ``close``: trades in one working set after the other.
 
+        Once most samples are at a bound and far from leaving it, the others are solved on their own: their rows are short.
         report: called with the share done of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
-        left = TRADES * n
         if n <= WHOLE:
             every = np.arange(n)
             K = self.kernel(every, every).astype(np.float64)
-            trade(K, y, u, self.diagonal, alpha, F, close, left)
+            self.left -= trade(K, y, u, self.diagonal, alpha, F, close, self.left)
             return alpha, F
-        kept = KeptRows(n, self.rows.cache_bytes)
+        kept: KeptRows | None = None
         first = done = 0.0
-        while left > 0:
+        while self.left > 0:
             rise = np.where(np.where(y > 0, alpha < u, alpha > 0), F, -np.inf)
             fall = np.where(np.where(y > 0, alpha > 0, alpha < u), F, np.inf)
             high, low = float(rise.max()), float(fall.min())
@@ -139,11 +146,22 @@ class Level:
             if report is not None:
                 done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / close)))
                 report(done)
+            near = np.flatnonzero((rise > low - gap) | (fall < high + gap))
+            if len(near) < n // 2:
+                kept = None  # its memory is for those rows
+                some = Level(self.samples, self.rows, self.at[near], u[near])
+                some.left = self.left
+                before = alpha.copy()
+                alpha[near], _ = some.solve(alpha[near], F[near], max(close, SHRUNK_GAP * gap))
+                self.left = some.left - 1
+                self.move(F, alpha - before)
+                continue
+            kept = kept or KeptRows(n, self.rows.cache_bytes)
             W = np.union1d(_largest(rise, low), _largest(-fall, -high))
             at = kept.find(W, self.kernel)
             K = self.kernel(W, W).astype(np.float64)
             a, Fw = alpha[W], F[W]
-            left -= 1 + trade(K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, SHARE * gap), left)
+            self.left -= 1 + trade(K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, SHARE * gap), self.left)
             change = (a - alpha[W]) * y[W]
             alpha[W] = a
             subtract(F, kept.rows, at, change)
