@@ -10,7 +10,9 @@ import copy
 import json
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,15 @@ def test_damaged_files(folder: Path, truth: dict[str, Any], tmp_path: Path, stat
         except VerificationError:
             pass
     assert 0 < fine < count  # a flipped bit in an empty page harms nobody; one in a record is found
+
+
+def test_a_key_that_is_gone_is_not_made_anew(folder: Path, tmp_path: Path) -> None:
+    """The journal has the commitment under the old one: a certificate with another would not be the store's."""
+    shutil.copytree(folder / "closed", tmp_path / "store")
+    with closing(sqlite3.connect(tmp_path / "store" / "samples.sqlite")) as db, db:
+        assert db.execute("DELETE FROM meta WHERE name LIKE 'opening/%'").rowcount
+    with SampleStore(tmp_path / "store") as store, pytest.raises(StoreError, match="key of position"):
+        store.certificate("2")
 
 
 # -- certificates ------------------------------------------------------------------------------------------------------

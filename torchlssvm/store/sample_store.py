@@ -896,8 +896,7 @@ class SampleStore:
         if certificate is None:  # the last event was applied by version 0.1.0
             self._make_opening()
             certificate = self._issue(wanted, choices or {})
-        if certificate is None:
-            raise StoreError(f"{self.path} is damaged: the key of its position is missing")
+        assert certificate is not None
         return certificate if key is None else sign(certificate, key)
 
     def _issue(self, event_ids: Iterable[str], choices: dict[str, str]) -> Certificate | None:
@@ -910,11 +909,13 @@ class SampleStore:
             return self.certificates.issue(event_ids, adapter.head, choices, requests)
 
     def _make_opening(self) -> None:
-        """Make the key of the present position, if there is none."""
+        """Make the key of the present position for an event of version 0.1.0; StoreError if it had a key, which is gone."""
         self._check_writable()
         with self._db.transaction():
             position = self._db.get("state")["position"]
             if self._journal.opening(position) is None:
+                if self._journal.commits(position):
+                    raise StoreError(f"{self.path} is damaged: the key of position {position} is missing")
                 self._journal.new_opening(position)
 
     def opening(self, position: int | None = None) -> Opening | None:
