@@ -135,8 +135,7 @@ def check_names(names: Any, K: int) -> list[str]:
 
 def count_erasures(store: SampleStore, position: int | None) -> int:
     """The number of erasures up to a position of the journal; None: of all."""
-    last = len(store.history()) if position is None else position
-    return sum(entry.kind == "remove" for entry in store.history() if entry.position <= last)
+    return sum(entry.kind == "remove" for entry in store.history() if position is None or entry.position <= position)
 
 
 def from_pretrained(

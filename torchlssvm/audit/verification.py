@@ -11,6 +11,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +94,10 @@ def verify(
         checks["format"] = version_0_1.LACKS
     opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
-        with threads_for(0):
-            return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
-    with store.view(), threads_for(0):  # journal, rows and head of one position, whatever is written meanwhile
+        return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
+    machine = None if store.machine is None else store.machine.head
+    threads = threads_for(machine.in_features**3) if isinstance(machine, LSSVMHead) else nullcontext()
+    with store.view(), threads:  # journal, rows and head of one position, whatever is written meanwhile
         store.follow(getattr(head, "head", head))
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 

@@ -896,7 +896,8 @@ class SampleStore:
         if certificate is None:  # the last event was applied by version 0.1.0
             self._make_opening()
             certificate = self._issue(wanted, choices or {})
-        assert certificate is not None
+        if certificate is None:
+            raise StoreBusyError(f"{self.path} was changed by another process of version 0.1.0 meanwhile: try again")
         return certificate if key is None else sign(certificate, key)
 
     def _issue(self, event_ids: Iterable[str], choices: dict[str, str]) -> Certificate | None:

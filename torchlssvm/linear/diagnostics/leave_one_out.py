@@ -46,9 +46,11 @@ def leave_one_out(
     with threads_for(0):
         samples = check_samples(view, x, y, weight)
         checks.one_of(pairs, "pairs", tuple(PAIR_RULES))
-        parts = problems(view)
         members = None if groups is None else check_groups(groups, len(samples))
         something_left(samples, members, float(view.n))
+    J, whole = view.in_features, members is not None or view.multiclass == "ovo"  # else rows are shared out
+    with threads_for(max(J**3, 2.0 * whole * len(samples) * J**2)):
+        parts = problems(view)
         if parts[0].pair is None:
             return _scores(parts[0], samples, members)
         scores = _pair_scores(parts, samples, members)
