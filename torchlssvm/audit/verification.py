@@ -95,10 +95,10 @@ def verify(
     opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
-    machine = None if store.machine is None else store.machine.head
+    machine = getattr(head, "head", head)
     threads = threads_for(machine.in_features**3) if isinstance(machine, LSSVMHead) else nullcontext()
     with store.view(), threads:  # journal, rows and head of one position, whatever is written meanwhile
-        store.follow(getattr(head, "head", head))
+        store.follow(machine)
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
