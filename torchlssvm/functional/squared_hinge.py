@@ -23,6 +23,7 @@ If no margin is that close to 1, then A is the active set of w_A, w_A is the min
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -36,41 +37,50 @@ SWEEP_NUMBERS = 2**18
 
 
 class Sweep(NamedTuple):
-    """One pass over active rows: margins (n, C), half gradients in w (J, C) and b (C,)."""
+    """One pass over rows: scores (n, C), half gradients in w (J, C) and b (C,)."""
 
-    margins: Tensor
+    scores: Tensor
     gradient: Tensor
     gradient_b: Tensor
 
 
-def sweep(rows: Tensor, w: Tensor, b: Tensor, signs: Tensor, weight: Tensor) -> Sweep:
-    """Margins of active rows for C classes, and the half gradient of the loss on them, in one pass.
+def sweep(rows: Tensor, w: Tensor, b: Tensor, targets: Tensor, weight: Tensor) -> Sweep:
+    """Scores of rows for C classes, and the half gradient of sum weight (score - target)^2, in one pass.
 
-    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); signs: (n, C) of -1 and +1; weight: (n,).
+    rows: (n, J) integers; w: (J, C) in grid units; b: (C,); targets, weight: (n, C).
     """
-    n, J = rows.shape
-    margins = torch.empty(n, w.shape[1], dtype=torch.float64, device=rows.device)
+    found = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
     gradient, gradient_b = torch.zeros_like(w), torch.zeros_like(b)
-    size = max(16, SWEEP_NUMBERS // max(J, 1))
-    for a in range(0, n, size):
-        part = slice(a, a + size)
-        block = rows[part].to(torch.float64)
-        f = torch.addmm(b, block, w)
-        torch.mul(f, signs[part], out=margins[part])
-        error = (f - signs[part]).mul_(weight[part, None])
+    for part, block in _blocks(rows):
+        f = torch.addmm(b, block, w, out=found[part])
+        error = (f - targets[part]).mul_(weight[part])
         gradient.addmm_(block.mT, error)
         gradient_b += error.sum(0)
-    return Sweep(margins, gradient, gradient_b)
+    return Sweep(found, gradient, gradient_b)
+
+
+def combinations(rows: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums (J, C) of rows (n, J), each times its errors (n, C), and of the errors (C,)."""
+    out = torch.zeros(rows.shape[1], errors.shape[1], dtype=torch.float64, device=rows.device)
+    for part, block in _blocks(rows):
+        out.addmm_(block.mT, errors[part])
+    return out, errors.sum(0)
 
 
 def scores(rows: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Scores (n, C) of rows on the grid. rows: (n, J) integers; w: (J, C) in grid units; b: (C,)."""
-    n, J = rows.shape
-    out = torch.empty(n, w.shape[1], dtype=torch.float64, device=rows.device)
-    size = max(16, SWEEP_NUMBERS // max(J, 1))
-    for a in range(0, n, size):
-        torch.addmm(b, rows[a : a + size].to(torch.float64), w, out=out[a : a + size])
+    out = torch.empty(rows.shape[0], w.shape[1], dtype=torch.float64, device=rows.device)
+    for part, block in _blocks(rows):
+        torch.addmm(b, block, w, out=out[part])
     return out
+
+
+def _blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows as float64, some at a time, with their places."""
+    size = max(16, SWEEP_NUMBERS // max(rows.shape[1], 1))
+    for a in range(0, rows.shape[0], size):
+        part = slice(a, a + size)
+        yield part, rows[part].to(torch.float64)
 
 
 def loss(margins: Tensor, weight: Tensor) -> Tensor:

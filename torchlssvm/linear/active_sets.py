@@ -21,9 +21,10 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
-from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups, solve_sums
+from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups
 from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
+from torchlssvm.linear.hinge_descent import LONGEST_STEP, MAX_STEPS, HingeDescent
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
@@ -43,8 +44,8 @@ MAX_ROUNDS = 200
 CLASSES_AT_ONCE = 8
 """Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
 
-LONGEST_STEP = 4.0
-"""Newton steps are lengthened up to this where the objective falls on: with too many samples active they fall short."""
+DESCENT_NUMBERS = 2**21
+"""Margins (16 MB) of the classes that are brought near their minimum side by side, in passes over the rows that they share."""
 
 SLOW_ROUNDS = 20
 """Rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps at a small rho."""
@@ -110,6 +111,11 @@ class Search:
     exact: int = 0
     ties: Tensor | None = None  # (n,), rows whose margin is 1
     refined: tuple[Tensor, Tensor] | None = None  # w (J,) and b () of the last proof, where float64 alone did not do
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """w (J, 1) and b (1,) of the solution on the active set."""
+        assert self.solution is not None
+        return self.scale.weights(self.solution.w, self.solution.beta, self.solution.mu)
 
 
 class ActiveSetSolver:
@@ -314,10 +320,11 @@ class ActiveSetSolver:
         self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
         todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
         todo = [k for k in todo if not self._follow(k)]
+        starts = self._cold_starts([k for k in todo if not self.states[k].fitted])
         for a in range(0, len(todo), CLASSES_AT_ONCE):
             labels = todo[a : a + CLASSES_AT_ONCE]
             try:
-                self._fit(labels)
+                self._fit(labels, starts)
             except ConvergenceError:  # half of a search is none: the next read begins these classes again
                 for k in labels:
                     self.states[k] = ClassState()
@@ -394,7 +401,12 @@ class ActiveSetSolver:
 
     def row_weights(self) -> Tensor:
         """Class weight times copies of each row (n,)."""
-        return self.groups.by_row(self.rows.labels) * self.rows.copies
+        self.weights()
+        return self._row_weights()
+
+    def _row_weights(self) -> Tensor:
+        assert self._groups is not None
+        return self._groups.by_row(self.rows.labels) * self.rows.copies
 
     def _class_weights(self) -> Tensor | None:
         return class_weights(self.options.class_weight, self.stats.counts)
@@ -467,7 +479,7 @@ class ActiveSetSolver:
         Margins are kept from the last search. With the weights moved since by d and d_b, none has moved by more than
         |q_i - c| |d| + |c^T d + d_b|: only samples that close to 1 need a look.
         """
-        state, rows, scale, J = self.states[k], self.rows, self.scale, self.rows.in_features
+        state, rows, scale = self.states[k], self.rows, self.scale
         if not state.fitted or state.solution is None or scale.standard is not None:
             return False
         solution: Solution | None = state.solution
@@ -483,7 +495,7 @@ class ActiveSetSolver:
             except (NotPositiveDefinite, TooInaccurate):
                 state.solution = None
                 return False
-            w, b = (part[..., 0] for part in scale.weights(solution, J))
+            w, b = (part[..., 0] for part in scale.weights(solution.w, solution.beta, solution.mu))
             move = (w - self._at_w[:, k]) * scale.step
             shift = abs(float(rows.centre @ move + (b - self._at_b[k])))
             point, error = self._accuracy(scale, w, b, lengths)
@@ -524,13 +536,12 @@ class ActiveSetSolver:
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
-    def _fit(self, labels: list[int]) -> None:
-        """Find the active sets of some classes side by side."""
-        rows, scale, J = self.rows, self.scale, self.rows.in_features
-        weight = self._groups.by_row(rows.labels) * rows.copies  # type: ignore[union-attr]
-        small = self._small()
+    def _fit(self, labels: list[int], starts: dict[int, Position]) -> None:
+        """Find the active sets of some classes side by side. starts: where those without a solution begin."""
+        rows, scale = self.rows, self.scale
+        weight, small = self._row_weights(), self._small()
         lengths = scale.lengths(rows.q, rows.norms)
-        searches = self._start(labels, weight, small)
+        searches = [self._start(k, starts.get(k), weight) for k in labels]
         while searches:
             for s in searches:
                 self._solve(s, small)
@@ -540,7 +551,7 @@ class ActiveSetSolver:
                         f"the active set of class {s.label} was not found in {MAX_ROUNDS} rounds: use a larger rho, or scale "
                         "the features. The samples are held all the same."
                     )
-            pairs = [s.scale.weights(s.solution, J) for s in searches]  # type: ignore[arg-type]
+            pairs = [s.weights() for s in searches]
             w, b = torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs])
             found = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, [s.label for s in searches])
             left = []
@@ -565,39 +576,35 @@ class ActiveSetSolver:
     def _small(self) -> bool:
         return float((self.rows.copies * self.rows.peaks.square()).sum()) < SMALL_SUM
 
-    def _start(self, labels: list[int], weight: Tensor, small: bool) -> list[Search]:
-        """Begin where each class is; classes without a solution begin with ridge regression on all rows."""
-        rows, scale, J = self.rows, self.scale, self.rows.in_features
-        out, cold = [], [k for k in labels if not self.states[k].fitted]
-        for k in (k for k in labels if k not in cold):
-            state, margins = self.states[k], self._margins_now(k).clone()
-            w = scale.point(self.w[:, k], self.b[k])
-            if scale.standard is not None and scale.intercept == "none":  # another mean, another intercept
-                b = -(scale.standard.centre.mean * scale.step) @ self.w[:, k : k + 1]
-                margins = (hinge.scores(rows.q, self.w[:, k : k + 1] * scale.step, b) * self._signs(None, [k]))[:, 0]
-            value = float(w @ w + hinge.loss(margins, weight))
-            out.append(Search(k, self._active[k].clone(), state.solution, None, Position(w, margins, value), scale))
-        if cold:
-            totals = [ActiveSums.of_all(rows, self._groups, k, self.stats) for k in cold]  # type: ignore[arg-type]
-            ridge = Solution(scale.width(J), len(cold), scale.intercept == "free", rows.device)
-            ridge.set_base(*solve_sums(totals, scale, small))
-            w, b = scale.weights(ridge, J)
-            margins = hinge.scores(rows.q, w * scale.step, b) * self._signs(None, cold)
-            for c, k in enumerate(cold):
-                mine, point = margins[:, c].contiguous(), ridge.w[:, c].clone()
-                curvature = LONGEST_STEP**2 * float(point @ point)
-                zero = torch.zeros_like(mine)
-                t = LONGEST_STEP * hinge.lowest_on_segment(zero, LONGEST_STEP * mine, weight, 0.0, curvature)
-                mine, point = mine * t, point * t
-                value = float(point @ point + hinge.loss(mine, weight))
-                active = mine < 1.0
-                total: ActiveSums | None = totals[c]
-                if 2 * int(active.sum()) > rows.n:
-                    totals[c].change(torch.nonzero(~active)[:, 0], -1)
-                else:
-                    total = None
-                out.append(Search(k, active, None, total, Position(point, mine, value), scale))
+    def _cold_starts(self, labels: list[int]) -> dict[int, Position]:
+        """Positions near their minimum for classes without a solution."""
+        rows = self.rows
+        out: dict[int, Position] = {}
+        if not labels:
+            return out
+        weight, small = self._row_weights(), self._small()
+        total = ActiveSums.of_all(rows, self._groups, labels[0], self.stats)  # type: ignore[arg-type]
+        steps = MAX_STEPS if cost.descent_pays(rows.n, rows.in_features) else 0
+        size = max(CLASSES_AT_ONCE, DESCENT_NUMBERS // rows.n)
+        for a in range(0, len(labels), size):
+            part = labels[a : a + size]
+            w, margins = HingeDescent(total, self.scale, self._signs(None, part), weight, small).lower(steps)
+            for c, k in enumerate(part):
+                mine = margins[:, c].contiguous()
+                out[k] = Position(w[:, c].clone(), mine, float(w[:, c] @ w[:, c] + hinge.loss(mine, weight)))
         return out
+
+    def _start(self, k: int, start: Position | None, weight: Tensor) -> Search:
+        """Begin at a position given, or where a class is."""
+        if start is not None:
+            return Search(k, start.margins < 1.0, None, None, start, self.scale)
+        rows, scale, margins = self.rows, self.scale, self._margins_now(k).clone()
+        w = scale.point(self.w[:, k], self.b[k])
+        if scale.standard is not None and scale.intercept == "none":  # another mean, another intercept
+            b = -(scale.standard.centre.mean * scale.step) @ self.w[:, k : k + 1]
+            margins = (hinge.scores(rows.q, self.w[:, k : k + 1] * scale.step, b) * self._signs(None, [k]))[:, 0]
+        value = float(w @ w + hinge.loss(margins, weight))
+        return Search(k, self._active[k].clone(), self.states[k].solution, None, Position(w, margins, value), scale)
 
     def _solve(self, s: Search, small: bool) -> None:
         """Bring the solution of a search to its active set."""
@@ -614,8 +621,13 @@ class ActiveSetSolver:
 
     def _sums(self, k: int, active: Tensor) -> ActiveSums:
         """Sums over the active set of a class (n,), formed anew."""
-        sums = ActiveSums(self.rows, self._groups, k)  # type: ignore[arg-type]
-        sums.change(torch.nonzero(active)[:, 0], 1)
+        assert self._groups is not None
+        if 2 * int(active.sum()) > self.rows.n:
+            sums = ActiveSums.of_all(self.rows, self._groups, k, self.stats)
+            sums.change(torch.nonzero(~active)[:, 0], -1)
+        else:
+            sums = ActiveSums(self.rows, self._groups, k)
+            sums.change(torch.nonzero(active)[:, 0], 1)
         return sums
 
     def _change_rho(self, s: Search, rho: float, weight: Tensor) -> None:
@@ -641,15 +653,15 @@ class ActiveSetSolver:
         assert self._groups is not None
         slots = torch.nonzero(active)[:, 0]
         weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
-        found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight)
-        gradient, gradient_b, ridge = found.gradient[:, 0], float(found.gradient_b[0]), point[:J]
-        part = error[slots] + (len(slots) + 8) * hinge.ROUNDING * (1.0 - found.margins[:, 0]).abs()
+        found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
+        gradient_b, ridge = float(found.gradient_b[0]), point[:J]
+        part = error[slots] + (len(slots) + 8) * hinge.ROUNDING * (found.scores - signs)[:, 0].abs()
         rounding = float(weight @ (lengths[slots] * part))
         rounding_b = float(weight @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
         rounding += 16 * hinge.ROUNDING * float(ridge.norm())
         if scale.offset is not None:
             rounding += float(scale.offset.norm()) * rounding_b
-        g = scale.centred(gradient, gradient_b) + ridge
+        g = scale.centred(found.gradient, found.gradient_b)[:, 0] + ridge
         if scale.intercept == "none":
             return float(g.norm()) + rounding, 0.0
         if scale.intercept == "penalized":

@@ -146,7 +146,7 @@ class ExactRefinement:
     def _start(self, solution: Solution) -> tuple[Integers, int]:
         """The point of a solution."""
         scale = self.scale
-        w, b = scale.weights(solution, self.rows.in_features)
+        w, b = scale.weights(solution.w, solution.beta, solution.mu)
         if self.mean is not None:  # the intercept is that of standardised rows
             b = solution.w[-1] / scale.root if scale.intercept == "penalized" else torch.zeros_like(b)
         if not bool(w.isfinite().all() & b.isfinite().all()):

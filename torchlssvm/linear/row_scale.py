@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.squared_hinge import SWEEP_NUMBERS
-from torchlssvm.linear.solution import Solution
 from torchlssvm.linear.standardization import Standardization
 
 
@@ -59,13 +58,15 @@ class RowScale:
         parts = [(q[a : a + size] * factor).norm(dim=1) for a in range(0, len(q), size)]
         return torch.cat(parts) if parts else norms.clone()
 
-    def weights(self, solution: Solution, J: int) -> tuple[Tensor, Tensor]:
-        """w (J, C) and b (C,) with scores x @ w + b for features as they come."""
-        w = solution.w
+    def weights(self, w: Tensor, beta: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (J, C) and intercepts (C,) with scores x @ w + b for features as they come.
+
+        w: (D, C), w'; beta: (C,), the scores of a row v = mu (D,), of a free intercept.
+        """
         if self.intercept == "penalized":
-            w, b = w[:J] / self.root, w[J] / self.root
+            w, b = w[:-1] / self.root, w[-1] / self.root
         else:
-            b = solution.beta - solution.mu @ w if self.intercept == "free" else solution.beta
+            b = beta - mu @ w if self.intercept == "free" else beta
             w = w / self.root
         return (w, b) if self.standard is None else self.standard.weights(w, b)
 
@@ -78,7 +79,8 @@ class RowScale:
             b = b + (self.standard.centre.mean * self.step) @ w
         return torch.cat([out, (b * self.root)[None]])
 
-    def centred(self, gradient: Tensor, gradient_b: Tensor | float) -> Tensor:
-        """Half gradient of the loss in w' (J,), from that in w_q (J,) and in the intercept."""
-        out = gradient * self.factor
-        return out if self.offset is None else out - self.offset * gradient_b
+    def centred(self, gradient: Tensor, gradient_b: Tensor) -> Tensor:
+        """Half gradients of the loss in w' (J, C), from those in w_q (J, C) and in the intercepts (C,)."""
+        factor, offset = self.factor, self.offset
+        out = gradient * (factor[:, None] if isinstance(factor, Tensor) else factor)
+        return out if offset is None else out - offset[:, None] * gradient_b
