@@ -30,8 +30,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, constant_pad_nd
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.whitened import inverse_lower
@@ -79,7 +78,7 @@ def addition(B: Tensor, Qc: Tensor, Qcc: Tensor, slots: slice | Tensor, t: Tenso
     right-hand sides, tc: (k, m) those of the new rows.
     """
     L, W, info = _factor(torch.addmm(Qcc, B, Qc.mT, alpha=-1.0))
-    Z = pad(W.neg() @ B, (0, N - B.shape[1]))
+    Z = constant_pad_nd(W.neg() @ B, (0, N - B.shape[1]))
     Z[:, slots] = W
     # The diagonal of S^-1 = W^T W against that of Q_cc.
     share = (W.square().sum(0).max() * Qcc.diagonal().max()).reciprocal()

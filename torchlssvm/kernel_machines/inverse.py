@@ -16,8 +16,7 @@ import math
 import warnings
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, constant_pad_nd
 
 from torchlssvm.errors import NumericalWarning
 from torchlssvm.functional import block_inverse, checks, cost, system
@@ -71,7 +70,7 @@ class KernelInverse:
                 unit[:, at].fill_diagonal_(1.0)
             else:
                 unit.scatter_(1, at[:, None], 1.0)
-            R = pad(self.factor.solve(unit[:, :size]), (0, top - size))
+            R = constant_pad_nd(self.factor.solve(unit[:, :size]), (0, top - size))
         if self.waiting:
             V = self.V[: self.waiting, :top]
             R = torch.addmm(R, (V[:, at] * self.s[: self.waiting, None]).mT, V)
@@ -87,7 +86,7 @@ class KernelInverse:
         else:
             assert self.factor is not None
             size = self.factor.size
-            out = pad(self.factor.solve(v[:, :size]), (0, top - size))
+            out = constant_pad_nd(self.factor.solve(v[:, :size]), (0, top - size))
         if self.waiting:
             V = self.V[: self.waiting, :top]
             out = torch.addmm(out, (v @ V.mT).mul_(self.s[: self.waiting]), V)
@@ -101,7 +100,7 @@ class KernelInverse:
             d = self.U.diagonal()[:top]
         else:
             assert self.factor is not None
-            d = pad(self.factor.inverse_diagonal(), (0, top - self.factor.size))
+            d = constant_pad_nd(self.factor.inverse_diagonal(), (0, top - self.factor.size))
         if self.waiting:
             d = d + self.s[: self.waiting] @ self.V[: self.waiting, :top].square()
         return d * self.slots.mask[:top]
@@ -197,7 +196,7 @@ class KernelInverse:
             B = self.product(Qc)
         places = slots.places(x.shape[0])
         at, top = slots.at(places), max(before, max(places) + 1)
-        tc = pad(y, (0, 1), value=1.0)
+        tc = constant_pad_nd(y, (0, 1), 1.0)
         if x.shape[0] == 1:  # numbers in the place of matrices: half the operations
             host = checks.to_host(torch.mv(B, Qc[0]), self.matrix_diagonal(x))
             q = 1.0 if host is None else host[1][0]
@@ -380,7 +379,7 @@ class KernelInverse:
                 if factor.padded
                 else torch.cholesky_solve(slots.targets, factor.L)
             )
-            self.h = pad(h, (0, 0, 0, slots.capacity - n))
+            self.h = constant_pad_nd(h, (0, 0, 0, slots.capacity - n))
         return out
 
     def _matrix_of(self, X: Tensor, x: Tensor, kept: slice | Tensor) -> Tensor:
@@ -452,8 +451,8 @@ class KernelInverse:
                 U = self._room(self.slots.capacity)
                 U[:top, :top] = self.U[:top, :top]
                 self.U, self._shared = U, False
-            self.V = pad(self.V, (0, more)) if self.waiting else self._no_terms
-            self.h = pad(self.h, (0, 0, 0, more))
+            self.V = constant_pad_nd(self.V, (0, more)) if self.waiting else self._no_terms
+            self.h = constant_pad_nd(self.h, (0, 0, 0, more))
 
     def _release(self) -> None:
         """Make the slots of removed samples free for use, with zeros in U; close the gaps if they are many."""

@@ -43,7 +43,6 @@ class KernelMachine(nn.Module):
         self.kernel = as_kernel(kernel)
         self._C, self._outputs = checks.positive(C, "C"), outputs
         self._device = torch.empty(0, device=device).device
-        self._next_id = 0
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -128,10 +127,8 @@ class KernelMachine(nn.Module):
     ) -> DualForm | PrimalForm | KernelInverse:
         raise TypeError(f"{type(self).__name__} must define _make_solver")
 
-    def _new_slots(self, J: int) -> SampleSlots:
-        slots = SampleSlots(J, self._outputs, self._device, self._carried)
-        slots.next_id = self._next_id
-        return slots
+    def _new_slots(self, J: int, next_id: int = 0) -> SampleSlots:
+        return SampleSlots(J, self._outputs, self._device, self._carried, next_id)
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         rows = input_checks.samples(x, self.kernel, self.in_features, self._device)
@@ -209,7 +206,6 @@ class KernelMachine(nn.Module):
         before = self.__dict__.copy()
         try:
             self._restore(settings)
-            self._next_id = slots.next_id
             self._solver = self._make_solver(slots, settings)
             self._resume(state["solution"].to(device=self._device, dtype=torch.float64))
         except Exception:

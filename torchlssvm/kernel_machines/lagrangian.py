@@ -198,8 +198,8 @@ class LagrangianSVM(KernelMachine):
     def _targets(self, y: Any, rows: Tensor) -> Tensor:
         return (2 * input_checks.labels(y, rows, 2) - 1).to(torch.float64)[:, None]
 
-    def _clear(self, J: int) -> None:
-        self._solver, self._stale = self._make_solver(self._new_slots(J)), False
+    def _clear(self, J: int, next_id: int = 0) -> None:
+        self._solver, self._stale = self._make_solver(self._new_slots(J, next_id)), False
 
     def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> KernelInverse:
         return KernelInverse(self.kernel, slots, self._C, self._offset)
@@ -211,15 +211,15 @@ class LagrangianSVM(KernelMachine):
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         if not removed and not x.shape[0]:
             return []
-        if not len(self) and x.shape[1] != self._slots.x.shape[1]:
-            self._clear(x.shape[1])
+        slots = self._slots
+        if not slots.filled and x.shape[1] != slots.x.shape[1]:
+            self._clear(x.shape[1], slots.next_id)
         out = self._solver.change(removed, x, y)
-        if x.shape[0]:
-            self._next_id = self._slots.next_id
         if not self._stale:
             self._stale = True
-        if not len(self):
-            self._clear(0)
+        slots = self._slots
+        if not slots.filled:
+            self._clear(0, slots.next_id)
         return out
 
     def _times_Q(self, alpha: Tensor) -> Tensor:

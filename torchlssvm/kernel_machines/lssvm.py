@@ -170,8 +170,8 @@ class KernelLSSVM(KernelMachine):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _clear(self, J: int) -> None:
-        self._solver = self._make_solver(self._new_slots(J))
+    def _clear(self, J: int, next_id: int = 0) -> None:
+        self._solver = self._make_solver(self._new_slots(J, next_id))
 
     def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> DualForm | PrimalForm:
         primal = settings is not None and settings["form"] == "primal"
@@ -184,7 +184,7 @@ class KernelLSSVM(KernelMachine):
         if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
             return self._change(removed, x, y)
         part = max(1, self._budget // 8)
-        before, before_id = self._solver.copy(self.kernel), self._next_id
+        before = self._solver.copy(self.kernel)
         try:
             ids = self._change(removed, x[:part], y[:part])
             self._keep_budget()
@@ -192,7 +192,7 @@ class KernelLSSVM(KernelMachine):
                 ids += self._change([], x[start : start + part], y[start : start + part])
                 self._keep_budget()
         except BaseException:
-            self._solver, self._next_id = before, before_id
+            self._solver = before
             raise
         return ids
 
@@ -203,21 +203,20 @@ class KernelLSSVM(KernelMachine):
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         if not removed and not x.shape[0]:
             return []
-        left = len(self) + x.shape[0] - len(removed)
-        if not len(self) and x.shape[1] != self._slots.x.shape[1]:
-            self._clear(x.shape[1])
+        slots, J = self._slots, x.shape[1]
+        if not slots.filled and slots.x.shape[1] != J:
+            self._clear(J, slots.next_id)
         elif type(self.kernel) is Linear:
-            J = x.shape[1]
+            left = len(slots) + x.shape[0] - len(removed)
             if isinstance(self._solver, DualForm) and left > J:
-                self._solver = PrimalForm(self._slots, self._C, self._bias)
+                self._solver = PrimalForm(slots, self._C, self._bias)
             elif isinstance(self._solver, PrimalForm) and 2 * left <= J:
-                self._solver = DualForm(self.kernel, self._slots, self._C, self._bias)
+                self._solver = DualForm(self.kernel, slots, self._C, self._bias)
                 self._solver.solve()
         out = self._solver.change(removed, x, y)
-        if x.shape[0]:
-            self._next_id = self._slots.next_id
-        if not len(self):
-            self._clear(0)
+        slots = self._slots
+        if not slots.filled:
+            self._clear(0, slots.next_id)
         return out
 
     def _left_out(self) -> tuple[Tensor, Tensor]:

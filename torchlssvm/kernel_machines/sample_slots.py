@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, constant_pad_nd
 
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
@@ -25,7 +24,7 @@ class SampleSlots:
     a sample from slot to slot, infinite for a new one.
     """
 
-    def __init__(self, J: int, K: int, device: torch.device, carried: int = 0):
+    def __init__(self, J: int, K: int, device: torch.device, carried: int = 0, next_id: int = 0):
         self.x = torch.zeros(SMALLEST_CAPACITY, J, dtype=torch.float64, device=device)
         self.columns = torch.zeros(SMALLEST_CAPACITY, K + 1 + carried, dtype=torch.float64, device=device)
         self.K = K
@@ -34,7 +33,7 @@ class SampleSlots:
         self.slot_of: dict[int, int] = {}  # in the order of ids
         self.top = 0  # slots from here on were never used
         self.free: list[int] = []  # slots below top that may be used again
-        self.next_id = 0
+        self.next_id = next_id
         self.filled = False  # a compiled forward is guarded by this, not by the number of samples
         self._order: Tensor | None = None
         self._in_order: bool | None = (
@@ -183,7 +182,8 @@ class SampleSlots:
         else:
             columns = self.columns[kept]
             room = (0, 0, 0, capacity - n - k)
-            self.x, self.columns = pad(X, room), pad(torch.cat([columns, self._columns_of(y)]) if k else columns, room)
+            columns = torch.cat([columns, self._columns_of(y)]) if k else columns
+            self.x, self.columns = constant_pad_nd(X, room), constant_pad_nd(columns, room)
         new = range(self.next_id, self.next_id + k)
         self.slot_of = dict(zip([*left, *new], range(n + k), strict=True))
         self.next_id += k
@@ -193,12 +193,8 @@ class SampleSlots:
 
     def _columns_of(self, y: Tensor) -> Tensor:
         """The columns of new samples with the targets y (k, K)."""
-        out = pad(y, (0, 1), value=1.0)
-        return (
-            out
-            if self.columns.shape[1] == self.K + 1
-            else pad(out, (0, self.columns.shape[1] - self.K - 1), value=torch.inf)
-        )
+        out, carried = constant_pad_nd(y, (0, 1), 1.0), self.columns.shape[1] - self.K - 1
+        return constant_pad_nd(out, (0, carried), torch.inf) if carried else out
 
     def load(self, x: Tensor, y: Tensor, ids: list[int], next_id: int) -> None:
         """Fill empty slots with saved samples, in the order of ids."""
