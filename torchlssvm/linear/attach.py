@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -64,7 +64,8 @@ def attach(
         deterministic: True computes features one image at a time, a number in batches of just so many (after a trial), so that
             what an image gives does not depend on the images beside it, and can be removed later. See ``AttachedClassifier``.
         store: the folder of a :class:`~torchlssvm.store.SampleStore`, which is made or opened: it keeps the features of every
-            sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says.
+            sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
+            ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
             :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
 
@@ -90,7 +91,8 @@ def attach(
     learning = [(p, p.requires_grad) for p in model.parameters()]
     classifier = _attach(model, num_classes, head, in_features, deterministic, head_options)
     try:
-        return classifier if store is None else classifier.join(store)
+        given = None if isinstance(head, nn.Module) else set(head_options)
+        return classifier if store is None else classifier.join(store, given)
     except BaseException:
         _put_back(before, learning)
         raise
@@ -199,8 +201,8 @@ class AttachedClassifier(nn.Module):
         deterministic: False, True, or the size of all batches that go through the backbone.
     """
 
-    open_store: ClassVar[Callable[[Any, Any], KeptSamples] | None] = None
-    """Opens a store for a classifier; set by the layer that has stores."""
+    open_store: ClassVar[Callable[[Any, Any, Any], KeptSamples] | None] = None
+    """Opens a store for a classifier, with the names of the head's options that were given; set by the layer of stores."""
 
     def __init__(
         self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
@@ -222,14 +224,18 @@ class AttachedClassifier(nn.Module):
         """The :class:`~torchlssvm.store.SampleStore` that keeps the samples; None without one."""
         return None if self.samples is None else self.samples.store
 
-    def join(self, store: Any) -> Self:
-        """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head."""
+    def join(self, store: Any, given: Collection[str] | None = None) -> Self:
+        """Keep every sample in a store from now on: a folder, which is made or opened, or a store of this head.
+
+        given: names of the head's options that count. Of others that may change (rho, class weights) a store that is there
+        already knows better. None: all count.
+        """
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
         if self.samples is None:
             if self.open_store is None:
                 raise ValueError("stores need the whole package: import torchlssvm")
-            self.samples = type(self).open_store(store, self)  # type: ignore[misc]
+            self.samples = type(self).open_store(store, self, given)  # type: ignore[misc]
         return self
 
     def __getstate__(self) -> dict[str, Any]:

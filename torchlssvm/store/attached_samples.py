@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
 from torchlssvm.linear import AttachedClassifier
+from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
 from torchlssvm.store.transaction import Receipt
 
@@ -20,15 +22,18 @@ class AttachedSamples:
     Args:
         store: a folder, or an open store of the classifier's own head.
         classifier: an ``AttachedClassifier``; a folder is bound to the hash of its backbone.
+        given: names of the head's options that count; others that may change are those of the store. None: all count.
     """
 
-    def __init__(self, store: Any, classifier: AttachedClassifier):
+    def __init__(self, store: Any, classifier: AttachedClassifier, given: Collection[str] | None = None):
         if isinstance(store, SampleStore):
             if store.head is not classifier.head:
                 raise ValueError("the store drives another head: open it with SampleStore(path, head=clf.head)")
             self.store = store
         elif isinstance(store, str | os.PathLike):
             self.store = SampleStore(store, classifier.head, fingerprint=fingerprint(classifier.backbone))
+            if given is not None:
+                self.store.take_options([name for name in SETTABLE_OPTIONS if name not in given])
         else:
             raise ValueError(f"store must be a folder or a SampleStore, got {type(store).__name__}")
 

@@ -7,6 +7,7 @@ head is used it is therefore compared with the database: what is missing is rest
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -136,6 +137,14 @@ class LiveHead:
             if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
                 adapter.head.data_choices.made.pop("rho", None)  # that of the store is not in use
         self.options = (config, chosen)
+
+    def take_options(self, names: Sequence[str]) -> None:
+        """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""
+        adapter, config, chosen = self.follow(), self.db.get("head"), self.db.get("chosen", None)
+        before = adapter.config()
+        adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
+        if adapter.config() != before:
+            adapter.restore_chosen(chosen)
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:

@@ -32,6 +32,7 @@ from torchlssvm.events import (
     new_event_id,
 )
 from torchlssvm.functional.checks import as_tensor
+from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
@@ -248,11 +249,13 @@ class SampleStore:
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
-        for name in [*config, *ROW_OPTIONS]:
-            value = config.get(name)
-            if name not in SETTABLE_OPTIONS and mine.get(name) != value:
+        for name in dict.fromkeys(("type", "in_features", "num_classes", *config, *ROW_OPTIONS)):
+            if name not in SETTABLE_OPTIONS and mine.get(name) != config.get(name):
+                empty = self._db.get("state")["position"] == 0
                 raise ValueError(
-                    f"the head does not fit the store at {self.path}: {name} is {mine.get(name)!r}, not {value!r}"
+                    f"the head does not fit the store at {self.path}: {name} is {_readable(mine.get(name))}, "
+                    f"not {_readable(config.get(name))}"
+                    + (". The store is empty: delete its folder to make it with other options" if empty else "")
                 )
         if not adapter.empty and adapter.digest() != self._db.get("state")["digest"]:
             raise StoreError("the head holds samples that are not those of the store: give an empty head, or none")
@@ -293,6 +296,11 @@ class SampleStore:
         """The live head, in step with the store. Change it through :meth:`apply` only."""
         with self.view():
             return self._live.follow().head
+
+    def take_options(self, names: Sequence[str]) -> None:
+        """Let the head have these options of :data:`SETTABLE_OPTIONS` as the store has them, with what was chosen from data."""
+        with self.view():
+            self._live.take_options(names)
 
     @property
     def machine(self) -> HeadAdapter | None:
@@ -1002,3 +1010,11 @@ def accuracy(predicted: Tensor | None, y: Any) -> float | None:
         return None
     labels = y.cpu() if isinstance(y, Tensor) else as_tensor(y, "y", CPU)
     return float((predicted.cpu() == labels).double().mean())
+
+
+def _readable(option: Any) -> str:
+    """An option of a head as an error message shows it: a grid as the FixedPoint it stands for."""
+    try:
+        return repr(grid_from_json(option) if isinstance(option, list) else option)
+    except (ValueError, TypeError, IndexError):  # a list of something else
+        return repr(option)
