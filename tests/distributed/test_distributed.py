@@ -235,6 +235,24 @@ def removed_twice(rank, world):
     return out
 
 
+def copies_of_several_ranks(rank, world):
+    """Ranks that added the same rows may each remove as many as they like, while all of them together hold enough."""
+    row, label = X[:1], Y[:1]
+    h = sync(head().add(X[:20], Y[:20]).add(row.expand(2, J), label.expand(2)))  # three copies on each rank
+    h.remove(row.expand(3, J), label.expand(3)) if rank else h.remove(row.expand(2, J), label.expand(2))
+    sync(h)
+    truth = head().add(X[1:20].repeat(world, 1), Y[1:20].repeat(world)).add(row, label)
+    same, left = h.digest() == truth.digest(), ranks.caught(lambda: h.remove(row.expand(2, J), label.expand(2)))[0]
+    h.remove(row, label)  # there is one left, and every rank takes it
+    before = state(h)
+    refused = ranks.caught(lambda: sync(h))
+    unchanged = state(h) == before
+    if rank:
+        discard(h)
+    truth.remove(row, label)
+    return same, left, *refused, unchanged, sync(h).digest() == truth.digest()
+
+
 def what_one_rank_never_held(rank, world):
     """A removal of what no rank held is refused where it is made, also before the first sync."""
     few = 4.0 + torch.eye(J)[:4]
@@ -547,7 +565,7 @@ def ddp(rank, world):
 
 SCENARIOS = [
     same_for_every_number_of_ranks, again_changes_nothing, random_sequences, differences_are_one_error_everywhere,
-    removed_twice, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
+    removed_twice, copies_of_several_ranks, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
     classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp, added_twice, deltas_and_ranks,
     severed_heads_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
@@ -618,6 +636,12 @@ def test_removed_twice(result):
     assert "rank 1 and rank 2 both" in result[0]["ids"][1]
     assert "more often than they are held" in result[0]["diagonal"][1]
     assert "more often than they are held" in result[0]["definite"][1]
+
+
+def test_copies_of_several_ranks(result):
+    for same, left, kind, text, unchanged, at_last in result:
+        assert (same, left, kind, unchanged, at_last) == (True, "RemovalError", "RemovalError", True, True)
+        assert "more often than they are held" in text
 
 
 def test_what_one_rank_never_held(result):

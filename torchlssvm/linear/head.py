@@ -497,7 +497,7 @@ class LSSVMHead(nn.Module):
         if not len(old):
             return self
         if stats is not None and plain:
-            rows, ((old, _), (new, _)) = self.rows.held.changed([(old, -1), (new, 1)])
+            rows, ((old, _), (new, _)) = self.rows.changed([(old, -1), (new, 1)])
             with threads_for(0), self.changing():
                 q = stats.relabel(old, new, proven=self.checked)
                 self.rows.held = rows
@@ -1003,7 +1003,7 @@ class LSSVMHead(nn.Module):
             return self
         rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held
         if rows.unchecked is None:
-            rows, changes = rows.changed(changes)
+            rows, changes = self.rows.changed(changes)
         rough = rough or self._uncertifiable is not None
         doubtful = removes and not self._vouched and rows.unchecked is not None
         undo = _Undo(stats, changes) if doubtful else None

@@ -11,7 +11,7 @@ assignment.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -203,10 +203,14 @@ class FingerprintTable:
 
 
 class FingerprintChange:
-    """Rows that were added and removed between two states: signed numbers, by key; ``runs`` None when they are not known."""
+    """Rows that were added and removed between two states: signed numbers, by key; ``runs`` None when they are not known.
 
-    def __init__(self, runs: dict[bytes, Run] | None) -> None:
+    ``equal`` (m, 2, 6): pairs of a key (4 words) and a fingerprint (2 words) under it, both of one row that was removed.
+    """
+
+    def __init__(self, runs: dict[bytes, Run] | None, equal: NDArray[np.int64] | None = None) -> None:
         self.runs = runs
+        self.equal = np.zeros((0, 2, 6), np.int64) if equal is None else equal
 
     @property
     def known(self) -> bool:
@@ -221,7 +225,32 @@ class FingerprintChange:
         for key, run in other.runs.items():
             theirs = run._replace(counts=sign * run.counts)
             out[key] = combine([out[key], theirs]) if key in out else theirs
-        return FingerprintChange({key: run for key, run in out.items() if len(run.counts)})
+        equal = np.concatenate([self.equal, other.equal])
+        return FingerprintChange({key: run for key, run in out.items() if len(run.counts)}, equal)
+
+    def settled(self) -> dict[bytes, Run]:
+        """The numbers by key, where a row has less than 0 of them under one key made up for by those under another.
+
+        A row that two ranks added is held under two keys. Ranks that remove copies of it all take them from the first one.
+        """
+        runs = dict(self.runs or {})
+        if not len(self.equal) or not any((run.counts < 0).any() for run in runs.values()):
+            return runs
+        counts = {key: run.counts.copy() for key, run in runs.items()}
+        for row in _equal_fingerprints(self.equal):
+            held = [
+                (key, int(find(runs[key], np.frombuffer(words, np.uint64)[None])[0]))
+                for key, words in sorted(row)
+                if key in runs
+            ]
+            places = [(key, at) for key, at in held if at >= 0]
+            total = sum(int(counts[key][at]) for key, at in places)
+            for k, (key, at) in enumerate(places, 1):  # the last one has what is missing, if anything is
+                own = min(max(total, 0), max(int(counts[key][at]), 0)) if k < len(places) else total
+                counts[key][at] = own
+                total -= own
+        runs = {key: run._replace(counts=counts[key]).pick(counts[key] != 0) for key, run in runs.items()}
+        return {key: run for key, run in runs.items() if len(run.counts)}
 
     def least(self, fold: int | None, label: int | None) -> int:
         """The number of distinct rows of a class (None: of all) that are known to be in the change; 0 if nothing is known.
@@ -239,23 +268,35 @@ class FingerprintChange:
         return max(0, max(added) - sum(removed), max(removed) - sum(added))
 
     def to_rows(self) -> NDArray[np.int64]:
-        """A row of nine integers for each: key (4), fingerprint (2), label, fold and number."""
+        """A row of nine integers for each: key (4), fingerprint (2), label, fold and number; then ``equal``, with number 0."""
         parts = [np.zeros((0, 9), np.int64)]
         for key, run in (self.runs or {}).items():
             keys = np.broadcast_to(np.frombuffer(key, "<i8"), (len(run.counts), KEY_BYTES // 8))
             parts.append(np.column_stack([keys, run.hashes.view(np.int64), run.labels, run.folds, run.counts]))
+        parts.append(np.pad(self.equal.reshape(-1, 6), ((0, 0), (0, 3))))
         return np.concatenate(parts)
 
     @classmethod
     def from_rows(cls, rows: NDArray[np.int64]) -> FingerprintChange:
         """Rows from what :meth:`to_rows` returned."""
-        words, out = KEY_BYTES // 8, {}
+        words, out, paired = KEY_BYTES // 8, {}, rows[:, 8] == 0
+        equal, rows = rows[paired][:, :6].reshape(-1, 2, 6), rows[~paired]
         for key in np.unique(rows[:, :words], axis=0):
             part = np.ascontiguousarray(rows[(rows[:, :words] == key).all(1)][:, words:])
             hashes = np.ascontiguousarray(part[:, :2]).view(np.uint64)
             run = Run(hashes, part[:, 2].astype(np.int32), part[:, 3].astype(np.int32), part[:, 4].copy())
             out[key.astype("<i8").tobytes()] = combine([run])
-        return cls(out)
+        return cls(out, equal)
+
+
+def _equal_fingerprints(pairs: NDArray[np.int64]) -> list[set[tuple[bytes, bytes]]]:
+    """Join pairs (m, 2, 6) into all keys and fingerprints of each row."""
+    rows: dict[tuple[bytes, bytes], set[tuple[bytes, bytes]]] = {}
+    for pair in np.unique(pairs.reshape(-1, 12), axis=0).reshape(-1, 2, 6):
+        one, other = ((words[:4].astype("<i8").tobytes(), words[4:].tobytes()) for words in pair)
+        both = rows.get(one, {one}) | rows.get(other, {other})
+        rows.update(dict.fromkeys(both, both))
+    return list({id(row): row for row in rows.values()}.values())
 
 
 _EMPTY = Run(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
@@ -317,10 +358,12 @@ class Membership:
     """All rows of a head: a table of its own, and one for each key that came with a merge.
 
     ``unchecked`` says why rows are not known; the tables are then empty, and stay so until no row is left.
+    ``equal``: pairs of fingerprints of rows removed since ranks agreed, see :class:`FingerprintChange`.
     """
 
     tables: tuple[FingerprintTable, ...] = field(default_factory=lambda: (FingerprintTable(os.urandom(KEY_BYTES)),))
     unchecked: str | None = None
+    equal: tuple[NDArray[np.int64], ...] = ()
 
     def none_held(self) -> Membership:
         """No rows, under the same key."""
@@ -341,16 +384,19 @@ class Membership:
         kept = tuple(t for i, t in enumerate(tables) if i == 0 or t.runs)
         return replace(self, tables=kept)
 
-    def changed(self, changes: list[tuple[SampleBatch, int]]) -> tuple[Membership, list[tuple[SampleBatch, int]]]:
+    def changed(
+        self, changes: list[tuple[SampleBatch, int]], agreed: bool = False
+    ) -> tuple[Membership, list[tuple[SampleBatch, int]]]:
         """The rows after a change; RemovalError, naming the first row, if one to be removed is not held before it.
 
         Sum the changes returned in the place of those given: the fingerprints of rows added are formed on the way.
+        agreed: ranks have agreed on rows, which are to be compared with again.
         """
         if self.unchecked is not None or any(checks.is_fake(b.x) for b, _ in changes):
             return self, changes
         out = self
         for batch in (b for b, s in changes if s < 0):
-            out = out._without(batch)
+            out = out._without(batch, agreed)
         own = out.tables[0]
         if len(own.waiting) >= WAITING_BATCHES:
             own = own.hashed()
@@ -369,7 +415,7 @@ class Membership:
         own = [grid_products(x, grid, t.key) for t in self.tables]
         return own + [t for table in self.tables for t in tensors_of(table.waiting)]
 
-    def _without(self, batch: SampleBatch) -> Membership:
+    def _without(self, batch: SampleBatch, agreed: bool) -> Membership:
         waiting: list[list[HostPart]] | None = None
         own: Sequence[NDArray[Any] | None] = [None] * len(self.tables)
         if batch.answer is not None:
@@ -394,8 +440,23 @@ class Membership:
             tables[i], rest = tables[i].without(run.pick(want)._replace(counts=left[want]))
             left[want] = rest.counts
             if not left.any():
-                return replace(start, tables=tuple(tables))
+                equal = start._equal(asked, kind) if agreed and len(asked) > 1 else ()
+                return replace(start, tables=tuple(tables), equal=(*start.equal, *equal))
         raise start._refusal(batch, asked, int(np.flatnonzero(left)[0]))
+
+    def _equal(self, asked: list[Run], kind: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Pairs (m, 2, 6) of fingerprints of rows that are held under several keys. asked: the rows under each key."""
+        rows = np.unique(kind)
+        held = [table.held(run.hashes[rows]) > 0 for table, run in zip(self.tables, asked, strict=True)]
+        rows = rows[np.sum(held, 0) > 1]
+        words = [
+            np.column_stack(
+                [np.broadcast_to(np.frombuffer(table.key, "<i8"), (len(rows), 4)), run.hashes[rows].view(np.int64)]
+            )
+            for table, run in zip(self.tables, asked, strict=True)
+        ]
+        for other in words[1:]:
+            yield np.stack([words[0], other], 1)
 
     def _refusal(self, batch: SampleBatch, asked: list[Run], row: int) -> RemovalError:
         """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
@@ -452,7 +513,8 @@ class Membership:
             FingerprintChange({t.key: t.whole() for t in m.hashed().tables if t.runs or t.waiting})
             for m in (self, earlier)
         )
-        return now.plus(then, -1)
+        change = now.plus(then, -1)
+        return FingerprintChange(change.runs, np.concatenate([change.equal, *self.equal]))
 
     def advanced(self, change: FingerprintChange) -> Membership:
         """The rows after a change; RemovalError if it removes more than is held.
@@ -461,7 +523,7 @@ class Membership:
         """
         if self.unchecked is not None or change.runs is None:
             return self.dropped("rows were exchanged that are not known by fingerprints")
-        both = FingerprintChange({t.key: t.whole() for t in self.hashed().tables}).plus(change).runs or {}
+        both = FingerprintChange({t.key: t.whole() for t in self.hashed().tables}).plus(change).settled()
         short = sum(int((run.counts < 0).sum()) for run in both.values())
         if short:
             raise checks.removal_error(f"{short} row(s) would be removed more often than they are held")
@@ -554,6 +616,10 @@ class HeldRows:
             return Membership((), self.impossible)
         return Membership() if self.recorded else Membership((), "the head was made with membership=False")
 
+    def changed(self, changes: list[tuple[SampleBatch, int]]) -> tuple[Membership, list[tuple[SampleBatch, int]]]:
+        """The rows after a change, see :meth:`Membership.changed`."""
+        return self.held.changed(changes, agreed=self.agreed is not None and bool(self.agreed.tables))
+
     def drop(self, reason: str) -> None:
         """Give up checking, and forget every fingerprint."""
         self.held = self.held.dropped(reason)
@@ -570,7 +636,7 @@ class HeldRows:
 
     def agree(self, rows: Membership | None = None) -> None:
         """Take rows, or those held, for what was agreed on; what changes from here on is pending."""
-        self.held = self.agreed = (self.held if rows is None else rows).hashed()
+        self.held = self.agreed = replace((self.held if rows is None else rows).hashed(), equal=())
 
     def agreed_or_unknown(self) -> Membership:
         """Rows at the last agreement, ready to be changed."""
