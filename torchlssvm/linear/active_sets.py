@@ -38,8 +38,8 @@ FOLLOWED_ROUNDS = 4
 LARGEST_NEAR = 8
 """With one in so many samples near their margins those of all are computed anew: they are near no more then."""
 
-MAX_ROUNDS = 200
-"""Newton rounds of one class before giving up; 7 to 9 are usual, and a line search makes them finite."""
+MAX_ROUNDS = 1000
+"""Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
 
 CLASSES_AT_ONCE = 8
 """Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
@@ -64,6 +64,9 @@ LOOSE = 1e-5
 
 EXACT_ROUNDS = 8
 """Rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot cycle."""
+
+CLOSE_CALL = 2.0
+"""Within this factor of a bound the order in which rows are summed could decide: they are summed in the saved order then."""
 
 
 @dataclass
@@ -289,7 +292,7 @@ class ActiveSetSolver:
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """w (J, K) and b (K,), up to date; ConvergenceError if a search finds no end, with the caches dropped."""
-        if self._current:
+        if self._current and not self._busy:
             return self.w, self.b
         if checks.is_fake(self.rows.q):
             return self._weights_without_data()
@@ -523,7 +526,7 @@ class ActiveSetSolver:
     ) -> bool:  # fmt: skip
         """Prove the active set of a class with the margins of the samples near 1, and note its weights; False without proof."""
         scale = self.scale
-        size = self._gradient_size(k, scale, solution, active, w, b, point, lengths, error)
+        size = self._gradient_size(k, scale, solution, torch.nonzero(active)[:, 0], w, b, point, lengths, error)
         centre = self._centre(solution)
         bound = ((lengths + centre) * size[0] + size[1] + error) * SAFETY
         far = (self._margins[k] - 1.0).abs() > drift + bound
@@ -561,9 +564,8 @@ class ActiveSetSolver:
                     long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
                     point, error = self._accuracy(s.scale, w[:, c], b[c], long)
                     assert s.solution is not None
-                    size = self._gradient_size(
-                        s.label, s.scale, s.solution, s.active, w[:, c], b[c], point, long, error
-                    )
+                    slots = torch.nonzero(s.active)[:, 0]
+                    size = self._gradient_size(s.label, s.scale, s.solution, slots, w[:, c], b[c], point, long, error)
                     if self._prove(s, margins, size, long, error):
                         self._finish(s, w[:, c], b[c], margins, size)
                         continue
@@ -645,13 +647,12 @@ class ActiveSetSolver:
         return point, hinge.rounding_bound(lengths, J, float(point[:J].norm()), float(b))
 
     def _gradient_size(
-        self, k: int, scale: RowScale, solution: Solution, active: Tensor, w: Tensor, b: Tensor, point: Tensor,
+        self, k: int, scale: RowScale, solution: Solution, slots: Tensor, w: Tensor, b: Tensor, point: Tensor,
         lengths: Tensor, error: Tensor,
     ) -> tuple[float, float]:  # fmt: skip
-        """Bounds on |g'| and |g_b| / n on the active set of a class, the rounding of both included."""
+        """Bounds on |g'| and |g_b| / n on the active set of a class, at ``slots``, the rounding of both included."""
         rows, J = self.rows, self.rows.in_features
         assert self._groups is not None
-        slots = torch.nonzero(active)[:, 0]
         weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
         found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
         gradient_b, ridge = float(found.gradient_b[0]), point[:J]
@@ -718,6 +719,9 @@ class ActiveSetSolver:
         solution, wanted = s.solution, margins < 1.0
         assert solution is not None
         bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
+        if _close_call(margins, bound):
+            margins, size = self._in_saved_order(s, lengths, error)
+            bound, wanted = (lengths + self._centre(solution)) * size[0] + size[1] + error, margins < 1.0
         near = torch.nonzero(~((margins - 1.0).abs() > bound * SAFETY))[:, 0]
         if not len(near) and float(bound.max()) > LOOSE:
             near = bound.argmax()[None]
@@ -742,12 +746,23 @@ class ActiveSetSolver:
             wanted = torch.where(s.ties, s.active, wanted)
             differs = wanted != s.active
         s.exact += 1
-        if s.exact > EXACT_ROUNDS:  # Murty's rule: the first one alone, which cannot cycle
-            first = int(torch.nonzero(differs)[0, 0])
+        if s.exact > EXACT_ROUNDS:  # Murty's rule: the first one alone, in an order that does not depend on the history
+            turns = torch.nonzero(differs)[:, 0]
+            first = turns[self.rows.saved_order(turns)[0]]
             wanted = s.active.clone()
             wanted[first] = ~wanted[first]
         self._turn(s, wanted)
         return False
+
+    def _in_saved_order(self, s: Search, lengths: Tensor, error: Tensor) -> tuple[Tensor, tuple[float, float]]:
+        """Margins (n,) and bounds on the gradient of a solution, in an order of the rows that depends on them alone."""
+        order, (w, b) = self.rows.saved_order(), s.weights()
+        margins = torch.empty_like(error)
+        margins[order] = hinge.scores(self.rows.q[order], w * self.scale.step, b)[:, 0] * self.signs(s.label)[order]
+        point, _ = self._accuracy(s.scale, w[:, 0], b[0], lengths)
+        assert s.solution is not None
+        active = order[s.active[order]]
+        return margins, self._gradient_size(s.label, s.scale, s.solution, active, w[:, 0], b[0], point, lengths, error)
 
     def _turn(self, s: Search, wanted: Tensor) -> None:
         """Change the active set of a search: queue the rows that change sides, or change its sums."""
@@ -842,6 +857,13 @@ class ActiveSetSolver:
         gram = q.mT @ q + torch.eye(q.shape[1], dtype=torch.float64, device=q.device)
         self.w, self.b = torch.linalg.solve(gram, q.mT @ y), y.mean(0)
         return self.w, self.b
+
+
+def _close_call(margins: Tensor, bound: Tensor) -> bool:
+    """True when rounding could decide whether weights are refined: a bound is near LOOSE, or near a margin's distance."""
+    largest, away = float(bound.max()), (margins - 1.0).abs()
+    near_bound = (away > bound * SAFETY / CLOSE_CALL) & (away < bound * SAFETY * CLOSE_CALL)
+    return LOOSE / CLOSE_CALL < largest < LOOSE * CLOSE_CALL or bool(near_bound.any())
 
 
 def _settled(before: float, after: float) -> bool:
