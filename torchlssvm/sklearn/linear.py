@@ -17,7 +17,7 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.checks import sparse_features
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
-from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier, unchanged_on_error
+from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unchanged_on_error
 from torchlssvm.sklearn.dual_head import DualHead
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class LinearEstimator(BaseEstimator):
     def _answer(self, X: Any, verb: str) -> Tensor:
         """Ask the head for all rows of X."""
         check_is_fitted(self, "head_")
-        X = validate_data(self, as_csr(X), reset=False, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
+        X = validate_data(self, as_csr(X), reset=False, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
         return ask(X if isinstance(self.head_, DualHead) else self._rows(X))  # type: ignore[no-any-return]
 
@@ -196,7 +196,7 @@ class LinearClassifier(Classifier, LinearEstimator):
             return self._fit(X, y, sample_weight)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
+        X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         self._learn_classes(y, sample_weight)
@@ -225,7 +225,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
         with unchanged_on_error(self):
             first = not hasattr(self, "head_")
-            X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
+            X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
             if first:
                 self._learn_classes(y if classes is None else classes)
                 self.head_ = self._new_head(X.shape[1], len(self.classes_))
@@ -239,7 +239,7 @@ class LinearClassifier(Classifier, LinearEstimator):
     def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
+        X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
         self._check_weights(sample_weight)
         self._remove(X, self._encode(y), self._weight(sample_weight, X))
         self._judge_sums()
@@ -248,7 +248,7 @@ class LinearClassifier(Classifier, LinearEstimator):
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,)."""
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
+        X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=False)
         if isinstance(self.head_, DualHead):
             raise ValueError("calibration needs calibration='temperature', 'platt' or 'isotonic' before fit")
         weight = self._weight(sample_weight, X)
@@ -261,7 +261,7 @@ class LinearClassifier(Classifier, LinearEstimator):
         Labels in the result are numbers of ``classes_``; ``found.order`` are rows of X, the most suspicious first.
         """
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
+        X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
         if isinstance(self.head_, DualHead):
             encoded = self._encode(y)
             return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
@@ -431,7 +431,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
             self,
             as_csr(X),
             y,
-            dtype=FLOAT_DTYPES,
+            dtype=NUMPY_FLOAT_DTYPES,
             multi_output=True,
             y_numeric=True,
             reset=reset,
