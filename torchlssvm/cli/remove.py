@@ -36,7 +36,7 @@ def register(commands: Commands) -> None:
         "Unlearn and erase samples, by subject or by id.",
         changes="the samples were removed",
     )
-    add_sample_selection(remove, required=False)
+    add_sample_selection(remove)
     add_request(remove)
     remove.add_argument("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure")
     add_signing_key(remove)
