@@ -57,7 +57,7 @@ SAMPLES = {"cifar": 10000, "mnist": 4000, "mnist, 2,000 random features": 3000, 
 
 
 class Data(NamedTuple):
-    """Training and test features and labels; ``usual``: how the rivals' features are made ready, "std" or "l2"."""
+    """Training and test features and labels; ``usual``: how the rivals' features are prepared, "std" or "l2"."""
 
     x: Tensor
     y: Tensor

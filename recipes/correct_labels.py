@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchlssvm.lightning import DataCorrection, DigitsData, Indexed, LabelAudit, LSSVMModule, ResumableLoader
-from torchlssvm.lightning.datamodules import noisy
+from torchlssvm.lightning.datamodules import noisy_labels
 
 NOISE, STEPS = 0.2, 10
 QUIET: dict[str, Any] = {
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     o = parser.parse_args(argv)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     x, y, test_x, test_y = digits() if o.digits else features(samples=o.samples, cache=o.cache)
-    given = noisy(y, NOISE, 10, seed=0)
+    given = noisy_labels(y, NOISE, 10, seed=0)
     wrong = given != y
     clean = fit(x, y, 10)
     val = DataLoader(TensorDataset(test_x, test_y), batch_size=512)

@@ -27,7 +27,12 @@ FORMS = {
     "weights": {"grid": FixedPoint(16.0), "class_weight": torch.tensor([1.0, 2.0, 0.5])},
     "per class": {"grid": FixedPoint(16.0), "per_class": True},
     "one against one": {"grid": FixedPoint(16.0), "multiclass": "ovo"},
-    "made ready": {"grid": FixedPoint(16.0), "scale": "std", "normalize": "sqrt", "class_weight": "balanced"},
+    "scaled and normalized": {
+        "grid": FixedPoint(16.0),
+        "scale": "std",
+        "normalize": "sqrt",
+        "class_weight": "balanced",
+    },
     "compact": {"statistics": False},
     "compact, gridded": {"statistics": False, "grid": FixedPoint(16.0), "intercept": "penalized"},
     "compact, weights": {"statistics": False, "class_weight": torch.tensor([1.0, 2.0, 0.5]), "intercept": "none"},

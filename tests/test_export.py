@@ -33,7 +33,9 @@ def machines() -> dict[str, Any]:
         for multiclass in ("ovr", "ovo") for intercept in ("free", "penalized", "none")
     }  # fmt: skip
     out["margin"] = MarginHead(5, 3).add(X, Y)
-    out["margin-made ready"] = MarginHead(5, 3, normalize="sqrt", scale="std", intercept="penalized").add(X, Y)
+    out["margin-scaled and normalized"] = MarginHead(5, 3, normalize="sqrt", scale="std", intercept="penalized").add(
+        X, Y
+    )
     out["compact"] = LSSVMHead(5, 3, statistics=False).add(X, Y)
     for kernel in (RBF(gamma=0.2), Polynomial(2), Laplacian(sigma=2.0), Linear()):
         svm = KernelLSSVM(kernel, num_classes=3)

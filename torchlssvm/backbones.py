@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchlssvm.linear.attach import find_last
+from torchlssvm.linear.attach import find_last_layer
 from torchlssvm.untrusted import check_regular, check_unpacked
 
 __all__ = ["AUTO", "build", "load_pt", "preprocessing"]
@@ -81,7 +81,7 @@ def _read(model: nn.Module, name: str, path: Path) -> None:
     state = load_pt(path)
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} is not a state_dict: a dict of tensors by name is expected")
-    last = find_last(model)
+    last = find_last_layer(model)
     goes = tuple(f"{layer}." for layer in last.replaced) if last is not None else ()
     wanted = {key for key in model.state_dict() if not key.startswith(goes)}
     kept = {key: value for key, value in state.items() if not key.startswith(goes)}
@@ -103,7 +103,7 @@ def load_pt(path: Path) -> Any:
         return torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
-    except Exception as error:  # torch's reader has many
+    except Exception as error:  # torch's reader raises errors of many kinds
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise ValueError(f"{path} is no file of tensors that can be loaded safely: {reason}") from None
 

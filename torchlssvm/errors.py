@@ -77,7 +77,7 @@ class InexactDeviceError(TorchLSSVMError, RuntimeError):
 
 
 class ConvergenceError(TorchLSSVMError, RuntimeError):
-    """A solver found no end: instead of an answer that does not satisfy its own conditions.
+    """A solver did not converge; no answer that violates its own conditions is returned.
 
     Of a ``LagrangianSVM`` the iteration ran out of steps; its samples are held all the same: allow more iterations, a larger
     tolerance, or another solver, and read again. An ``IncrementalSVM`` is left as it was before the call.

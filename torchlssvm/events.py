@@ -65,10 +65,10 @@ def new_event_id() -> str:
     return secrets.token_hex(16)
 
 
-def folded(text: str) -> str:
+def casefolded(text: str) -> str:
     """A text as names are compared where people write them: in whatever case, and in whatever form of Unicode.
 
-    >>> folded("Zoe\u0308") == folded("ZO\u00cb")
+    >>> casefolded("Zoe\u0308") == casefolded("ZO\u00cb")
     True
     """
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
@@ -77,8 +77,8 @@ def folded(text: str) -> str:
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
     """True if a text holds one of some ids and subjects, in whatever case."""
     least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
-    within = folded(text)
-    return any(name is not None and len(name) >= least and folded(name) in within for name in names)
+    within = casefolded(text)
+    return any(name is not None and len(name) >= least and casefolded(name) in within for name in names)
 
 
 def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
@@ -90,8 +90,8 @@ def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
         raise ValueError(
             f"{what} must be one line of at most {LONGEST_TEXT} printable characters; got {str(text)[:80]!r}"
         )
-    listed, words = list(names), set(WORDS.findall(folded(text)) + PARTS_OF_WORDS.findall(folded(text)))
-    short = any(name is not None and folded(name) in words and not name.isdecimal() for name in listed)
+    listed, words = list(names), set(WORDS.findall(casefolded(text)) + PARTS_OF_WORDS.findall(casefolded(text)))
+    short = any(name is not None and casefolded(name) in words and not name.isdecimal() for name in listed)
     if short or holds_name(text, listed):
         raise ValueError(
             f"{what} holds an id or a subject of those concerned: it is kept after the erasure. Write it without their names. "
@@ -341,7 +341,7 @@ class Replace(EventBase):
 
 
 Event: TypeAlias = Add | Remove | Relabel | Replace
-KINDS: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabel, "replace": Replace}
+EVENT_CLASSES: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabel, "replace": Replace}
 
 
 def kind_of(event: Event) -> str:
@@ -367,10 +367,10 @@ def to_primitives(event: Event) -> dict[str, Any]:
 
 def from_primitives(data: Mapping[str, Any]) -> Event:
     """Undo :func:`to_primitives`; features may also be plain lists of rows. ValueError when it is no event."""
-    if not isinstance(data, Mapping) or data.get("kind") not in list(KINDS):
+    if not isinstance(data, Mapping) or data.get("kind") not in list(EVENT_CLASSES):
         found = data.get("kind") if isinstance(data, Mapping) else type(data).__name__
-        raise ValueError(f"not an event: its kind must be one of {', '.join(KINDS)}; got {found!r}")
-    made = KINDS[data["kind"]]
+        raise ValueError(f"not an event: its kind must be one of {', '.join(EVENT_CLASSES)}; got {found!r}")
+    made = EVENT_CLASSES[data["kind"]]
     known = {f.name for f in fields(made)}
     unknown = sorted(str(k) for k in data if k != "kind" and k not in known)
     if unknown:
@@ -382,14 +382,14 @@ def from_primitives(data: Mapping[str, Any]) -> Event:
         raise ValueError(f"not a {data['kind']} event: {error}") from None
 
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+SAVED_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 
 def _pack(value: Tensor) -> dict[str, Any]:
     name = str(value.dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    if name not in SAVED_DTYPES:
         name = "float64" if value.is_floating_point() else "int64"
-    array = value.to("cpu", DTYPES[name]).contiguous().numpy()
+    array = value.to("cpu", SAVED_DTYPES[name]).contiguous().numpy()
     data = base64.b64encode(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).decode("ascii")
     return {"dtype": name, "shape": list(value.shape), "data": data}
 
@@ -397,8 +397,8 @@ def _pack(value: Tensor) -> dict[str, Any]:
 def _unpack(value: Mapping[str, Any], name: str) -> Tensor:
     try:
         dtype = np.dtype(str(value["dtype"])).newbyteorder("<")
-        if value["dtype"] not in DTYPES:
-            raise ValueError(f"dtype {value['dtype']!r} is not one of {', '.join(DTYPES)}")
+        if value["dtype"] not in SAVED_DTYPES:
+            raise ValueError(f"dtype {value['dtype']!r} is not one of {', '.join(SAVED_DTYPES)}")
         array = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype=dtype)
         return torch.from_numpy(array.reshape([int(n) for n in value["shape"]]).astype(dtype.newbyteorder("=")))
     except (KeyError, TypeError, ValueError, OverflowError) as error:

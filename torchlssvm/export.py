@@ -1,6 +1,6 @@
 """Serving: a head as plain weights, and files that run without this library.
 
-``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear`` (one that makes rows ready first,
+``freeze`` leaves the statistics behind: what remains of a linear head is an ``nn.Linear`` (one that normalizes rows first,
 where the head has ``normalize``), of which nothing but the weights can be read. The same holds for a kernel machine with the
 linear kernel. With any other kernel a machine *is* its support rows: they are training samples, and they are in its frozen
 form; those with the coefficient zero, ids and labels are not. After an erasure freeze again: the old artifact holds the row.
@@ -54,7 +54,7 @@ FROZEN_FORMAT = "torchlssvm-frozen-1"
 
 
 class NormalizedLinear(nn.Linear):
-    """An ``nn.Linear`` on rows that it makes ready first: "l2" or "sqrt", as the head did."""
+    """An ``nn.Linear`` on rows that it normalizes first, by "l2" or "sqrt", as the head did."""
 
     def __init__(self, in_features: int, out_features: int, normalize: str, device: Any = None, dtype: Any = None):
         super().__init__(in_features, out_features, device=device, dtype=dtype)
@@ -136,7 +136,7 @@ def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def _linear(weight: Tensor, bias: Tensor, dtype: torch.dtype, normalize: str | None = None) -> nn.Linear:
-    """Make an ``nn.Linear`` that computes x @ weight.T + bias, of rows made ready where asked for."""
+    """Make an ``nn.Linear`` that computes x @ weight.T + bias, of normalized rows where asked for."""
     shape = (weight.shape[1], weight.shape[0])
     linear = nn.Linear(*shape, device=weight.device, dtype=dtype)
     if normalize is not None:
@@ -218,7 +218,7 @@ def _example(example: Tensor) -> Tensor:
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, Any] | None = None) -> None:
     """Write the weights of a frozen module, with metadata: the format, each tensor's shape, and what is given (as JSON).
 
-    ``normalize`` is there too where rows are to be made ready before the weights apply.
+    ``normalize`` is there too where rows are to be normalized before the weights apply.
     """
     from safetensors.torch import save_file
 

@@ -39,7 +39,7 @@ from torchlssvm.untrusted import read_regular
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
-FILES = CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
+HUB_FILES = CONFIG_FILE, WEIGHTS_FILE, STATISTICS_FILE, CARD_FILE = (
     "config.json", "model.safetensors", "statistics.safetensors", "README.md",
 )  # fmt: skip
 """Names of the files, as the hub knows them."""
@@ -121,7 +121,7 @@ def save_pretrained(
 
         api = HfApi()
         api.create_repo(repo_id, exist_ok=True)
-        own = {"allow_patterns": list(FILES), "delete_patterns": None if statistics else [STATISTICS_FILE]}
+        own = {"allow_patterns": list(HUB_FILES), "delete_patterns": None if statistics else [STATISTICS_FILE]}
         api.upload_folder(repo_id=repo_id, folder_path=place, **own | options)
 
 

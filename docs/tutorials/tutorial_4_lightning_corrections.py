@@ -27,7 +27,7 @@ folder = Path(tempfile.mkdtemp())
 # ------
 #
 # A line is an event. These are in the file when the run begins, before any sample was seen: they wait until
-# their samples come by. A removed sample is never learned, a relabelled one is learned with its right label.
+# their samples arrive. A removed sample is never learned, a relabelled one is learned with its right label.
 
 events = folder / "events.jsonl"
 lines = [

@@ -27,7 +27,7 @@ from torchlssvm.events import Add, Remove
 from torchlssvm.functional import gram
 from torchlssvm.functional.freivalds import GramCheck
 from torchlssvm.store import SampleStore, new_suppression_key
-from torchlssvm.store.database import FILE
+from torchlssvm.store.database import DATABASE_FILE
 from torchlssvm.store.suppression_key import KEY_VARIABLE
 
 BATCH, CLASSES = 1024, 10
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         times: dict[str, list[float]] = {}
         for _ in range(options.rounds):
             for name, measured in (
-                ("SQLite alone", lambda: seconds(lambda: select(folder / FILE))),
+                ("SQLite alone", lambda: seconds(lambda: select(folder / DATABASE_FILE))),
                 ("reading pass", lambda: seconds(read)),
                 ("Gram product", lambda: read(lambda q, _: gram.accumulate_(packed, q, J))),
                 ("whole Gram product", lambda: read(lambda q, _: q.mT @ q)),

@@ -310,11 +310,11 @@ def test_a_certificate_for_something_else_stamps_nothing(place: Path, authority:
     """A web server of the same root is no authority: openssl makes no such stamp, so its key signs under the name of one."""
     from cryptography import x509
 
-    from torchlssvm.audit.time_stamp import stamps
+    from torchlssvm.audit.time_stamp import is_for_time_stamps
 
     make_authority(tmp_path, "ec", use="serverAuth")
     server = x509.load_pem_x509_certificate((tmp_path / "tsa.pem").read_bytes())
     real = x509.load_pem_x509_certificate((authority / "tsa.pem").read_bytes())
-    assert (stamps(server), stamps(real)) == (False, True)
+    assert (is_for_time_stamps(server), is_for_time_stamps(real)) == (False, True)
     make_authority(tmp_path, "ec", use="timeStamping")  # not critical, as the standard asks for
-    assert not stamps(x509.load_pem_x509_certificate((tmp_path / "tsa.pem").read_bytes()))
+    assert not is_for_time_stamps(x509.load_pem_x509_certificate((tmp_path / "tsa.pem").read_bytes()))

@@ -49,7 +49,7 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
         store.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=y))
         store.apply(Remove(ids=["s1"], event_id="first"))
         new = store.certificate("first")
-        old = json.dumps({"format": version_0_1.FORMAT, "digest": store.head.digest()}).encode()
+        old = json.dumps({"format": version_0_1.CERTIFICATE_FORMAT_0_1, "digest": store.head.digest()}).encode()
         victim = store.get(["s7"])
         store.apply(Remove(ids=["s7"], event_id="second"))
     shutil.copytree(tmp_path / "s", tmp_path / "before")

@@ -176,7 +176,7 @@ def test_a_failed_check_shows_and_exits_1(
     assert sum("FAILED" in line for line in lines) == 7
     assert max(map(len, lines)) <= 100
     assert lines[-1].endswith("equal: False")
-    assert (tmp_path / demo.PICTURE).is_file()
+    assert (tmp_path / demo.PICTURE_FILE).is_file()
 
 
 def test_a_sample_left_behind_is_noticed() -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
 from torchlssvm import StoreError
-from torchlssvm.corrections.run_progress import RunProgress, forgets
+from torchlssvm.corrections.run_progress import RunProgress, may_have_forgotten
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
 from torchlssvm.store import SampleStore
@@ -278,11 +278,11 @@ def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path)
         assert (cursor.epoch, cursor.batches) == (0, 5)
         assert set(note) == {"start", "first", "epoch", "batches", "loader"}
         assert note["loader"] == {"order": "as they are, 67 samples", "ranks": 1, "batch_size": 8}
-        assert not forgets(store)
+        assert not may_have_forgotten(store)
         store.apply(Remove(ids=["3"]))
         store.compact()
-        assert forgets(store)
-        assert not forgets(store, store.position)
+        assert may_have_forgotten(store)
+        assert not may_have_forgotten(store, store.position)
         x, y = samples()
         known = Add(ids=["4"], x=x[4:5], y=y[4:5], fingerprint=store.fingerprint)
         with pytest.raises(ValueError, match="already"):  # a batch that is refused does not count as learned

@@ -1,4 +1,4 @@
-"""Corrections for samples that have not come by: held, applied when they do, and never lost without a word."""
+"""Corrections for samples that have not arrived: held, applied when they do, and never lost without a word."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_what_is_not_answered_is_said_and_waits_for_the_next_run(
     assert main(["drop", "store", "never", "nothing"]) == 1
     assert main(["drop", "store", "never"]) == 0
     assert "dropped: remove never" in capsys.readouterr().out
-    assert fit(tmp_path) == 0  # the sample comes by in the next run, and nothing is in the way of the third event
+    assert fit(tmp_path) == 0  # the sample arrives in the next run, and nothing is in the way of the third event
     with SampleStore(tmp_path / "store") as store:
         assert len(store) == 1437
         assert "train/300" not in store

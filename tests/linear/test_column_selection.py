@@ -1,10 +1,12 @@
-"""``restrict`` and ``select``: every probe from one pass, against heads that were trained for it."""
+"""``restrict`` and ``select``: every probe from one pass, against dense least squares on the same columns."""
 
 import pytest
 import torch
+from sklearn.linear_model import RidgeCV
+from torch import Tensor
 
+from tests.conftest import code, solve_dense
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
-from torchlssvm.functional.row_normalization import normalized
 
 N, J, K = 80, 30, 3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -12,6 +14,19 @@ X, Y = torch.randn(N, J, generator=GENERATOR), torch.arange(N) % K
 X[:, 10:14] += 2 * torch.nn.functional.one_hot(Y, 4)
 GRID = FixedPoint(16.0)
 COLUMNS = [12, 3, 29, 10, 0]
+
+
+def normalized(kind: str | None) -> Tensor:
+    """The rows as a head with this ``normalize`` takes them (N, J)."""
+    x = X.double()
+    if kind == "l2":
+        return x / x.norm(dim=1, keepdim=True)
+    return x if kind is None else x.sign() * x.abs().sqrt()
+
+
+def deviations(z: Tensor, scale: str | None) -> Tensor:
+    """The divisors of the columns (J,) for an option ``scale``."""
+    return z.std(0, unbiased=False) if scale == "std" else torch.ones(z.shape[1], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -28,15 +43,21 @@ def test_restricted_is_trained_on_those_columns(options):
     options = {"grid": GRID, "rho": 0.7} | options
     head = LSSVMHead(J, K, **options).add(X, Y, ids=ids)
     part = head.restrict(COLUMNS)
-    rows = X[:, COLUMNS]
-    if options.get("normalize") == "l2":
-        rows, options = normalized(X.double(), "l2")[:, COLUMNS], options | {"normalize": None}
-    fresh = LSSVMHead(len(COLUMNS), K, **options).add(rows, Y, ids=ids)
-    if options["grid"] is not None:
+    z = normalized(options.get("normalize"))[:, COLUMNS]
+    z = z if options["grid"] is None else GRID.snap(z)
+    rest = {name: options[name] for name in ("rho", "intercept", "class_weight", "multiclass") if name in options}
+
+    def dense(gone: int) -> Tensor:
+        kept, deviation = z[gone:], deviations(z[gone:], options.get("scale"))
+        return solve_dense(kept / deviation, Y[gone:], K, **rest)[0] / deviation[:, None]
+
+    assert torch.allclose(part.w, dense(0), rtol=1e-9, atol=1e-12)
+    rows = z if options.get("normalize") == "l2" else X[:, COLUMNS]  # of all columns only their length was known
+    if options.get("normalize") != "l2" and options["grid"] is not None:
+        fresh = LSSVMHead(len(COLUMNS), K, **options).add(rows, Y, ids=ids)
         assert part.digest() == fresh.digest()
-    assert torch.allclose(part.w, fresh.w, rtol=1e-9, atol=1e-12)
     few = None if ids is None else ids[:7]
-    assert torch.allclose(part.remove(rows[:7], Y[:7], ids=few)(rows), fresh.remove(rows[:7], Y[:7], ids=few)(rows))
+    assert torch.allclose(part.remove(rows[:7], Y[:7], ids=few).w, dense(7), rtol=1e-9, atol=1e-12)
     assert part.unchecked
     assert head.n == N  # as it was
 
@@ -60,20 +81,28 @@ def test_forms_of_columns_and_bad_ones():
 
 @pytest.mark.parametrize("normalize", [None, "l2"])
 @pytest.mark.parametrize("method", ["gcv", "loo"])
-def test_select_finds_what_trained_heads_find(method, normalize):
+def test_select_finds_what_dense_solutions_find(method, normalize):
     head = LSSVMHead(J, K, grid=GRID, normalize=normalize).add(X, Y)
     layers = {"first": slice(0, 10), "second": slice(10, 20), "third": slice(20, 30), "all": None}
     rhos = [0.01, 0.1, 1.0, 10.0, 100.0]
     samples = {"x": X, "y": Y} if method == "loo" else {}
     found = head.select(layers, rhos, (None, "std"), method, **samples)
     assert len(found.candidates) == 8
-    z = normalized(X.double(), normalize)
+    z = head.grid.snap(normalized(normalize))
     for c in found.candidates:
         rows = z[:, c.columns]
-        fresh = LSSVMHead(rows.shape[1], K, grid=head.grid, scale=c.scale).add(rows, Y)
-        path = fresh.rho_path(rhos, method, rows if samples else None, Y if samples else None)
-        assert torch.allclose(path.errors, c.path.errors, rtol=1e-9)
-        assert (c.rho, c.error) == (path.rho, pytest.approx(float(path.errors.min())))
+        rows = rows / deviations(rows, c.scale)
+        rows, goal = rows - rows.mean(0), code(Y, K) - code(Y, K).mean(0)
+        if method == "loo":
+            theirs = RidgeCV(alphas=rhos, store_cv_results=True).fit(rows.numpy(), code(Y, K).numpy())
+            errors = torch.from_numpy(theirs.cv_results_.reshape(-1, len(rhos)).mean(0))
+        else:
+            hats = [
+                rows @ torch.linalg.solve(rows.T @ rows + r * torch.eye(rows.shape[1]).double(), rows.T) for r in rhos
+            ]
+            errors = torch.stack([(goal - H @ goal).square().mean() / (1 - (H.trace() + 1) / N) ** 2 for H in hats])
+        assert torch.allclose(c.path.errors, errors, rtol=1e-8)
+        assert (c.rho, c.error) == (rhos[int(errors.argmin())], pytest.approx(float(errors.min())))
         assert c.seconds > 0
     assert found.best.error == min(c.error for c in found.candidates)
     assert found.best.name in ("second", "all")

@@ -245,7 +245,7 @@ def test_a_search_without_end_leaves_the_samples(monkeypatch):
     x, y = samples()
     head = MarginHead(6, 3, grid=GRID).add(x, y)
     before = head.w.clone()
-    monkeypatch.setattr(active_sets, "MAX_ROUNDS", 0)
+    monkeypatch.setattr(active_sets, "MAX_NEWTON_ROUNDS", 0)
     head.remove(x[:1], y[:1])
     with pytest.raises(ConvergenceError):
         head.predict(x)

@@ -114,7 +114,7 @@ class Certificate:
     def signed(self, signature: bytes, keyid: str = "") -> Certificate:
         """The same with one signature more, which takes the place of one under the same key id."""
         if self.old:
-            raise ValueError(f"{version_0_1.LACKS}: it is not signed again, issue a new one")
+            raise ValueError(f"{version_0_1.MISSING_IN_0_1}: it is not signed again, issue a new one")
         kept = [s for s in self.signatures if not keyid or s.keyid != keyid]
         return replace(self, signatures=(*kept, Signature(keyid, signature)))
 
@@ -127,7 +127,7 @@ class Certificate:
     @property
     def old(self) -> bool:
         """True for a certificate of version 0.1.0."""
-        return self.format == version_0_1.FORMAT
+        return self.format == version_0_1.CERTIFICATE_FORMAT_0_1
 
     @property
     def erased(self) -> int:
@@ -174,7 +174,7 @@ class Certificate:
             raise VerificationError(f"not a certificate: expected an object, got {type(data).__name__}")
         if "payloadType" not in data and "format" in data:
             body = version_0_1.read(dict(data))
-            check_fields(body, version_0_1.FIELD_TYPES, version_0_1.READ_FIELDS)
+            check_certificate_fields(body, version_0_1.FIELD_TYPES_0_1, version_0_1.FILLED_FIELDS_0_1)
             return cls(**body)
         envelope = Envelope.from_dict(dict(data))
         found = cls._from_statement(parse(envelope.payload))
@@ -209,7 +209,7 @@ class Certificate:
         predicate = data["predicate"]
         if not isinstance(predicate, dict) or "chain" in predicate:
             raise VerificationError("not a certificate: its predicate is not that of an erasure")
-        check_fields(predicate | {"chain": chain}, FIELD_TYPES)
+        check_certificate_fields(predicate | {"chain": chain}, FIELD_TYPES)
         return cls(**predicate, chain=chain)
 
 
@@ -253,7 +253,7 @@ def parse(text: str | bytes) -> Any:
         raise VerificationError(f"not a certificate: no JSON ({str(error)[:200]})") from None
 
 
-def check_fields(data: dict[str, Any], types: dict[str, Any], others: tuple[str, ...] = ()) -> None:
+def check_certificate_fields(data: dict[str, Any], types: dict[str, Any], others: tuple[str, ...] = ()) -> None:
     """Check the fields and what is in them; VerificationError names the first that is wrong.
 
     ``types``: of the fields that must be there; ``others``: fields that were checked before.

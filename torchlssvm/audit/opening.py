@@ -17,14 +17,14 @@ from torchlssvm.untrusted import read_regular
 
 __all__ = ["Opening"]
 
-FORMAT = "torchlssvm-opening-1"
-KEY_BYTES = 32
+OPENING_FORMAT = "torchlssvm-opening-1"
+OPENING_KEY_BYTES = 32
 """Bytes of the key of a position: as many as the HMAC has."""
 
 MAX_OPENING_BYTES = 2**16
 """Bytes of a file with an opening: it has 200."""
 
-WARNING = (
+OPENING_WARNING = (
     "with this file and the samples that are left, guesses about samples that leave later can be tested: give it only to whom "
     "must check the head without the store, and have it deleted afterwards"
 )
@@ -32,11 +32,11 @@ WARNING = (
 
 @dataclass(frozen=True)
 class Opening:
-    """The key under which the state at one end of the journal, known by its hash, was committed to."""
+    """The key of the commitment to the state at one position; the hash of the journal there says which."""
 
     chain: str
     key: str
-    format: str = FORMAT
+    format: str = OPENING_FORMAT
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a new file that only its owner reads."""
@@ -58,8 +58,8 @@ class Opening:
         names = ("chain", "format", "key")
         if not isinstance(data, Mapping) or sorted(data) != list(names):
             raise VerificationError(f"not an opening: expected {', '.join(names)}")
-        if data["format"] != FORMAT or not all(isinstance(data[name], str) for name in names):
-            raise VerificationError(f"not an opening: its format is not {FORMAT!r}")
+        if data["format"] != OPENING_FORMAT or not all(isinstance(data[name], str) for name in names):
+            raise VerificationError(f"not an opening: its format is not {OPENING_FORMAT!r}")
         opening = cls(**data)
         opening.secret()
         return opening
@@ -70,6 +70,6 @@ class Opening:
             key = bytes.fromhex(self.key)
         except ValueError:
             key = b""
-        if len(key) != KEY_BYTES:
-            raise VerificationError(f"not an opening: the key does not have {KEY_BYTES} bytes")
+        if len(key) != OPENING_KEY_BYTES:
+            raise VerificationError(f"not an opening: the key does not have {OPENING_KEY_BYTES} bytes")
         return key

@@ -99,7 +99,7 @@ class ErasureReceipt:
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            Path(path).unlink(missing_ok=True)  # half a receipt is none
+            Path(path).unlink(missing_ok=True)  # no incomplete receipt stays
             raise
 
     @classmethod
@@ -121,22 +121,22 @@ class ErasureReceipt:
         if not isinstance(data["events"], list) or not data["events"]:
             raise VerificationError("not a receipt: it names no erasure")
         for event in data["events"]:
-            check_fields(event, EVENT_FIELDS, "an erasure")
+            check_receipt_fields(event, EVENT_FIELDS, "an erasure")
             if len(event["ids"]) != len(event["nonces"]) or not all(isinstance(i, str) for i in event["ids"]):
                 raise VerificationError("not a receipt: an erasure needs a nonce for each id")
             if not all(isinstance(n, str) and HEX_NONCE.fullmatch(n) for n in event["nonces"]):
                 raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
         request = data["request"]
         if request is not None:
-            check_fields(request, {"id": str, "received": str, "due": str, "names": list}, "the request")
+            check_receipt_fields(request, {"id": str, "received": str, "due": str, "names": list}, "the request")
             for name in request["names"]:
-                check_fields(name, NAME_FIELDS, "a name of the request")
+                check_receipt_fields(name, NAME_FIELDS, "a name of the request")
                 if not HEX_NONCE.fullmatch(name["nonce"]):
                     raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
         return cls(**data)
 
 
-def check_fields(value: Any, types: Mapping[str, type], what: str) -> None:
+def check_receipt_fields(value: Any, types: Mapping[str, type], what: str) -> None:
     """VerificationError unless a value is a dict with just these fields, each of its type."""
     if not isinstance(value, dict) or set(value) != set(types):
         raise VerificationError(f"not a receipt: {what} needs {', '.join(types)}")

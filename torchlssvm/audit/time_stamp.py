@@ -79,15 +79,15 @@ def elements(data: bytes) -> list[DerElement]:
     return found
 
 
-def inner(element: DerElement, tag: int) -> list[DerElement]:
-    """The elements inside one of a tag."""
+def inner_elements(element: DerElement, tag: int) -> list[DerElement]:
+    """Return the elements inside an element, which must have the given tag."""
     if element[0] != tag:
         raise ValueError(f"expected an element of tag {tag:#x}, got {element[0]:#x}")
     return elements(element[1])
 
 
-def sized(found: list[DerElement], least: int, most: int | None = None) -> list[DerElement]:
-    """Elements of which there must be so many."""
+def check_count(found: list[DerElement], least: int, most: int | None = None) -> list[DerElement]:
+    """Return elements; ValueError unless there are from ``least`` to ``most`` of them."""
     if not least <= len(found) <= (most or least):
         raise ValueError(f"it has {len(found)} parts where RFC 3161 has {least}{'' if most is None else f' to {most}'}")
     return found
@@ -130,9 +130,9 @@ class TimeStamp:
     def from_der(cls, data: bytes) -> TimeStamp:
         """Read a TimeStampResp; VerificationError when it is none, or refuses."""
         try:
-            (whole,) = sized(elements(data), 1)
-            status, *token = sized(inner(whole, SEQUENCE), 1, 2)
-            code = sized(inner(status, SEQUENCE), 1, 3)[0]
+            (whole,) = check_count(elements(data), 1)
+            status, *token = check_count(inner_elements(whole, SEQUENCE), 1, 2)
+            code = check_count(inner_elements(status, SEQUENCE), 1, 3)[0]
             if code[0] != INTEGER or int.from_bytes(code[1], "big") > 1 or not token:
                 raise VerificationError(
                     f"the authority has not granted the time stamp (status {int.from_bytes(code[1], 'big')})"
@@ -143,26 +143,30 @@ class TimeStamp:
 
     @classmethod
     def _from_token(cls, token: DerElement) -> TimeStamp:
-        kind, content = sized(inner(token, SEQUENCE), 2)
+        kind, content = check_count(inner_elements(token, SEQUENCE), 2)
         if kind[2] != SIGNED_DATA:
             raise ValueError("the token is not signed data")
-        (signed,) = sized(inner(content, 0xA0), 1)
-        _, _, packed, *rest = sized(inner(signed, SEQUENCE), 4, 6)
-        kind, content = sized(inner(packed, SEQUENCE), 2)
+        (signed,) = check_count(inner_elements(content, 0xA0), 1)
+        _, _, packed, *rest = check_count(inner_elements(signed, SEQUENCE), 4, 6)
+        kind, content = check_count(inner_elements(packed, SEQUENCE), 2)
         if kind[2] != STAMP_INFO:
             raise ValueError("what is signed is no time stamp")
-        ((tag, info, _),) = sized(inner(content, 0xA0), 1)
+        ((tag, info, _),) = check_count(inner_elements(content, 0xA0), 1)
         if tag != OCTET_STRING:
             raise ValueError("what is signed is no text of bytes")
-        ((_, fields, _),) = sized(elements(info), 1)
-        _, _, stamped, _, (_, moment, _), *_ = sized(elements(fields), 5, 10)
-        algorithm, digest = sized(inner(stamped, SEQUENCE), 2)
-        if sized(inner(algorithm, SEQUENCE), 1, 2)[0][2] != SHA256:
+        ((_, fields, _),) = check_count(elements(info), 1)
+        _, _, stamped, _, (_, moment, _), *_ = check_count(elements(fields), 5, 10)
+        algorithm, digest = check_count(inner_elements(stamped, SEQUENCE), 2)
+        if check_count(inner_elements(algorithm, SEQUENCE), 1, 2)[0][2] != SHA256:
             raise ValueError("the stamp is over another hash than SHA-256")
         certificates = next((elements(e[1]) for e in rest if e[0] == 0xA0), [])
-        (signer,) = sized(inner(rest[-1], SET), 1)
+        (signer,) = check_count(inner_elements(rest[-1], SET), 1)
         return cls(
-            as_time(moment), digest[1], info, read_signer(inner(signer, SEQUENCE)), tuple(c[2] for c in certificates)
+            as_time(moment),
+            digest[1],
+            info,
+            read_signer(inner_elements(signer, SEQUENCE)),
+            tuple(c[2] for c in certificates),
         )
 
     def check(self, data: bytes, authority: Any = None) -> str:
@@ -197,15 +201,15 @@ class TimeStamp:
 
         sent = [x509.load_der_x509_certificate(c) for c in self._certificates]
         attributes, signature, hash_name = self._signer
-        found = dict(map(attribute, elements(elements(attributes)[0][1])))
+        found = dict(map(read_attribute, elements(elements(attributes)[0][1])))
         digest = encode(OCTET_STRING, hashlib.new(hash_name, self._info).digest())
         if found.get(CONTENT_TYPE) != STAMP_INFO or found.get(MESSAGE_DIGEST) != digest:
             raise VerificationError("the time stamp was altered: its signature is over another one")
-        signers = [c for c in (*sent, *trusted) if signed_by(c, signature, attributes, hash_name)]
+        signers = [c for c in (*sent, *trusted) if is_signed_by(c, signature, attributes, hash_name)]
         if not signers:
             raise VerificationError("the time stamp was altered, or its authority's certificate is missing")
         for signer in signers:
-            if stamps(signer) and self._is_trusted(signer, sent, trusted):
+            if is_for_time_stamps(signer) and self._is_trusted(signer, sent, trusted):
                 return str(signer.subject.rfc4514_string())
         raise VerificationError("the time stamp is not by an authority that you trust")
 
@@ -214,9 +218,9 @@ class TimeStamp:
         for _ in range(MAX_CHAIN):
             if not certificate.not_valid_before_utc <= self.time <= certificate.not_valid_after_utc:
                 return False
-            if certificate in trusted or any(issued(certificate, root, self.time) for root in trusted):
+            if certificate in trusted or any(was_issued_by(certificate, root, self.time) for root in trusted):
                 return True
-            above = [c for c in sent if c != certificate and issued(certificate, c, self.time)]
+            above = [c for c in sent if c != certificate and was_issued_by(certificate, c, self.time)]
             if not above:
                 return False
             certificate = above[0]
@@ -233,20 +237,20 @@ def as_time(text: bytes) -> datetime:
 
 def read_signer(fields: list[DerElement]) -> tuple[bytes, bytes, str]:
     """The signed attributes as a SET, the signature, and the name of its hash, from a SignerInfo."""
-    _, _, algorithm, attributes, _, signature, *_ = sized(fields, 6, 7)
-    name = HASHES.get(sized(inner(algorithm, SEQUENCE), 1, 2)[0][2])
+    _, _, algorithm, attributes, _, signature, *_ = check_count(fields, 6, 7)
+    name = HASHES.get(check_count(inner_elements(algorithm, SEQUENCE), 1, 2)[0][2])
     if name is None or attributes[0] != 0xA0 or signature[0] != OCTET_STRING:
         raise ValueError("its signature has another form than RFC 3161 asks for, or another hash than SHA-2")
     return encode(SET, attributes[1]), signature[1], name
 
 
-def attribute(element: DerElement) -> tuple[bytes, bytes]:
+def read_attribute(element: DerElement) -> tuple[bytes, bytes]:
     """The object identifier and the values of an attribute."""
-    kind, values = sized(inner(element, SEQUENCE), 2)
+    kind, values = check_count(inner_elements(element, SEQUENCE), 2)
     return kind[2], values[1]
 
 
-def signed_by(certificate: Any, signature: bytes, data: bytes, hash_name: str) -> bool:
+def is_signed_by(certificate: Any, signature: bytes, data: bytes, hash_name: str) -> bool:
     """True if the key of a certificate made a signature (RSA, elliptic curves or Ed25519)."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
@@ -269,7 +273,7 @@ def signed_by(certificate: Any, signature: bytes, data: bytes, hash_name: str) -
     return True
 
 
-def stamps(certificate: Any) -> bool:
+def is_for_time_stamps(certificate: Any) -> bool:
     """True if a certificate is for time stamps, and for nothing else."""
     from cryptography import x509
 
@@ -280,7 +284,7 @@ def stamps(certificate: Any) -> bool:
     return bool(use.critical) and list(use.value) == [x509.oid.ExtendedKeyUsageOID.TIME_STAMPING]
 
 
-def issued(certificate: Any, by: Any, time: datetime) -> bool:
+def was_issued_by(certificate: Any, by: Any, time: datetime) -> bool:
     """True if a certificate was issued by another one, which may issue and was valid at a time."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature

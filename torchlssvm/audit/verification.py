@@ -40,7 +40,7 @@ WEIGHT_TOLERANCE = 1e-9
 SCORE_TOLERANCE = 1e-6
 """Distance of scores and probabilities of a machine that was trained in steps from those of one that was trained at once."""
 
-TINY = 1e-300
+LEAST_DIVISOR = 1e-300
 """Least scale of a relative distance: weights that are all zero have none."""
 
 
@@ -91,7 +91,7 @@ def verify(
     cert = read_certificate(certificate)
     checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
     if cert.old:
-        checks["format"] = version_0_1.LACKS
+        checks["format"] = version_0_1.MISSING_IN_0_1
     opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
@@ -309,7 +309,7 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
     used_values, largest = head.derived(), 0.0
     for name, solved in head.derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
-        scale = max(TINY, float(solved.abs().max())) if solved.numel() else 1.0
+        scale = max(LEAST_DIVISOR, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
         if used.shape != solved.shape or not error <= WEIGHT_TOLERANCE:
             raise VerificationError(
@@ -397,7 +397,7 @@ def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str
     largest = 0.0
     for rows in store.batches():
         here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
-        largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=TINY)))
+        largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=LEAST_DIVISOR)))
     if not largest <= SCORE_TOLERANCE:
         raise VerificationError(f"the head's scores are not those of the surviving samples (off by {largest:.2g})")
     return {

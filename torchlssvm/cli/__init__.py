@@ -47,7 +47,6 @@ from torchlssvm.cli.console import (
     BUSY,
     EXTRA_OF_PACKAGE,
     FAILED,
-    INTERRUPTED,
     NOT_VERIFIED,
     OUTPUT_LOST,
     USAGE,
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fail(options, error, USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
         raise SystemExit(USAGE) from None
     except KeyboardInterrupt:
-        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
+        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), _interrupts.INTERRUPTED)
     except OutputError as error:
         return fail(options, error, OUTPUT_LOST)
     except ModuleNotFoundError as error:

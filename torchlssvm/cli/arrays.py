@@ -22,7 +22,7 @@ def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
             return np.lib.format.read_array(file, allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # numpy's parser of the header has many
+    except Exception as error:  # numpy's parser of the header raises errors of many kinds
         raise ValueError(f"{path} is no .npy file, or not all of one: {error}") from None
 
 

@@ -211,14 +211,14 @@ def run_sign(options: argparse.Namespace) -> int:
 
 def register_opening(parts: Commands) -> None:
     """Add ``certificate opening``."""
-    text = "Write the key that lets somebody check an exported head against a certificate without the store."
+    text = "Write the key with which others can check an exported head against a certificate without the store."
     opening = add_command(parts, "opening", run_opening, text, changes="the opening was written")
     opening.add_argument("out", type=Path, metavar="OUT.json", help="the opening, for verify --opening")
 
 
 def run_opening(options: argparse.Namespace) -> int:
     """Write the opening of the present state, with a warning."""
-    from torchlssvm.audit.opening import WARNING
+    from torchlssvm.audit.opening import OPENING_WARNING
     from torchlssvm.errors import StoreError
 
     refuse_existing(options.out, options.store)
@@ -228,7 +228,7 @@ def run_opening(options: argparse.Namespace) -> int:
             raise StoreError("there is no commitment to the present state: issue a certificate first")
         opening.save(options.out)
         position = store.position
-    warn(f"warning: {WARNING}")
-    said = {"opening": str(options.out), "position": position, "warning": WARNING}
+    warn(f"warning: {OPENING_WARNING}")
+    said = {"opening": str(options.out), "position": position, "warning": OPENING_WARNING}
     emit(options, said, f"{options.out}: opens certificates of position {position}")
     return OK

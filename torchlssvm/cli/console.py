@@ -9,8 +9,9 @@ import os
 import sys
 from typing import Any
 
-OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-"""Exit codes; 130 is 128 + SIGINT, as shells have it."""
+OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
+"""Exit codes of the command; an interrupted one ends with ``_interrupts.INTERRUPTED``."""
+
 EXTRA_OF_PACKAGE = {
     "cryptography": "audit", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
     "jsonargparse": "lightning", "sklearn": "sklearn",

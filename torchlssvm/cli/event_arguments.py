@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torchlssvm.store import Receipt, SampleStore
 
 
-def add_sample_selection(parser: argparse.ArgumentParser, required: bool = True, event: bool = True) -> None:
-    """Add the options ``--subject`` and ``--id``, of which one is given, and ``--event-id`` for events that are kept."""
-    whose = parser.add_mutually_exclusive_group(required=required)
+def add_sample_selection(parser: argparse.ArgumentParser, event: bool = True) -> None:
+    """Add the options ``--subject`` and ``--id``, of which one may be given, and ``--event-id`` for events that are kept."""
+    whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
     whose.add_argument("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
     if event:
@@ -53,23 +53,23 @@ def requested_targets(options: argparse.Namespace, store: SampleStore) -> list[d
             f"nothing is held of those whom the request {request.id!r} names: answer it with torchlssvm request close "
             f"{options.store} {request.id} --answer TEXT"
         )
-    if getattr(options, "event_id", None) is None:
-        return targets
-    if len(targets) > 1:
-        raise UsageError("--event-id goes with one subject: each subject is an event of its own")
-    return [targets[0] | {"event_id": options.event_id}]
+    return _with_event_id(options, targets)
 
 
 def event_arguments(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the keyword arguments of each event, its samples and its id: one event for all ids, or one for each subject."""
     subjects = list(dict.fromkeys(options.subject or ()))
-    whose = [{"subject": name} for name in subjects] or [{"ids": options.id}]
+    return _with_event_id(options, [{"subject": name} for name in subjects] or [{"ids": options.id}])
+
+
+def _with_event_id(options: argparse.Namespace, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add ``--event-id``, if it is given, to the arguments of the only event."""
     name = getattr(options, "event_id", None)
     if name is None:
-        return whose
-    if len(whose) > 1:
+        return targets
+    if len(targets) > 1:
         raise UsageError("--event-id goes with one subject: each subject is an event of its own")
-    return [whose[0] | {"event_id": name}]
+    return [targets[0] | {"event_id": name}]
 
 
 def receipts_to_json(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torchlssvm.linear import LinearHead
     from torchlssvm.store import SampleStore
 
-FILE_FORMAT = "torchlssvm-export-1"
+EXPORT_FORMAT = "torchlssvm-export-1"
 
 
 def write_head(store: SampleStore, path: Path) -> int:
@@ -19,7 +19,7 @@ def write_head(store: SampleStore, path: Path) -> int:
     from torchlssvm.cli import settings
 
     head = store.head
-    out = {"format": FILE_FORMAT, "config": head.config(), "state_dict": dict(head.state_dict())}
+    out = {"format": EXPORT_FORMAT, "config": head.config(), "state_dict": dict(head.state_dict())}
     out |= {"classes": settings.load(store).classes, "fingerprint": store.fingerprint, "position": store.position}
     out["head"] = type(head).__name__
     try:
@@ -42,7 +42,7 @@ def load_head(path: Path) -> LinearHead:
         found = load_pt(path)
     except ValueError as error:
         raise VerificationError(str(error)) from error
-    if not isinstance(found, dict) or found.get("format") != FILE_FORMAT:
+    if not isinstance(found, dict) or found.get("format") != EXPORT_FORMAT:
         raise VerificationError(f"{path} was not written by torchlssvm export")
     try:
         head = head_from({"type": found.get("head", LSSVMHead.__name__)} | found["config"], None)

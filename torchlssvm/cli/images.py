@@ -91,5 +91,5 @@ class ImageSamples:
         try:
             with Image.open(path) as image:
                 return self.backbone.preprocess(image.convert("RGB"))  # type: ignore[no-any-return]
-        except Exception as error:  # the readers of the many formats have many
+        except Exception as error:  # the readers of image formats raise errors of many kinds
             raise ValueError(f"{path} is no image that can be read: {error}") from None

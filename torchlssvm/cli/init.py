@@ -41,7 +41,7 @@ def register(commands: Commands) -> None:
         help="largest feature and resolution, e.g. 8:20; auto: chosen from the first batch (default); none: float64 sums",
     )  # fmt: skip
     parser.add_argument(
-        "--normalize", choices=("l2", "sqrt"), help="make each row ready: divide by its length, or take square roots"
+        "--normalize", choices=("l2", "sqrt"), help="normalize each row: divide by its length, or take square roots"
     )
     parser.add_argument(
         "--scale", choices=("std",), help="standardise the features, derived again from the sums after each removal"
@@ -96,7 +96,7 @@ def run_init(options: argparse.Namespace) -> int:
     if options.features not in (None, head.in_features):
         raise ValueError(f"{options.backbone} gives {head.in_features} features, not {options.features}")
     with SampleStore(options.store, head, fingerprint=source, timeout=options.timeout) as store:
-        if existed and (settings.known(store) or store.position):
+        if existed and (settings.is_initialized(store) or store.position):
             raise StoreError(f"there is a store at {options.store} already: nothing was changed")
         settings.save(store, chosen)
         made = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}

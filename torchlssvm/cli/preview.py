@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     preview = add_command(commands, "preview", run_preview, "Show the effect of a removal without removing anything.")
-    add_sample_selection(preview, required=False, event=False)
+    add_sample_selection(preview, event=False)
     add_request(preview)
     preview.add_argument("--features", type=Path, metavar="FILE", help="data to judge by: .npy, .pt or .csv")
     preview.add_argument("--labels", metavar="FILE|COLUMN", help="labels of that data, for the accuracy")

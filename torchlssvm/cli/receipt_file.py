@@ -12,7 +12,7 @@ from torchlssvm.cli.store_folder import refuse_inside_store
 if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
 
-SUFFIX = ".receipt.json"
+RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters that a file is not named with; each run of them becomes a dash."""
 
@@ -22,9 +22,9 @@ def receipt_path(given: Path | None, certificate: Path | None, store: Path, name
     if given is not None:
         return given
     if certificate is not None:
-        return certificate.with_name(certificate.name.removesuffix(".json") + SUFFIX)
+        return certificate.with_name(certificate.name.removesuffix(".json") + RECEIPT_SUFFIX)
     store = store.resolve()
-    return store.with_name(store.name + ".receipts") / (OTHER_CHARACTERS.sub("-", name)[:80] + SUFFIX)
+    return store.with_name(store.name + ".receipts") / (OTHER_CHARACTERS.sub("-", name)[:80] + RECEIPT_SUFFIX)
 
 
 def check_receipt_path(path: Path, store: Path) -> None:

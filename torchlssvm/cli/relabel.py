@@ -20,7 +20,7 @@ def register(commands: Commands) -> None:
     relabel = add_command(
         commands, "relabel", run_relabel, "Give samples other labels.", changes="the labels were changed"
     )
-    add_sample_selection(relabel, required=False)
+    add_sample_selection(relabel)
     relabel.add_argument(
         "--label", nargs="+", action="extend", metavar="L", help="one label for each id, or one for all"
     )

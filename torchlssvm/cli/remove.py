@@ -19,7 +19,7 @@ from torchlssvm.cli.event_arguments import (
 from torchlssvm.cli.key_arguments import add_signing_key, signing_key
 from torchlssvm.cli.receipt_file import check_receipt_path, receipt_path, write_receipt
 from torchlssvm.cli.store_folder import open_store, refuse_inside_store
-from torchlssvm.cli.suppression_arguments import add_suppression_key, protection
+from torchlssvm.cli.suppression_arguments import add_suppression_key, protection_text
 from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def register(commands: Commands) -> None:
         "Unlearn and erase samples, by subject or by id.",
         changes="the samples were removed",
     )
-    add_sample_selection(remove, required=False)
+    add_sample_selection(remove)
     add_request(remove)
     remove.add_argument("--certificate", type=Path, metavar="OUT.json", help="write a certificate of the erasure")
     add_signing_key(remove)
@@ -81,7 +81,7 @@ def run_remove(options: argparse.Namespace) -> int:
         text = [erased_text(whose, receipt) for whose, receipt in zip(targets, receipts, strict=True)]
         if any(receipt.applied for receipt in receipts):
             subjects = sum("subject" in whose for whose in targets)
-            text.append(protection(store, options.request, said["samples"], subjects))
+            text.append(protection_text(store, options.request, said["samples"], subjects))
         if options.request is not None:
             left = store.requests.still_held(store.requests.get(options.request))
             said["still_held"] = [n.name for n in left]

@@ -75,7 +75,7 @@ def run_open(options: argparse.Namespace) -> int:
             options.subject, options.sample, request_id=options.id, received=options.received, due=options.due,
             reason=options.reason, operator=options.operator,
         )  # fmt: skip
-        said = to_json(made) | {"held": held(store, made)}
+        said = to_json(made) | {"held": held_names(store, made)}
         store_subjects = store.subjects()
     lines = [f"request {made.id}: received on {made.received[:10]}, an answer is due by {made.due} ({time_left(made)})"]
     lines += [f"  {name}: {counted(n, 'sample')} held" for name, n in said["held"].items()]
@@ -102,7 +102,7 @@ def run_show(options: argparse.Namespace) -> int:
     """Print one request."""
     with open_store(options, readonly=True) as store, store.view():
         found = store.requests.get(options.request)
-        said = to_json(found) | {"held": held(store, found)}
+        said = to_json(found) | {"held": held_names(store, found)}
     about = ", ".join(f"{name} ({counted(n, 'sample')} held)" for name, n in said["held"].items())
     forgotten = "names are no longer kept here: the receipt has them"
     rows: dict[str, Any] = {
@@ -136,7 +136,7 @@ def run_close(options: argparse.Namespace) -> int:
     return OK
 
 
-def held(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
+def held_names(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
     """The names of a request that are still kept, and the number of samples held of each."""
     counts = {s: store.count_of(s) for s in request.named("subject")}
     return counts | {i: int(i in store) for i in request.named("id")}
@@ -144,10 +144,10 @@ def held(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
 
 def look_alikes(subjects: Iterable[str], name: str) -> list[str]:
     """Say which subjects of a store differ from a name in case, spaces or the form of their letters only."""
-    from torchlssvm.events import folded
+    from torchlssvm.events import casefolded
 
-    wanted = " ".join(folded(name).split())
-    found = [s for s in subjects if s != name and " ".join(folded(s).split()) == wanted]
+    wanted = " ".join(casefolded(name).split())
+    found = [s for s in subjects if s != name and " ".join(casefolded(s).split()) == wanted]
     return [
         f"attention: the store holds samples of {s!r}, which is written in another way than {name!r}" for s in found
     ]

@@ -67,7 +67,7 @@ def load(store: SampleStore) -> Settings:
     return Settings(**store.notes().get(NOTE_NAME, {}))
 
 
-def known(store: SampleStore) -> bool:
+def is_initialized(store: SampleStore) -> bool:
     """Tell if the command line has made this store, and finished."""
     return NOTE_NAME in store.notes()
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from torchlssvm.cli.settings import Settings
     from torchlssvm.store import AccessReport
 
-UNKNOWN = "not known to this store: backups and copies made by other means, and what the network in front of it was trained on"
+UNKNOWN_COPIES = (
+    "not known to this store: backups and copies made by other means, and what the network in front of it was trained "
+    "on"
+)
 
 
 def register(commands: Commands) -> None:
@@ -48,12 +51,12 @@ def run_show(options: argparse.Namespace) -> int:
         said,
         "\n\n".join(to_text(r, kept, str(options.store)) for r in reports)
         + "".join(f"\n{line}" for line in similar)
-        + f"\n\n{UNKNOWN}",
+        + f"\n\n{UNKNOWN_COPIES}",
     )
     return OK
 
 
-def when(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """A time in words, UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -67,7 +70,7 @@ def to_json(report: AccessReport, kept: Settings, values: bool) -> dict[str, Any
     """Convert a report to primitives."""
     samples = []
     for s in report.samples:
-        one = {"id": s.id, "label": label_text(s.y, kept), "added": when(s.added), "numbers": len(s.x)}
+        one = {"id": s.id, "label": label_text(s.y, kept), "added": time_text(s.added), "numbers": len(s.x)}
         samples.append(one | ({"values": s.x} if values else {}))
     requests = [{"id": r.id, "state": r.state, "due": r.due} for r in report.requests]
     files = [asdict(f) for f in report.files]
@@ -83,7 +86,7 @@ def to_text(report: AccessReport, kept: Settings, store: str) -> str:
         lines = [f"{report.subject}: {counted(len(report.samples), 'sample')} held in {store}"]
         width = max(6, *(len(s.id) for s in report.samples))
         lines.append(f"  {'sample':<{width}}  {'added (UTC)':<19}  label")
-        lines += [f"  {s.id:<{width}}  {when(s.added)}  {label_text(s.y, kept)}" for s in report.samples]
+        lines += [f"  {s.id:<{width}}  {time_text(s.added)}  {label_text(s.y, kept)}" for s in report.samples]
         lines.append(
             f"  of each sample {counted(numbers, 'number')} are kept, computed from it (--json --values prints them)"
         )

@@ -21,9 +21,9 @@ STORE_LOG = logging.NullHandler()
 
 def holds_store(folder: Path) -> bool:
     """Tell if a folder has the file of a store, readable or not."""
-    from torchlssvm.store.database import FILE
+    from torchlssvm.store.database import DATABASE_FILE
 
-    return os.path.lexists(folder / FILE)
+    return os.path.lexists(folder / DATABASE_FILE)
 
 
 def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleStore:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command to the parser."""
     text = (
-        "Keep out who was erased on request. The list is a file outside the store, which several stores may share; it tells "
-        "nothing to anybody without its key (see keygen --suppression)."
+        "Keep out samples that were erased on request. The list is a file outside the store, which several stores may share; "
+        "without its key (see keygen --suppression) it reveals nothing."
     )
     parser = add_command(commands, "suppression", run_suppression, text, changes="the store uses the list")
     parser.add_argument(

@@ -22,7 +22,7 @@ def add_suppression_key(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def protection(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:
+def protection_text(store: SampleStore, request: str | None, samples: int, subjects: int) -> str:
     """Say if erased samples can be added again."""
     if store.suppression.path is None:
         return (

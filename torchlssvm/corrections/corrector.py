@@ -1,4 +1,4 @@
-"""Events carried out on any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
+"""Application of events to any head or kernel machine, with or without a store, each exactly once. No Trainer in here.
 
 Samples that a kernel machine was given directly go by the ids it gave them, as text.
 
@@ -8,7 +8,7 @@ what is removed under an id must be, bit for bit, what was added under it. Its `
 the head, so both go back together.
 
 A run that learns its samples one by one tells the corrector which it has seen so far (``SeenSamples``):
-an event for a sample that has not come by yet is then held instead of refused (:mod:`torchlssvm.corrections.pending_events`).
+an event for a sample that has not arrived yet is then held instead of refused (:mod:`torchlssvm.corrections.pending_events`).
 
 A burst is one change of the head: the sums of many events are one product of matrices. If the head refuses the burst, it is
 halved until the bad events are alone; the others are applied in their order.
@@ -27,7 +27,7 @@ from torchlssvm.corrections.event_sources import Item
 from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.corrections.pending_events import Pending, PendingEvents
 from torchlssvm.corrections.planned_changes import PlannedChanges
-from torchlssvm.corrections.sample_hashes import HASH_BYTES, hash_samples
+from torchlssvm.corrections.sample_hashes import SAMPLE_HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
@@ -35,11 +35,11 @@ from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
-from torchlssvm.store.sample_store import REFUSALS
+from torchlssvm.store.sample_store import REFUSAL_ERRORS
 
 __all__ = ["Corrector"]
 
-FAULTS = (StoreError, InterruptedUpdateError)
+STORE_FAULTS = (StoreError, InterruptedUpdateError)
 """Of the refusals, errors that are not the event's, e.g. a full disk: they are raised, and the event is to be tried again."""
 
 UNCERTIFIED_NOTE = "uncertified"
@@ -52,7 +52,7 @@ class Corrector:
     Args:
         head: an :class:`~torchlssvm.LSSVMHead`, a :class:`~torchlssvm.MarginHead` or a kernel machine.
         store: a :class:`~torchlssvm.store.SampleStore` with this head.
-        seen: the samples that a run has seen so far. With it, events for samples that have not come by are held.
+        seen: the samples that a run has seen so far. With it, events for samples that have not arrived are held.
 
     >>> import torch
     >>> from torchlssvm import FixedPoint, LSSVMHead
@@ -99,7 +99,7 @@ class Corrector:
     def apply(self, events: Iterable[Event]) -> list[Outcome]:
         """Apply events in their order; one that is refused changes nothing and does not hold up the others.
 
-        In a run, an event for a sample that has not come by yet is held, and so are later ones that name the same sample.
+        In a run, an event for a sample that has not arrived yet is held, and so are later ones that name the same sample.
         """
         given = list(events)
         if self.seen is None:
@@ -113,7 +113,7 @@ class Corrector:
             earlier = next((e for e in held.values() if e.event_id == event.event_id), None)
             if earlier is not None or event.event_id in self.pending:
                 outcomes[k] = self._second(event, earlier or self.pending[event.event_id].event)
-            elif not self._knows(event) and self._must_wait(event, planned):
+            elif not self._was_applied(event) and self._must_wait(event, planned):
                 held[k] = event
                 planned.hold(event)
             else:
@@ -136,21 +136,21 @@ class Corrector:
         if not given:
             return []
         if self.store is not None:
-            return self._through_store(self.store, given)
+            return self._apply_through_store(self.store, given)
         if self.samples.by_ids:
-            return [o for event in given for o in self._jointly([event])]
-        return self._jointly(given)
+            return [o for event in given for o in self._apply_jointly([event])]
+        return self._apply_jointly(given)
 
-    def _through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
+    def _apply_through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
         notes = self._notes(store, given)
         held = [] if self.seen is None else [e.event_id for e in given if e.event_id in self.pending]
         kept_out = {event_id: self.pending[event_id].kept_out for event_id in held}
         try:
             receipts = store.apply(given, notes=notes, kept_out=kept_out, keep_receipt=self.certified)
-        except FAULTS:
+        except STORE_FAULTS:
             raise
-        except REFUSALS as error:
-            return _in_halves(given, error, lambda part: self._through_store(store, part))
+        except REFUSAL_ERRORS as error:
+            return _apply_in_halves(given, error, lambda part: self._apply_through_store(store, part))
         if self.seen is not None:
             self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
         return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
@@ -172,7 +172,7 @@ class Corrector:
 
     # -- events that are held --------------------------------------------------------------------------------------------
 
-    def _knows(self, event: Event) -> bool:
+    def _was_applied(self, event: Event) -> bool:
         """True if an event with its id was applied before."""
         return event.event_id in self.applied if self.store is None else self.store.has_applied(event.event_id)
 
@@ -190,7 +190,7 @@ class Corrector:
     def _waits(
         self, event: Event, planned: PlannedChanges | None = None, kept_out: Sequence[str] = (), final: bool = False
     ) -> bool:
-        """True if a sample of the event has not come by yet. ``planned``: the changes of the events before it."""
+        """True if a sample of the event has not arrived yet. ``planned``: the changes of the events before it."""
         if isinstance(event, Add) or self.seen is None or not self._answerable(event):
             return False
         planned = planned or PlannedChanges()
@@ -215,8 +215,8 @@ class Corrector:
             return event.ids is not None
         try:
             self._check_width(event)
-            self._carried(event)  # type: ignore[arg-type]
-        except REFUSALS:
+            self._attached_hashes(event)  # type: ignore[arg-type]
+        except REFUSAL_ERRORS:
             return False
         return self.complete or any(i in self.hashes for i in event.ids)
 
@@ -239,12 +239,12 @@ class Corrector:
         if first is None or not isinstance(first.event, Remove) or self.pending.blocked(first):
             return None  # learned: what an earlier event does to another of its samples decides whether it is removed
         if self.store is None and not self.samples.by_ids:
-            carried = self._carried(first.event)[first.event.ids.index(sample_id)]
+            carried = self._attached_hashes(first.event)[first.event.ids.index(sample_id)]
             return first if carried == hash_samples(x[None], y[None])[0] else None
         return first
 
-    def settle(self, final: bool = False) -> None:
-        """Apply the events that were held, as far as their samples have come by; :meth:`take_answered` tells of them.
+    def apply_pending(self, final: bool = False) -> None:
+        """Apply the events that were held, as far as their samples have arrived; :meth:`take_answered` tells of them.
 
         ``final``: the pass is over. A removal of a subject that has kept samples out is then applied, and a removal waits no
         longer for an earlier event of the same sample that waits for another one.
@@ -257,7 +257,7 @@ class Corrector:
             tried.update(p.note for p in ready)
             pending.touched.clear()
             try:
-                outcomes = self._answer(ready)
+                outcomes = self._apply_ready(ready)
             except StoreError:
                 pending.touched.update(p.note for p in ready)
                 return
@@ -281,12 +281,12 @@ class Corrector:
         free = [p for p in changed if (final and isinstance(p.event, Remove)) or not pending.blocked(p)]
         return [p for p in free if not self._waits(p.event, None, p.kept_out, final) and pending.is_held(p)]
 
-    def _answer(self, ready: list[Pending]) -> list[Outcome]:
+    def _apply_ready(self, ready: list[Pending]) -> list[Outcome]:
         if self.store is not None:
-            return self._through_store(self.store, [p.event for p in ready])
-        return [self._answer_alone(p) for p in ready]
+            return self._apply_through_store(self.store, [p.event for p in ready])
+        return [self._apply_without_store(p) for p in ready]
 
-    def _answer_alone(self, pending: Pending) -> Outcome:
+    def _apply_without_store(self, pending: Pending) -> Outcome:
         """Apply a held event without a store: samples that were kept out need not be removed."""
         event, out = pending.event, set(pending.kept_out)
         rest = [k for k, i in enumerate(event.ids) if i not in out]
@@ -300,7 +300,7 @@ class Corrector:
         return Outcome.of(event, "applied", len(event.ids))
 
     def take_answered(self) -> list[tuple[Item, Outcome]]:
-        """Take the outcomes of events that were held, since the last call. A refused one is held until :meth:`give_up`."""
+        """Return the outcomes, since the last call, of events that were held. A refused one is held until :meth:`give_up`."""
         taken, self.answered = self.answered, []
         return taken
 
@@ -309,7 +309,7 @@ class Corrector:
         if event.event_id in self.pending and self.pending[event.event_id].refusal:
             self.pending.forget(event.event_id)
 
-    def _jointly(self, given: list[Event]) -> list[Outcome]:
+    def _apply_jointly(self, given: list[Event]) -> list[Outcome]:
         """Apply events as one change, or in halves where the head refuses that; samples are checked by their ids first."""
         held: dict[str, bytes | None] = {}  # what changes
         outcomes, accepted, ids = [], [], set()
@@ -318,8 +318,8 @@ class Corrector:
                 outcomes.append(Outcome.of(event, "repeated"))
                 continue
             try:
-                held.update(self._after(event, held))
-            except REFUSALS as error:
+                held.update(self._hashes_after(event, held))
+            except REFUSAL_ERRORS as error:
                 outcomes.append(Outcome.refusal(event, error))
                 continue
             ids.add(event.event_id)
@@ -328,10 +328,10 @@ class Corrector:
         if accepted:
             try:
                 self._change(accepted)
-            except FAULTS:
+            except STORE_FAULTS:
                 raise
-            except REFUSALS as error:
-                return _in_halves(given, error, self._jointly)
+            except REFUSAL_ERRORS as error:
+                return _apply_in_halves(given, error, self._apply_jointly)
         self.applied.update(dict.fromkeys(event.event_id for event in accepted))
         for name, value in held.items():
             if value is None:
@@ -340,7 +340,7 @@ class Corrector:
                 self.hashes[name] = value
         return outcomes
 
-    def _after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    def _hashes_after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
         """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
         if event.ids is None:
             raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
@@ -352,7 +352,7 @@ class Corrector:
             if twice is not None:
                 raise ValueError(f"a sample with the id {twice!r} is held already: remove or replace it")
             return dict(zip(event.ids, hash_samples(event.x, event.y), strict=True))
-        old = None if self.samples.by_ids else self._carried(event)
+        old = None if self.samples.by_ids else self._attached_hashes(event)
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
             unknown = self.samples.find(name) is None if self.samples.by_ids else self.complete
             if hash_ is None and (unknown or name in changed):
@@ -375,7 +375,7 @@ class Corrector:
             if x is not None and x.shape[1] != self.head.in_features:
                 raise ValueError(f"{name} must have shape (B, {self.head.in_features}), got {tuple(x.shape)}")
 
-    def _carried(self, event: Remove | Relabel | Replace) -> list[bytes]:
+    def _attached_hashes(self, event: Remove | Relabel | Replace) -> list[bytes]:
         x = event.x_old if isinstance(event, Replace) else event.x
         y = event.y if isinstance(event, Remove) else event.y_old
         if x is None or y is None:
@@ -400,7 +400,7 @@ class Corrector:
             else:
                 removed.append((event.ids, event.x_old, event.y_old))
                 added.append((event.ids, event.x, event.y_old if event.y is None else event.y))
-        new, old = self._joined(added), self._joined(removed)
+        new, old = self._join_samples(added), self._join_samples(removed)
         judged = bool(removed) and not self.samples.by_ids
         if judged:
             _ = self.head.bias  # earlier removals are judged before, these at once
@@ -411,7 +411,7 @@ class Corrector:
         if judged:
             _ = self.head.bias
 
-    def _joined(self, parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    def _join_samples(self, parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
         """Join the samples of several events, on the head's device; a kernel machine is given those of one."""
         if not parts or self.samples.by_ids:
             return parts[0] if parts else None
@@ -459,14 +459,18 @@ class Corrector:
             return
         packed = b"" if state["hashes"] is None else tensor_to_bytes(state["hashes"])
         self.applied = dict.fromkeys(state["applied"])
-        self.hashes = {name: packed[HASH_BYTES * k : HASH_BYTES * (k + 1)] for k, name in enumerate(state["ids"])}
+        self.hashes = {
+            name: packed[SAMPLE_HASH_BYTES * k : SAMPLE_HASH_BYTES * (k + 1)] for k, name in enumerate(state["ids"])
+        }
         self.complete = state["complete"]
         self.pending.load_state_dict(state.get("pending", []))  # version 0.1.0 held no events
         if self.samples.by_ids:
             self.samples.ids = dict(zip(state["names"], state["numbers"], strict=True))
 
 
-def _in_halves(given: list[Event], error: Exception, apply: Callable[[list[Event]], list[Outcome]]) -> list[Outcome]:
+def _apply_in_halves(
+    given: list[Event], error: Exception, apply: Callable[[list[Event]], list[Outcome]]
+) -> list[Outcome]:
     """Apply the two halves of a burst that was refused; of one event alone, the refusal."""
     if len(given) == 1:
         return [Outcome.refusal(given[0], error)]

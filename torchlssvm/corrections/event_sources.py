@@ -34,7 +34,7 @@ __all__ = ["FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_
 EVENT_ID_BYTES = 16
 """Bytes of an event id that is made for a line: as many as a random one has."""
 
-KEY_BYTES = 32
+FILE_KEY_BYTES = 32
 """Bytes of the random key of such ids: 256 bits, beyond guessing."""
 
 
@@ -115,7 +115,7 @@ class FileSource:
             return Item(None, line.decode("utf-8", "replace").rstrip(), f"not JSON: {error}")
         if isinstance(data, dict) and "event_id" not in data:
             place = f"{self.cursor}:".encode()
-            self._key = self._key or key_beside(self.path)
+            self._key = self._key or read_or_make_key(self.path)
             data["event_id"] = hashlib.blake2b(place + line, digest_size=EVENT_ID_BYTES, key=self._key).hexdigest()
         return as_item(data)
 
@@ -124,12 +124,12 @@ class FileSource:
         self.cursor = cursor
 
 
-def key_beside(path: Path) -> bytes:
+def read_or_make_key(path: Path) -> bytes:
     """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
     place = path.with_name(path.name + ".key")
     try:
         with contextlib.suppress(FileExistsError), place.open("xb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
+            file.write(secrets.token_bytes(FILE_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         key = place.read_bytes()
@@ -138,10 +138,10 @@ def key_beside(path: Path) -> bytes:
             f"{path} has lines without an event_id, and the key for those cannot be kept in {place}: {error}. Give each line "
             "an event_id, or make the folder writable"
         ) from error
-    if len(key) != KEY_BYTES:
+    if len(key) != FILE_KEY_BYTES:
         raise StoreError(
-            f"{place} holds {len(key)} bytes and not the key of {KEY_BYTES} for lines without an event_id: put the key back, "
-            "or delete the file if no such line was read so far"
+            f"{place} holds {len(key)} bytes and not the key of {FILE_KEY_BYTES} for lines without an event_id: put the "
+            "key back, or delete the file if no such line was read so far"
         )
     return key
 

@@ -1,7 +1,7 @@
-"""Events for samples that have not come by yet: held until they do, in a store or in a checkpoint. No Trainer in here.
+"""Events for samples that have not arrived yet: held until they do, in a store or in a checkpoint. No Trainer in here.
 
 A run learns its samples batch by batch, and a correction may arrive before its sample does. Such an event is held. When its
-samples come by, those of a Remove are kept out and those of a Relabel or a Replace are learned and corrected at once; the
+samples arrive, those of a Remove are kept out and those of a Relabel or a Replace are learned and corrected at once; the
 event is applied as a whole when the last of them is there. Events that name the same sample are applied in their order.
 
 An event for a subject is applied to the samples that are held, and then stands for the later ones of the same run: a removal
@@ -42,7 +42,7 @@ MAX_LISTED_IDS = 3
 class Pending:
     """One event that is held, or that is applied and stands for its subject's later samples.
 
-    ``kept_out``: ids of samples that came by and were not learned because of it; ``refusal``: why it was refused.
+    ``kept_out``: ids of samples that arrived and were not learned because of it; ``refusal``: why it was refused.
     """
 
     event: Event
@@ -63,7 +63,7 @@ class Pending:
         return {"event": to_primitives(self.event), "kept_out": list(self.kept_out), "standing": self.standing}
 
     def __str__(self) -> str:
-        whose = f"subject {self.event.subject!r}" if self.event.ids is None else f"ids {shortened(self.event.ids)}"
+        whose = f"subject {self.event.subject!r}" if self.event.ids is None else f"ids {list_some_ids(self.event.ids)}"
         text = f"{kind_of(self.event)} {self.event.event_id} ({whose})"
         if self.standing:
             return f"{text}: applied, stands for later samples of the run"
@@ -75,7 +75,7 @@ def new_note() -> str:
     return f"{PENDING_NOTE_PREFIX}{time.time_ns():020d}-{next(NOTE_COUNTER):09d}-{secrets.token_hex(4)}"
 
 
-def shortened(ids: Sequence[str]) -> str:
+def list_some_ids(ids: Sequence[str]) -> str:
     """List the first few of many ids."""
     more = f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else ""
     return ", ".join(map(repr, ids[:MAX_LISTED_IDS])) + more
@@ -175,7 +175,7 @@ class PendingEvents:
         return any(not p.standing and not p.refusal and (before is None or p.note < before) for p in waiting)
 
     def keep_out(self, pending: Pending, sample_id: str) -> None:
-        """Note that a sample came by and is not learned because of this event; write :meth:`changed_notes` afterwards."""
+        """Note that a sample arrived and is not learned because of this event; write :meth:`changed_notes` afterwards."""
         if not pending.standing:
             pending.kept_out.append(sample_id)
             self.touched.add(pending.note)
@@ -209,14 +209,14 @@ class PendingEvents:
         notes: dict[str, Any] = {}
         for event in events:
             note = self._note_of(event.event_id)
-            if stands(event):
+            if concerns_later_samples(event):
                 notes[note] = Pending(event, note, standing=True).to_primitives()
             elif event.event_id in self:
                 notes[note] = None
         return notes
 
     def notes_when_removed(self, ids: Sequence[str], by: str, notes: dict[str, Any]) -> dict[str, Any]:
-        """Notes to be written when samples are removed: an earlier removal of theirs that waits for others has them too."""
+        """Notes to be written when samples are removed: earlier removals that also name them list them as kept out."""
         before = self._note_of(by)
         out: dict[str, Any] = {}
         for i in ids:
@@ -228,7 +228,7 @@ class PendingEvents:
         return out
 
     def applied(self, notes: dict[str, Any]) -> None:
-        """Take over notes that were written with their events."""
+        """Accept notes that were written with their events."""
         for note, saved in notes.items():
             if saved is not None and not saved["standing"]:
                 self._by_note[note].kept_out = saved["kept_out"]
@@ -275,7 +275,7 @@ class PendingEvents:
         return {p.note: list(p.kept_out) for p in self if p.kept_out}
 
 
-def stands(event: Event) -> bool:
+def concerns_later_samples(event: Event) -> bool:
     """True if an event for a subject also concerns its later samples: one that says the same of each."""
     return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 

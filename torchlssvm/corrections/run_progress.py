@@ -2,8 +2,8 @@
 
 Ids tell which samples a run has seen, as long as they are kept. After an erasure and a compaction they are not, and must not
 be: a list of ids would confirm a guess about an erased one. A number may stay: of this run, so many batches are learned.
-A sample that is not held and comes by in one of those batches was erased, and stays out. One that comes
-later in the run's first epoch is new. In a second epoch everything has come by before, so whatever is not held stays out.
+A sample that is not held and arrives in one of those batches was erased, and stays out. One that comes
+later in the run's first epoch is new. In a second epoch everything has arrived before, so whatever is not held stays out.
 
 The number is written in the same transaction as the samples of the batch: after a crash both are there, or neither.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from torchlssvm.errors import StoreError
 from torchlssvm.store import SampleStore
 
-__all__ = ["RUN_NAME_BYTES", "RunProgress", "forgets"]
+__all__ = ["RUN_NAME_BYTES", "RunProgress", "may_have_forgotten"]
 
 RUN_NAME_BYTES = 8
 """Random bytes of a run's name: 64 bits tell the runs of one store apart."""
@@ -75,7 +75,7 @@ class RunProgress:
         return {RUN_NOTE_PREFIX + saved.pop("run"): saved}
 
     def passed(self, epoch: int, batch: int) -> bool:
-        """True if every sample of this batch has come by in this run before."""
+        """True if every sample of this batch has arrived in this run before."""
         return epoch != self.first or (self.epoch, self.batches) > (epoch, batch)
 
     def after(self, epoch: int, batch: int) -> RunProgress:
@@ -83,6 +83,6 @@ class RunProgress:
         return replace(self, epoch=epoch, batches=batch + 1) if (epoch, batch) >= (self.epoch, self.batches) else self
 
 
-def forgets(store: SampleStore, start: int = 0) -> bool:
+def may_have_forgotten(store: SampleStore, start: int = 0) -> bool:
     """True if samples were erased after ``start`` of which a compaction may have removed the last trace."""
     return store.compacted > start and any(e.kind == "remove" for e in store.history()[start:])

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["HASH_BYTES", "hash_samples"]
+__all__ = ["SAMPLE_HASH_BYTES", "hash_samples"]
 
-HASH_BYTES = 16
+SAMPLE_HASH_BYTES = 16
 """Bytes of a hash: 128 bits, so that two of 2^40 samples share one with a probability below 2^-48."""
 
 
@@ -27,7 +27,7 @@ def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
         whole = given.astype(np.float64, copy=False)
         rows = [r if (r == w).all() else w for r, w in zip(rows, whole, strict=True)]
     return [
-        hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=HASH_BYTES).digest()
+        hashlib.blake2b(r.tobytes() + t.tobytes(), digest_size=SAMPLE_HASH_BYTES).digest()
         for r, t in zip(rows, targets, strict=True)
     ]
 

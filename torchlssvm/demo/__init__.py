@@ -8,24 +8,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from torchlssvm.demo.data import Task, load, needs
+from torchlssvm.demo.data import Task, import_extra, load
 from torchlssvm.demo.picture import draw
 from torchlssvm.demo.report import summary, table
 from torchlssvm.demo.scores import leave_one_out, margins, new_head
 from torchlssvm.demo.story import DemoStep, Story
 
 __all__ = [
-    "PICTURE", "DemoStep", "Story", "Task", "draw", "leave_one_out", "load", "margins", "new_head", "run", "summary", "table",
+    "PICTURE_FILE", "DemoStep", "Story", "Task", "draw", "leave_one_out", "load", "margins", "new_head", "run", "summary",
+    "table",
 ]  # fmt: skip
 
-PICTURE = "torchlssvm_demo.png"
+PICTURE_FILE = "torchlssvm_demo.png"
 
 
 def run(out: Path, seed: int, as_json: bool) -> int:
     """Tell the story, write the picture and print; 0 if every check holds, else 1."""
-    needs("matplotlib", "matplotlib")  # before any work
+    import_extra("matplotlib", "matplotlib")  # before any work
     out.mkdir(parents=True, exist_ok=True)
-    story, path = Story(load(seed)), out / PICTURE
+    story, path = Story(load(seed)), out / PICTURE_FILE
     draw(story, path)
     print(json.dumps(summary(story, path), indent=2) if as_json else table(story, path))
     return 0 if story.passed else 1

@@ -37,7 +37,7 @@ class Task:
 def load(seed: int) -> Task:
     """Split the digits, lift them to J features, make labels wrong and give every training sample an owner."""
     random = torch.Generator().manual_seed(seed)
-    digits = needs("sklearn.datasets", "scikit-learn").load_digits()
+    digits = import_extra("sklearn.datasets", "scikit-learn").load_digits()
     images, y = torch.as_tensor(digits.images / 16, dtype=torch.float32), torch.as_tensor(digits.target).long()
     weight = torch.randint(-8, 9, (64, RELU_FEATURES), generator=random) / 8
     bias = torch.randint(-8, 9, (RELU_FEATURES,), generator=random) / 8
@@ -52,7 +52,7 @@ def load(seed: int) -> Task:
     return Task(images[train], x[train], truth, given, users, x[test], y[test], seed)
 
 
-def needs(module: str, package: str) -> Any:
+def import_extra(module: str, package: str) -> Any:
     """Import a module of an extra; the error names the extra to install."""
     try:
         return importlib.import_module(module)

@@ -21,7 +21,7 @@ ERRORS_BY_NAME: dict[str, type[Exception]] = {
 
 
 @dataclass
-class Plan:
+class ExchangePlan:
     """The sums to be formed: their groups, kind and grid, a bound on them, and True in ``shrunk`` if any rank removed."""
 
     choices: GridChoices
@@ -72,7 +72,7 @@ def _describe(said: dict[str, list[int]], what: str) -> str:
     return "; ".join(f"{what} is {value} on {_names(ranks)}" for value, ranks in said.items())
 
 
-def make_plan(messages: list[dict[str, Any]]) -> Plan:
+def make_plan(messages: list[dict[str, Any]]) -> ExchangePlan:
     """Make the plan that all ranks follow, or raise the error that all of them raise."""
     raise_first(messages)
     for name in messages[0]["form"]:
@@ -94,7 +94,7 @@ def make_plan(messages: list[dict[str, Any]]) -> Plan:
             "coarser grid, e.g. with bits=16."
         )
     grids = [next((m[n] for m in messages if m[n] is not None), None) for n in ("grid", "target_grid")]
-    return Plan(
+    return ExchangePlan(
         GridChoices(decided[0]["kind"], *(grid_from_json(g) for g in grids)) if decided else GridChoices(),
         sorted({g for m in messages for g in m["groups"]}),
         gross,

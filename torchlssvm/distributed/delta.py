@@ -16,7 +16,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.row_fingerprints import KEY_BYTES
+from torchlssvm.functional.row_fingerprints import FINGERPRINT_KEY_BYTES
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.checkpoint import checksum, pack
 from torchlssvm.linear.membership import FingerprintChange, FingerprintTable
@@ -27,7 +27,7 @@ from torchlssvm.statistics.baseline import Baseline
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = "torchlssvm-delta-1"
+DELTA_FORMAT = "torchlssvm-delta-1"
 
 
 class Delta:
@@ -66,7 +66,7 @@ class Delta:
         self.ledger = MergeHistory()  # of the samples whose ids were given; never written to a file
         self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
         self._rows: FingerprintTable | FingerprintChange = (
-            FingerprintTable(os.urandom(KEY_BYTES)) if statistics.empty else FingerprintChange(None)
+            FingerprintTable(os.urandom(FINGERPRINT_KEY_BYTES)) if statistics.empty else FingerprintChange(None)
         )
 
     @property
@@ -188,7 +188,7 @@ class Delta:
             check_enough(self.statistics, self.rows, min_samples, allow_small)
             out = self.statistics.state()
             meta = {
-                "format": FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
+                "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
                 "origins": sorted(self.origins), "uncertifiable": self.uncertifiable,
             }  # fmt: skip
             with part.open("wb") as file:
@@ -210,8 +210,8 @@ class Delta:
         try:
             saved = torch.load(path, weights_only=True, map_location="cpu")
             about = json.loads(tensor_to_bytes(saved.pop("delta")).decode())
-            if about["format"] != FORMAT:
-                raise ValueError(f"the format is {about['format']!r}, not {FORMAT!r}")
+            if about["format"] != DELTA_FORMAT:
+                raise ValueError(f"the format is {about['format']!r}, not {DELTA_FORMAT!r}")
             if checksum(saved) != about["checksum"]:
                 raise ValueError("its contents do not have the checksum saved with them")
             stats = _shaped(json.loads(tensor_to_bytes(saved["meta"]).decode()), device)

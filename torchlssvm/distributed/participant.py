@@ -61,7 +61,7 @@ class Participant:
         return self.head.rows.pending()
 
     def agreed_rows(self) -> Membership:
-        """Return the rows at the last agreement, ready to be changed; unchecked ones if they are not known."""
+        """Return the rows at the last agreement, as a copy that may be changed; unchecked ones if they are not known."""
         return self.head.rows.agreed_or_unknown()
 
     def no_rows(self) -> Membership:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.distributed.agreement import Plan, make_plan, problem_message, raise_first
+from torchlssvm.distributed.agreement import ExchangePlan, make_plan, problem_message, raise_first
 from torchlssvm.distributed.collectives import Peers
 from torchlssvm.distributed.delta import Delta, claim, hand_over, refuse_own, sources
 from torchlssvm.distributed.participant import Participant, fingerprint_of, locked
@@ -176,7 +176,7 @@ class Exchange:
         known = self.rows.known and self.here.knows_rows and self.delta is None
         return len(self.rows.to_rows()) if known else None
 
-    def exchange_rows(self, plan: Plan) -> FingerprintChange:
+    def exchange_rows(self, plan: ExchangePlan) -> FingerprintChange:
         """Gather the rows that all ranks changed; not known if they are not known on one of them."""
         sizes = [n for n in plan.rows if n is not None]
         if len(sizes) < len(plan.rows):
@@ -186,7 +186,7 @@ class Exchange:
             total = total.plus(FingerprintChange.from_rows(part.numpy()))
         return total
 
-    def refuse_twice(self, plan: Plan) -> None:
+    def refuse_twice(self, plan: ExchangePlan) -> None:
         """Raise an error, on all ranks, if two of them removed the same sample or added samples under the same id.
 
         The same sample is the same id, features and label. What is compared is hashed with a salt of this exchange.
@@ -202,7 +202,9 @@ class Exchange:
                 "anything. Keep them on one rank: remove them on the others, or discard(head) there, and sync again."
             )
 
-    def _on_several(self, plan: Plan, sizes: list[int], mine: dict[bytes, int], sign: int) -> list[tuple[int, str]]:
+    def _on_several(
+        self, plan: ExchangePlan, sizes: list[int], mine: dict[bytes, int], sign: int
+    ) -> list[tuple[int, str]]:
         """Return, for each hash that several ranks have with this sign, its total over all ranks and their names."""
         if sum(1 for n in sizes if n) < 2:
             return []
@@ -221,7 +223,7 @@ class Exchange:
         names = [" and ".join(f"rank {r}" for r in ranks) for _, ranks in several]
         return list(zip(net, names, strict=True))
 
-    def sum(self, plan: Plan) -> Statistics:
+    def sum(self, plan: ExchangePlan) -> Statistics:
         """Add the pending changes of all ranks to what was agreed on, in memory of its own where anything changed."""
         assert self.pending is not None
         stats, kind = self.here.statistics, plan.choices.kind
@@ -245,7 +247,7 @@ class Exchange:
         out.reuse_hashes(stats, plan.groups)  # of classes that did not change
         return out
 
-    def commit(self, total: Statistics, digest: str, plan: Plan, rows: Membership) -> None:
+    def commit(self, total: Statistics, digest: str, plan: ExchangePlan, rows: Membership) -> None:
         """Make the sum the agreed state."""
         self.here.adopt(total, self.here.no_rows() if total.empty else rows)
         ledger = self.here.ledger
@@ -258,7 +260,7 @@ class Exchange:
         self.here.adopt(self.agreed, self.here.agreed_rows())
         ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
 
-    def finish(self, plan: Plan) -> None:
+    def finish(self, plan: ExchangePlan) -> None:
         """Hand over the delta; what cannot be certified on one rank cannot be on any."""
         if self.delta is not None:
             hand_over(self.claims, self.delta)

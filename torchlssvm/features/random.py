@@ -106,5 +106,5 @@ class RandomFourier(RandomProjection):
         return torch.tensor([self.gamma], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over a saved gamma."""
+        """Restore a saved gamma."""
         self.gamma = float(state[0])

@@ -1,4 +1,4 @@
-r"""Removing what is only roughly known: how far the weights end from those of the exact removal.
+r"""Approximate removal: the error of the weights when the removed samples are known only roughly.
 
 Samples x_i with residual r_i are to be removed, but x_i + e_i are. With A' the true system after the removal, W~ the weights
 that come out, W' those that should, r_i = y_i - f~(x_i + e_i) the residuals of the removed rows, c_i their weights and mu' the

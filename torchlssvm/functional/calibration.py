@@ -130,7 +130,7 @@ def fit_isotonic(s: Tensor, hit: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
             total, count = t + total, n + count
         blocks.append((value, total, count))
     first, keep, values = 0, [], []
-    for value, _, count in blocks:  # the ends of each block say it all
+    for value, _, count in blocks:  # a block is constant: its two ends describe it
         for i in {first, first + count - 1}:
             keep.append(i)
             values.append(value)

@@ -16,8 +16,9 @@ SMALLEST_UPDATED_SYSTEM = 48
 COLUMNS_BETWEEN_SOLVES = 8
 """In units of J: after so many columns of updates to an inverse it is solved anew, so that rounding cannot pile up."""
 
-LEAST_PIVOT = 1e-2
-"""Removals that take away all but this share of what the system rests on are solved from statistics, for accuracy."""
+LEAST_REMOVAL_PIVOT = 1e-2
+"""Least share of the system that a removal by Theorem 1 may leave; below it weights are solved from statistics: two digits
+would be lost."""
 
 
 CHANGED_NUMBERS = 2**22
@@ -27,7 +28,7 @@ CHANGED_NUMBERS = 2**22
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     """Tell whether to solve from statistics rather than to apply Theorem 1.
 
-    changed: columns not yet folded into the base; since: columns since the last solve; inverse: whether P itself is kept.
+    changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
     many = changed > (J // 8 if inverse else J // 6) or changed * J > CHANGED_NUMBERS
     return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J

@@ -17,22 +17,22 @@ from torch import Tensor
 
 from torchlssvm.errors import InexactDeviceError
 
-ROWS, COLUMNS = 4096, 1024
-"""Shape of the factor: large enough for libraries to emulate where they do at all."""
+PROBE_ROWS, PROBE_COLUMNS = 4096, 1024
+"""Shape of the factor of the test product: large enough for libraries to emulate float64, if they ever do."""
 
-LARGEST = 2**20
-"""Magnitude of its entries, that of features on a grid of 20 bits: sums of 4,096 squares end below 2^53."""
+LARGEST_PROBE_ENTRY = 2**20
+"""Largest magnitude of an entry of the test product: features on a grid of 20 bits; 4,096 squares sum to at most 2^52."""
 
 
 def products_are_exact(device: torch.device) -> bool:
     """Multiply on the device and check on the host."""
     random = np.random.default_rng(0)
-    Q = random.integers(-LARGEST, LARGEST, (ROWS, COLUMNS), endpoint=True)
+    Q = random.integers(-LARGEST_PROBE_ENTRY, LARGEST_PROBE_ENTRY, (PROBE_ROWS, PROBE_COLUMNS), endpoint=True)
     rows = torch.from_numpy(Q).to(device).to(torch.float64)
     M = read_exactly(rows.mT @ rows)
     if M is None:
         return False
-    r = random.integers(-(2**63), 2**63 - 1, (COLUMNS, 2), endpoint=True)
+    r = random.integers(-(2**63), 2**63 - 1, (PROBE_COLUMNS, 2), endpoint=True)
     with np.errstate(over="ignore"):  # modulo 2^64
         return bool(np.array_equal(M @ r, Q.T @ (Q @ r)))
 
@@ -49,7 +49,7 @@ def require_exact_products(device: torch.device) -> None:
     """InexactDeviceError unless the device's float64 products are exact; tested once for each process and device."""
     if not products_are_exact(device):
         raise InexactDeviceError(
-            f"float64 products on {device} are not exact: a product of integers of {ROWS} x {COLUMNS} differs from the one "
-            "computed in integers. Sums on a grid would be wrong there. Switch the emulation of float64 off in the device's "
-            "libraries, keep the head on the CPU, or use grid=None, which accepts rounding and has no digest."
+            f"float64 products on {device} are not exact: a product of integers of {PROBE_ROWS} x {PROBE_COLUMNS} differs from "
+            "the one computed in integers. Sums on a grid would be wrong there. Switch the emulation of float64 off in the "
+            "device's libraries, keep the head on the CPU, or use grid=None, which accepts rounding and has no digest."
         )

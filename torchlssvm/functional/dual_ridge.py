@@ -28,12 +28,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BAND = 64
-"""Width of the band: products as wide are fast, and blocks as small are eliminated in little time."""
+BAND_COLUMNS = 64
+"""Columns of the band: wide enough for fast products, narrow enough for quick elimination of its blocks."""
 
-STRIP = 512
-"""Columns of an (n, n) matrix that one product takes; of each strip only what is on and below its square on the diagonal is
-computed and used."""
+STRIP_COLUMNS = 512
+"""Columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below."""
 
 
 def centred(G: Tensor) -> Tensor:
@@ -110,11 +109,11 @@ class Band(NamedTuple):
 def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
     """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y."""
     n, diagonal, below, reflections = len(K), [], [], []
-    edges = [*range(0, n, STRIP), n]
+    edges = [*range(0, n, STRIP_COLUMNS), n]
     for c, e in pairwise(edges):
         K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)
-    for a in range(0, n, BAND):
-        start = min(a + BAND, n)
+    for a in range(0, n, BAND_COLUMNS):
+        start = min(a + BAND_COLUMNS, n)
         diagonal.append(K[a:start, a:start])
         if start == n:
             break
@@ -136,7 +135,7 @@ def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
         left, right = torch.cat([V, W], 1), torch.cat([W, V], 1)
         for c, e in strips:  # A - V W^T - W V^T
             K[c:, c:e].addmm_(left[c - start :], right[c - start : e - start].mT, alpha=-1.0)
-    return Band(diagonal, below, [Y[a : a + BAND] for a in range(0, n, BAND)], reflections)
+    return Band(diagonal, below, [Y[a : a + BAND_COLUMNS] for a in range(0, n, BAND_COLUMNS)], reflections)
 
 
 def reflect(panel: Tensor, start: int) -> tuple[Reflection, Tensor]:

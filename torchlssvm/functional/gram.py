@@ -29,7 +29,7 @@ KEPT_STRIP_ROWS = 24
 """The height of strips that are kept, where those of the products are taller than 48 rows."""
 
 
-def tall(J: int) -> int:
+def product_strip_rows(J: int) -> int:
     """The height of strips for products: about eight of them; 48 rows suit the tiles of a float64 product."""
     return 48 * max(1, round(J / 384))
 
@@ -37,7 +37,7 @@ def tall(J: int) -> int:
 @lru_cache(maxsize=256)
 def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
     """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
-    height = tall(J) if product or tall(J) == 48 else KEPT_STRIP_ROWS
+    height = product_strip_rows(J) if product or product_strip_rows(J) == 48 else KEPT_STRIP_ROWS
     out, offset = [], 0
     for a in range(0, J, height):
         b = min(a + height, J)
@@ -73,7 +73,7 @@ def accumulate_(packed: Tensor, rows: Tensor, J: int, scaled: Tensor | None = No
 
     def add(some: Iterable[tuple[int, int, int]]) -> None:
         for a, b, offset in some:
-            last = R if b == J else 0  # the side rows ride in the last strip's product
+            last = R if b == J else 0  # the side rows are part of the last strip's product
             view = packed.narrow(0, offset, (b + last - a) * b).view(b + last - a, b)
             view.addmm_(rows[:, a : b + last].mT, right[:, :b], alpha=alpha)
 

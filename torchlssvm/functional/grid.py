@@ -180,16 +180,19 @@ def grid_to_fields(grid: FixedPoint | None, target_grid: FixedPoint | None = Non
     """Write grids as the JSON fields limit, bits and headroom, for targets behind "target_"; no field for None."""
     saved = {"": grid_to_json(grid), "target_": grid_to_json(target_grid)}
     return {
-        prefix + name: v for prefix, values in saved.items() if values for name, v in zip(_FIELDS, values, strict=True)
+        prefix + name: v
+        for prefix, values in saved.items()
+        if values
+        for name, v in zip(_SAVED_FIELDS, values, strict=True)
     }
 
 
 def grid_from_fields(fields: Mapping[str, Any], prefix: str = "") -> FixedPoint | None:
     """Read a grid that :func:`grid_to_fields` wrote; None when the limit is not among the fields."""
-    return grid_from_json([fields[prefix + name] for name in _FIELDS]) if prefix + "limit" in fields else None
+    return grid_from_json([fields[prefix + name] for name in _SAVED_FIELDS]) if prefix + "limit" in fields else None
 
 
-_FIELDS = ("limit", "bits", "headroom")
+_SAVED_FIELDS = ("limit", "bits", "headroom")
 
 
 def _next_power(largest: float) -> float:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 
 
-class Result(NamedTuple):
+class LagrangianResult(NamedTuple):
     """alpha (n,), z = Q alpha - 1 (n,), the steps it took, and whether it is a solution to the tolerance."""
 
     alpha: Tensor
@@ -53,7 +53,7 @@ def iterate(
     tol: float,
     max_iter: int,
     largest: Tensor,  # max_i Q_ii, and so a bound of every entry of Q
-) -> Result:
+) -> LagrangianResult:
     """Iteration (3), from any alpha: until alpha moves by at most tol and (alpha)_+ fulfils the conditions to tol.
 
     Cutting off the negative part of alpha moves Q alpha by at most ``largest`` times its sum.
@@ -64,8 +64,8 @@ def iterate(
         kept = alpha.clamp(min=0.0)
         host = checks.to_host((alpha - before).norm(), violation(kept, z) + largest * (kept - alpha).sum())
         if host is None or (host[0][0] <= tol and host[1][0] <= tol):
-            return Result(kept, z, i, True)
-    return Result(kept, z, max_iter, False)
+            return LagrangianResult(kept, z, i, True)
+    return LagrangianResult(kept, z, max_iter, False)
 
 
 def newton(
@@ -73,20 +73,20 @@ def newton(
     support: Tensor,  # (n,) bool
     C: float,
     max_iter: int,
-) -> Result:
+) -> LagrangianResult:
     """Semismooth Newton from a guess of the support."""
     full_alpha, full_z = alpha, z = solve(support)
     for i in range(1, max_iter + 1):
         wanted = alpha > C * z
         if checks.is_fake(wanted):
-            return Result(alpha, z, i, True)
+            return LagrangianResult(alpha, z, i, True)
         if torch.equal(wanted, support):
-            return Result(*_without_negative(solve, support, full_alpha, full_z), i, True)
+            return LagrangianResult(*_without_negative(solve, support, full_alpha, full_z), i, True)
         support = wanted
         full_alpha, full_z = solve(support)
         t = _line_search(alpha, z, full_alpha - alpha, full_z - z, C)
         alpha, z = (full_alpha, full_z) if t == 1.0 else (alpha + t * (full_alpha - alpha), z + t * (full_z - z))
-    return Result(alpha, z, max_iter, False)
+    return LagrangianResult(alpha, z, max_iter, False)
 
 
 def _without_negative(

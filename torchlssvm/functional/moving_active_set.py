@@ -7,12 +7,12 @@ score to
     f'(z) = f(z) + G_zI T,       T = (I + Delta G_II)^-1 Delta (y_I - f_I).
 
 A sample that leaves the active set changes its weight by -c, one that joins by +c: both are members of I as well, beside the
-samples that are removed (-c) or added (+c). Newton's method is then: solve for I, look who is on the wrong side, change I. One
-inverse serves all changes; a round costs a system of the size of I.
+samples that are removed (-c) or added (+c). Newton's method is then: solve for I, find the samples on the wrong side, change
+I. One inverse serves all changes; a round costs a system of the size of I.
 
-Samples far from their margin need no look: by the inequality of Cauchy and Schwarz no score moves by more than
+Samples far from their margin need no check: by the inequality of Cauchy and Schwarz no score moves by more than
 sqrt(g(z, z)) sqrt(T^T G_II T), so that with *reach* |1 - m_z| / sqrt(g(z, z)) only samples of a reach below sqrt(T^T G_II T)
-can change sides. After a change that goes further than the samples at hand all others have to be looked at.
+can change sides. After a change that goes further than the near samples, all others have to be checked.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_ROUNDS = 12
-"""Rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line search."""
+MAX_CHANGE_ROUNDS = 12
+"""Newton rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line search."""
 
-ON_THE_MARGIN = 1e-11
-"""Samples this close to their margin stay on their side: either gives the same scores, to rounding, unless they are stiff."""
+MARGIN_TOLERANCE = 1e-11
+"""Samples whose margin is this close to 1 keep their side: both sides give the same scores, to rounding, unless the sample is
+stiff."""
 
-HARMLESS = 1e-7
-"""Largest change of a score that a sample on the wrong side of its margin, by rounding, may make."""
+LARGEST_TIE_EFFECT = 1e-7
+"""Largest change of a score that a sample within MARGIN_TOLERANCE may make by being on the wrong side; else it is stiff."""
 
-PINNED = 1e-8
-"""Share 1 - c g of an active sample below which the system rests on it alone: its margin is 1, to rounding, in any case."""
+LEAST_FREE_SHARE = 1e-8
+"""Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost, and the
+margin is 1, to rounding, whichever side the sample is on."""
 
-LEAST_PIVOT = 1e-4
-"""Share of a system that has to stay: what is left of it has the rounding of the whole, so less is left to a solver."""
+LEAST_ACTIVE_PIVOT = 1e-4
+"""Least share of the system on an active set that an update may leave: the rest keeps the rounding of the whole, four digits
+of it lost. Below this share the system is solved from sums instead."""
 
-SAFETY = 1.0 + 1e-9
-"""Covers the rounding of a reach."""
+REACH_ROUNDING_FACTOR = 1.0 + 1e-9
+"""Factor on a computed reach that covers its rounding, relative 1e-15 for each of up to 1e6 terms."""
 
 
 class NearSamples(NamedTuple):
@@ -73,15 +76,15 @@ def stiff_samples(g: Tensor, weight: Tensor, active: Tensor, largest: Tensor) ->
     """
     share = weight * g
     stays = torch.where(active, (1.0 - share).clamp(min=torch.finfo(g.dtype).tiny), 1.0 + share)
-    return ON_THE_MARGIN * weight * (largest * g).sqrt() > HARMLESS * stays
+    return MARGIN_TOLERANCE * weight * (largest * g).sqrt() > LARGEST_TIE_EFFECT * stays
 
 
-def turned_over(g: Tensor, weight: Tensor, active: Tensor) -> Tensor:
-    """g(i, i) of samples after they have changed sides (c,). g, weight: (c,); active: (c,) bool, before."""
+def products_after_flip(g: Tensor, weight: Tensor, active: Tensor) -> Tensor:
+    """Products g(i, i) (c,) of samples after each has changed sides. g, weight: (c,); active: (c,) bool, before."""
     return g / torch.where(active, (1.0 - weight * g).clamp(min=torch.finfo(g.dtype).eps), 1.0 + weight * g)
 
 
-class Change(NamedTuple):
+class ActiveSetChange(NamedTuple):
     """Samples that come (delta > 0) or go (delta < 0) together: whitened rows U (s, D); f, y and delta (s,).
 
     Of those that go each was active; those that come change sides like any other.
@@ -100,19 +103,21 @@ class ActiveSetStep(NamedTuple):
     size: float
 
 
-def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None = None) -> ActiveSetStep | None:
-    """Step of a change, with the samples at hand on their sides; None where it does not come to rest.
+def solve_change(
+    near: NearSamples, change: ActiveSetChange, left: Tensor, side: Tensor | None = None
+) -> ActiveSetStep | None:
+    """Step of a change after which all near samples are on their sides; None if the active set does not converge.
 
-    left: (c,) weights of the samples at hand without those that go; side: (s, c) products with them, if known.
+    left: (c,) weights of the near samples without those that go; side: (s, c) products with them, if known.
     """
     s, fixed = len(change.f), change.delta < 0
     side = change.U @ near.U.mT if side is None else side
     corner = change.U @ change.U.mT
     on = fixed | (change.y * change.f < 1.0)
-    own_g = turned_over(corner.diagonal(), change.delta.abs(), fixed)
+    own_g = products_after_flip(corner.diagonal(), change.delta.abs(), fixed)
     own_stiff = ~fixed & stiff_samples(own_g, change.delta.abs(), ~fixed, near.G.diagonal().amax())
     flipped = torch.zeros_like(near.active)
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_CHANGE_ROUNDS):
         S = torch.nonzero(flipped)[:, 0]
         rows, border = near.G[S], side[:, S]
         delta = torch.cat([change.delta * on, torch.where(near.active[S], -left[S], left[S])])
@@ -129,16 +134,18 @@ def settle(near: NearSamples, change: Change, left: Tensor, side: Tensor | None 
             stiff = torch.where(flipped, near.stiff[1], near.stiff[0])
             if bool((_undecided(margins, stiff) & (left > 0)).any()) or bool(_undecided(own, own_stiff).any()):
                 return None
-            size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * SAFETY
+            size = float((T @ (G @ T)).clamp(min=0.0).sqrt()) * REACH_ROUNDING_FACTOR
             return ActiveSetStep(T[:s] @ change.U + T[s:] @ near.U[S], size)
         flipped, on = turned, came
     return None
 
 
-def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tensor) -> list[ActiveSetStep | None]:
-    """Steps of samples that go one at a time.
+def solve_removals(
+    near: NearSamples, change: ActiveSetChange, place: Tensor, left: Tensor
+) -> list[ActiveSetStep | None]:
+    """Steps of removals of one sample each.
 
-    place: (B,) of each among the samples at hand, -1 for none; left: (B,) its weight that stays.
+    place: (B,) index of each among the near samples, -1 for none; left: (B,) its weight that stays.
     """
     g = change.U.square().sum(1)
     pivot = 1.0 + change.delta * g
@@ -149,8 +156,8 @@ def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tens
     mine = torch.nonzero((place >= 0) & (left <= 0))[:, 0]
     turned |= _undecided(margins, near.stiff[0])
     turned[mine, place[mine]] = False
-    plain = ((pivot > LEAST_PIVOT) & ~turned.any(1)).tolist()
-    sizes = (T.abs() * g.sqrt() * SAFETY).tolist()
+    plain = ((pivot > LEAST_ACTIVE_PIVOT) & ~turned.any(1)).tolist()
+    sizes = (T.abs() * g.sqrt() * REACH_ROUNDING_FACTOR).tolist()
     out: list[ActiveSetStep | None] = []
     for i, (done, size) in enumerate(zip(plain, sizes, strict=True)):
         if done:
@@ -160,18 +167,18 @@ def settle_removals(near: NearSamples, change: Change, place: Tensor, left: Tens
         if place[i] >= 0:
             weight = weight.clone()
             weight[place[i]] = left[i]
-        out.append(settle(near, Change(*(part[i : i + 1] for part in change)), weight, G[i : i + 1]))
+        out.append(solve_change(near, ActiveSetChange(*(part[i : i + 1] for part in change)), weight, G[i : i + 1]))
     return out
 
 
 def _sides(margins: Tensor, now: Tensor) -> Tensor:
     """True for margins below 1; those on the margin stay as they are."""
-    return torch.where((margins - 1.0).abs() <= ON_THE_MARGIN, now, margins < 1.0)
+    return torch.where((margins - 1.0).abs() <= MARGIN_TOLERANCE, now, margins < 1.0)
 
 
 def _undecided(margins: Tensor, stiff: Tensor) -> Tensor:
     """Samples on the margin whose side matters. margins: (..., c); stiff: (c,)."""
-    return stiff & ((margins - 1.0).abs() <= ON_THE_MARGIN)
+    return stiff & ((margins - 1.0).abs() <= MARGIN_TOLERANCE)
 
 
 def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:
@@ -180,9 +187,9 @@ def _solve(G: Tensor, delta: Tensor, right: Tensor) -> Tensor | None:
     system.diagonal().add_(1.0)
     LU, pivots, _ = torch.linalg.lu_factor_ex(system)
     diagonal = LU.diagonal().abs()
-    if bool((delta * G.diagonal() > 1.0 / PINNED).any()):  # samples that join, and are pinned then
+    if bool((delta * G.diagonal() > 1.0 / LEAST_FREE_SHARE).any()):  # a sample that joins would determine its own score
         return None
-    if not float(diagonal.amin()) > LEAST_PIVOT:
+    if not float(diagonal.amin()) > LEAST_ACTIVE_PIVOT:
         return None
     out: Tensor = torch.linalg.lu_solve(LU, pivots, right[:, None])[:, 0]
     return out

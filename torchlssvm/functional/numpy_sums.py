@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_EXACT_INTEGER = 2.0**53
-"""Integers up to here are exact in float64."""
+LARGEST_EXACT_INTEGER = 2**53
+"""Integers up to here are exact in float64; the same as in ``gram``, which workers cannot import."""
 
-LARGEST_SUM = 2.0**62
-"""Sums beyond are refused: int64 ends at 2^63."""
+LARGEST_SUM = 2**62
+"""Sums beyond are refused: int64 ends at 2^63; the same as in ``statistics``, which workers cannot import."""
 
 BATCH_ROWS = 1024
 """Rows that are summed at a time."""
@@ -46,7 +46,7 @@ def add(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def normalized(x: NDArray[Any], kind: str | None) -> NDArray[Any]:
-    """Rows made ready, with the bits of :func:`torchlssvm.functional.row_normalization.normalized`. x: (B, J)."""
+    """Normalized rows, bit for bit those of :func:`torchlssvm.functional.row_normalization.normalized`. x: (B, J)."""
     if kind is None:
         return x
     x = np.asarray(x, dtype=np.float64)

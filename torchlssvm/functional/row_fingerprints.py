@@ -28,10 +28,10 @@ ENTRY_BITS = 16
 BLOCK_COLUMNS = 2**11
 """Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
 
-KEY_BYTES = 32
+FINGERPRINT_KEY_BYTES = 32
 """Bytes of the random key: 256 bits, beyond guessing."""
 
-HASH_BYTES = 16
+FINGERPRINT_BYTES = 16
 """Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
 
 
@@ -58,7 +58,7 @@ def products(rows: Tensor, vectors: Tensor) -> Tensor:
 def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     """BLAKE2b-128 under the key of each row of integers: (B, 2). rows: (B, anything)."""
     width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
-    keyed = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+    keyed = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES)
     out = []
     for start in range(0, len(data), width):
         one = keyed.copy()

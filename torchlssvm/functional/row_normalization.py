@@ -1,4 +1,4 @@
-"""Rows made ready before the grid: each by itself, from its own numbers, so that nothing is learned and nothing stays.
+"""Normalization of rows before the grid: each from its own numbers, so that nothing about other rows is learned or kept.
 
 "l2" divides a row by its length (a row of zeros stays as it is); "sqrt" takes sign(x) sqrt|x| of each feature.
 
@@ -25,7 +25,7 @@ ROW_NORMALIZATIONS = (None, "l2", "sqrt")
 
 
 def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Rows made ready, in x's own float type; what is to be summed and removed must be float64. x: (B, J).
+    """Normalized rows in x's own float type; rows that are to be summed and removed must be float64. x: (B, J).
 
     ``root``: ``torch.sqrt`` where a graph is needed, for gradients and for export, and the last bit is not.
 
@@ -49,7 +49,7 @@ def normalized(x: Tensor, kind: str | None, root: Callable[[Tensor], Tensor] | N
 
 
 def normalized_sparse(x: Tensor, kind: str, root: Callable[[Tensor], Tensor]) -> Tensor:
-    """Sparse rows made ready, with the bits that dense ones get: zeros change no sum. x: (B, J), coalesced."""
+    """Normalized sparse rows, bit for bit those of dense ones: zeros change no sum. x: (B, J), coalesced."""
     values = x.values()
     if kind == "sqrt":
         return with_values(x, values.sign() * root(values.abs()))

@@ -94,14 +94,14 @@ def rotated(
     return Spectrum(s.clamp(min=0.0), Q, Q.mT @ rhs, T, mu, beta, weight, n)
 
 
-class Values(NamedTuple):
+class ReciprocalFactors(NamedTuple):
     """1 / (s_j + rho_r) (D, r) as a product left (D, q) @ right (q, r), q the numerical rank or r itself."""
 
     left: Tensor
     right: Tensor
 
 
-def cauchy(s: Tensor, rhos: Tensor) -> Values:
+def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     """Factor 1 / (s_j + rho_r), with an error of rounding relative to each row's largest entry. s: (D,); rhos: (r,)."""
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
@@ -110,11 +110,11 @@ def cauchy(s: Tensor, rhos: Tensor) -> Values:
     keep = len(rhos) if host is None else int(host[0][0])
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
-        return Values(1.0 / (s[:, None] + rhos), eye)
-    return Values(U[:, :keep] / row[:, None], sigma[:keep, None] * Vt[:keep])
+        return ReciprocalFactors(1.0 / (s[:, None] + rhos), eye)
+    return ReciprocalFactors(U[:, :keep] / row[:, None], sigma[:keep, None] * Vt[:keep])
 
 
-class Part(NamedTuple):
+class SpectrumPart(NamedTuple):
     """Neighbouring eigenvectors: V[:, first:last] @ narrow (d, K' q) for scores, its squares @ left (d, q) for leverages."""
 
     first: int
@@ -123,13 +123,13 @@ class Part(NamedTuple):
     left: Tensor
 
 
-class Projected(NamedTuple):
+class ProjectedResiduals(NamedTuple):
     """From V (B, d) to residuals of all values: V @ narrow of all parts, side by side, then y - beta, times right (q + 1, r).
 
     V leaves out the first ``null`` eigenvectors, which are orthogonal to every sample.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SpectrumPart, ...]
     right: Tensor  # (q + 1, r)
     beta: Tensor  # (K,)
     whole: bool
@@ -156,7 +156,7 @@ class Projected(NamedTuple):
         return (both[0] if len(both) == 1 else torch.cat(both, 1)) @ -self.right[:-1]
 
 
-def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
+def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
     """Prepare for residuals at many values. rhos: (r,).
 
     Over a part of the eigenvalues the matrix of values has fewer singular vectors than over all: many values are worth parts.
@@ -173,14 +173,14 @@ def project(spectrum: Spectrum, rhos: Tensor) -> Projected:
     for first, last in pairwise(edges):
         values = cauchy(s[first:last], rhos)
         narrow = (R[first:last, :, None] * values.left[:, None, :]).reshape(last - first, -1)
-        parts.append(Part(first - null, last - null, narrow, values.left))
+        parts.append(SpectrumPart(first - null, last - null, narrow, values.left))
         rights.append(-values.right)
     right = torch.cat([*rights, torch.ones_like(rights[0][:1])])
-    return Projected(tuple(parts), right, spectrum.beta, whole, null)
+    return ProjectedResiduals(tuple(parts), right, spectrum.beta, whole, null)
 
 
 def path_residuals(
-    spectrum: Spectrum, projected: Projected, v: Tensor, y: Tensor, d: Tensor
+    spectrum: Spectrum, projected: ProjectedResiduals, v: Tensor, y: Tensor, d: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Residuals (b, K, r) of the whole model and 1 - h (b, r) for all values; their quotient is the leave-one-out residual.
 

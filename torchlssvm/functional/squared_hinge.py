@@ -29,8 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING = torch.finfo(torch.float64).eps
-"""Twice the largest relative error of one float64 operation."""
+FLOAT64_EPS = torch.finfo(torch.float64).eps
+"""Spacing of float64 at 1: twice the largest relative error of one operation."""
 
 SWEEP_NUMBERS = 2**18
 """Numbers of a block of rows that are turned into float64 at a time: 2 MB stay in the cache."""
@@ -121,4 +121,4 @@ def lowest_on_segment(start: Tensor, stop: Tensor, weight: Tensor, slope: float,
 
 def rounding_bound(norms: Tensor, J: int, size: float, b: float) -> Tensor:
     """Bound the error of each computed margin (n,). norms: (n,) of the rows; size: |w|, in the same units."""
-    return (J + 4) * ROUNDING * (norms * size + abs(b))
+    return (J + 4) * FLOAT64_EPS * (norms * size + abs(b))

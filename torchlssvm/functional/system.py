@@ -26,7 +26,7 @@ PAD_EVERY, PAD_ROWS = 64, 8
 """Factorizations of sizes that are multiples of 64 suffer from cache aliasing; eight unit rows cure it (1.3x faster)."""
 
 
-class Sums(NamedTuple):
+class GroupSums(NamedTuple):
     """The statistics of one weighted group of samples: weight, packed M, m (J,), n; integers (or float64, no grid)."""
 
     weight: float | None
@@ -91,7 +91,7 @@ class Centre(NamedTuple):
 
 
 def fill_system(
-    work: Tensor, groups: list[Sums], J: int, ridge: float, centred: bool, small: bool, about: Centre | None = None
+    work: Tensor, groups: list[GroupSums], J: int, ridge: float, centred: bool, small: bool, about: Centre | None = None
 ) -> Centre | None:
     """Write the lower triangle of sum_g weight_g M_g (centred if asked) + ridge I into work[:J, :J]; return the mean.
 

@@ -62,7 +62,7 @@ class DualForm:
         return self.inverse.h[self.slots.order()]
 
     def resume(self, h: Tensor) -> None:
-        """Take over a saved :meth:`state`."""
+        """Restore a saved :meth:`state`."""
         if h.shape != (len(self.slots), self.inverse.h.shape[1]):
             raise ValueError(
                 f"solution has shape {tuple(h.shape)}, needed {(len(self.slots), self.inverse.h.shape[1])}"

@@ -58,7 +58,7 @@ class KernelMachine(nn.Module):
         self._solver.set_C(value)
         try:
             self.refresh()
-        except ValueError:  # the kernel is none
+        except ValueError:  # it is not a kernel
             self._C = old
             self._solver.set_C(old)
             raise
@@ -184,7 +184,7 @@ class KernelMachine(nn.Module):
 
     @exactly
     def _load(self, state: dict[str, Tensor]) -> None:
-        """Take over a saved state, whole; ValueError, and nothing changed, if it is not one."""
+        """Restore a saved state; ValueError, and nothing changed, if it is not one."""
         settings = json.loads(tensor_to_bytes(state["options"]).decode())
         if not isinstance(settings, dict) or settings.get("format") != self.format:
             raise ValueError(f"not the state of a kernel machine ({self.format})")

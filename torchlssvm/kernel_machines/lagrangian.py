@@ -253,13 +253,13 @@ class LagrangianSVM(KernelMachine):
         slots.carried[at, 0] = result.alpha
         self._stale = False
 
-    def _all_support(self, at: slice | Tensor) -> lagrangian.Result | None:
+    def _all_support(self, at: slice | Tensor) -> lagrangian.LagrangianResult | None:
         """Q^-1 1, where it is positive: the solution then, as at a small C; else None. at: the slots in the order of ids."""
         alpha = self._slots.columns[at, 0] * self._solver.h[at, 0]
         positive = not checks.is_fake(alpha) and float(alpha.min()) > 0.0
-        return lagrangian.Result(alpha, torch.zeros_like(alpha), 1, True) if positive else None
+        return lagrangian.LagrangianResult(alpha, torch.zeros_like(alpha), 1, True) if positive else None
 
-    def _iterate(self) -> lagrangian.Result:
+    def _iterate(self) -> lagrangian.LagrangianResult:
         """Equation (3). Cold it starts from Q^-1 1, where z = 0; warm, by (10), from what alpha was."""
         slots, inverse = self._slots, self._solver
         order = slots.order()

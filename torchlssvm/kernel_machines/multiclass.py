@@ -23,10 +23,10 @@ from torchlssvm.kernel_machines.sample_slots import SampleSlots
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SAVED_TENSORS = ("x", "y", "ids", "names", "options")
+MULTICLASS_TENSORS = ("x", "y", "ids", "names", "options")
 """The names of the tensors of a saved machine."""
 
-SAVED_WEIGHTS = "weights"
+WEIGHTS_TENSOR = "weights"
 """The name of the samples' weights in a saved machine; files of early versions have none, and mean ones."""
 
 
@@ -240,7 +240,7 @@ class MultiClass(nn.Module):
         destination |= {
             prefix + "x": slots.x[order],
             prefix + "y": slots.y[order, 0].to(torch.int64),
-            prefix + SAVED_WEIGHTS: slots.y[order, 1],
+            prefix + WEIGHTS_TENSOR: slots.y[order, 1],
             prefix + "ids": slots.ids,
             prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
             prefix + "options": bytes_to_tensor(options.encode()),
@@ -251,10 +251,12 @@ class MultiClass(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in (*SAVED_TENSORS, SAVED_WEIGHTS) if prefix + k in state_dict}
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*SAVED_TENSORS, SAVED_WEIGHTS)}
+        mine = {k: state_dict[prefix + k] for k in (*MULTICLASS_TENSORS, WEIGHTS_TENSOR) if prefix + k in state_dict}
+        others = {
+            k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*MULTICLASS_TENSORS, WEIGHTS_TENSOR)
+        }
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        missing = [prefix + k for k in SAVED_TENSORS if k not in mine]
+        missing = [prefix + k for k in MULTICLASS_TENSORS if k not in mine]
         missing_keys += missing
         if missing:
             return
@@ -265,7 +267,7 @@ class MultiClass(nn.Module):
             ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)
             if len(ids) != len(x) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
                 raise ValueError(f"{len(x)} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit")
-            weights = mine.get(SAVED_WEIGHTS)
+            weights = mine.get(WEIGHTS_TENSOR)
             if weights is not None and tuple(weights.shape) != (len(ids),):
                 raise ValueError(f"{len(ids)} ids and weights {tuple(weights.shape)} do not fit")
             weights = None if weights is None else weights.to(device=self._device, dtype=torch.float64)

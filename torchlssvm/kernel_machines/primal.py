@@ -119,7 +119,7 @@ class PrimalForm:
         return torch.cat([torch.nn.functional.pad(self.c[:, None], (0, w.shape[1] - 1)), w, b[None]])
 
     def resume(self, state: Tensor) -> None:
-        """Take over a saved :meth:`state`."""
+        """Restore a saved :meth:`state`."""
         J, K = self.A.shape[0], self.slots.K
         if state.shape != (2 * J + 1, K):
             raise ValueError(f"solution has shape {tuple(state.shape)}, needed {(2 * J + 1, K)}")

@@ -109,7 +109,7 @@ class Kernel(nn.Module):
         return torch.tensor([float(getattr(self, name)) for name in self.options], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over saved options."""
+        """Restore saved options."""
         if tuple(state.shape) != (len(self.options),):
             raise ValueError(f"{type(self).__name__} has {len(self.options)} options, the saved kernel {state.numel()}")
         for name, value in zip(self.options, state.tolist(), strict=True):

@@ -26,7 +26,7 @@ def run(args: Sequence[str]) -> bool:
 
     Returns whether all events of a fit were answered; only the first rank says that one was not, so that the others end well.
     """
-    warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # we are the command line
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)  # this is the command line itself
     cli = HeadCLI(
         LSSVMModule, LightningDataModule, subclass_mode_model=False, subclass_mode_data=True, args=list(args),
         auto_configure_optimizers=False, trainer_defaults={"max_epochs": 1}, save_config_kwargs={"overwrite": True},

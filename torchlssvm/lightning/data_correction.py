@@ -22,7 +22,7 @@ from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
-from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.learner import Learner
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
@@ -45,7 +45,7 @@ class CorrectionReport:
     milliseconds: float
 
 
-COUNTED = ("applied", "samples", "repeated", "held", "refused")
+COUNTED_OUTCOMES = ("applied", "samples", "repeated", "held", "refused")
 """Counts of a report that the line at the end of a fit adds up, in its order."""
 
 
@@ -56,7 +56,7 @@ class DataCorrection(Callback):
     each epoch and of the training. What it did is logged and kept in ``reports``. The place in the source is saved with the
     head: in the store, or else in the checkpoint.
 
-    An event for a sample that an ``LSSVMModule`` has not learned yet is held: when the sample comes by it is kept out, or
+    An event for a sample that an ``LSSVMModule`` has not learned yet is held: when the sample arrives it is kept out, or
     learned and corrected, and the event is applied then (:mod:`torchlssvm.corrections.pending_events`). So it does not matter
     when an event arrives, nor in which order and on which rank the samples come. What is not answered when the run ends
     is printed, stays pending for the next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
@@ -99,7 +99,7 @@ class DataCorrection(Callback):
     ):
         if on_error not in ("continue", "raise"):
             raise ValueError(f"on_error must be 'continue' or 'raise', got {on_error!r}")
-        self.every, self.limit, self.keep = moment(every, "every"), moment(limit, "limit"), keep
+        self.every, self.limit, self.keep = check_interval(every, "every"), check_interval(limit, "limit"), keep
         self.follows = isinstance(source, SampleStore)
         self.given_store: SampleStore | None = source if self.follows else store
         self.source = None if self.follows else as_source(source)
@@ -172,17 +172,17 @@ class DataCorrection(Callback):
             self._hook = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply the events that waited until all samples have come by."""
+        """Apply the events that waited until all samples have arrived."""
         self.look(trainer, pl_module, final=trainer.is_last_batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Apply what arrived until the end, and print the number of refused events."""
         while self.look(trainer, pl_module, final=True) is not None and isinstance(self.source, FileSource):
-            pass  # a file has an end, also where it holds more than one look takes
-        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in COUNTED}
+            pass  # until the end of the file, which may hold more events than one look reads
+        totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in COUNTED_OUTCOMES}
         self._told = len(self.reports)
         if any(totals.values()):
-            done = ", ".join(f"{totals[name]} {name}" for name in COUNTED if totals[name] or name == "applied")
+            done = ", ".join(f"{totals[name]} {name}" for name in COUNTED_OUTCOMES if totals[name] or name == "applied")
             pl_module.print(f"torchlssvm: corrections of {self.name}: {done}")
         if self.refused and self.dead_letters is not None:
             pl_module.print(
@@ -223,8 +223,8 @@ class DataCorrection(Callback):
         head = corrector.head
         items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
         news = ranks.share(corrector.store is not None and corrector.store.position != self.position)
-        due = ranks.share(self._due(corrector, final))
-        if not items and not (self.follows and news) and not due:
+        has_work = ranks.share(self._has_work(corrector, final))
+        if not items and not (self.follows and news) and not has_work:
             return None
         before, start = self._accuracy(head), time.perf_counter()
         outcomes = self._apply(corrector, items, final)
@@ -236,7 +236,7 @@ class DataCorrection(Callback):
         self.reports.append(report)
         return report
 
-    def _due(self, corrector: Corrector, final: bool) -> bool:
+    def _has_work(self, corrector: Corrector, final: bool) -> bool:
         """True if held events are to be tried, reported or certified."""
         pending = corrector.pending
         waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
@@ -244,14 +244,14 @@ class DataCorrection(Callback):
         return bool(waiting or corrector.answered or uncertified)
 
     def _apply(self, corrector: Corrector, items: list[Item], final: bool) -> list[Outcome]:
-        """Apply on the first rank, which holds all, and let the others have it; or on every rank alike."""
+        """Apply on the first rank, which holds all, and send the result to the others; or on every rank alike."""
         alone = corrector.store is None and not ranks.is_summed(corrector.head)
         if ranks.are_several() and ranks.share(alone):
             return self._work(corrector, items, final, writes=ranks.is_first())
         if self._learner is not None:
-            self._learner.level()
+            self._learner.synchronize()
         else:
-            ranks.level(corrector.head)
+            ranks.add_up(corrector.head)
         stored = ranks.share(corrector.store is not None)
         try:
             outcomes = ranks.on_first(lambda: self._work(corrector, items, final, writes=True))
@@ -260,7 +260,7 @@ class DataCorrection(Callback):
                 if stored:
                     ranks.copy_from_first(corrector.head)
                 else:
-                    ranks.level(corrector.head)
+                    ranks.add_up(corrector.head)
                     corrector.hashes = ranks.share(corrector.hashes)
                     pending = ranks.share(corrector.pending.state_dict())
                     if not ranks.is_first():
@@ -282,7 +282,7 @@ class DataCorrection(Callback):
             (item, Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
             for item in items
         ]
-        corrector.settle(final)
+        corrector.apply_pending(final)
         for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
             if outcome.status == "refused" and writes and self.dead_letters is not None:

@@ -40,7 +40,7 @@ class IndexedData(LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
     def stand_in(self, missing: str, digits: DigitsData) -> None:
-        """Take scikit-learn's digits for what is not there, and say so."""
+        """Use scikit-learn's digits in place of missing data, and say so."""
         rank_zero_info(f"data: there is no {missing}; using scikit-learn's digits instead")
         digits.setup("fit")
         self.train, self.val = digits.train, digits.val
@@ -86,7 +86,7 @@ class DigitsData(PictureData):
             pictures = x.reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8)
             x = torch.nn.functional.interpolate(pictures, size=(self.size, self.size), mode="bilinear")
         judges = torch.arange(len(x)) % 5 == 4
-        wrong = noisy(y[~judges], self.noise, 10, self.seed)
+        wrong = noisy_labels(y[~judges], self.noise, 10, self.seed)
         end = self.limit
         self.train = TensorDataset(x[~judges][:end], wrong[:end])
         self.val = TensorDataset(x[judges][:end], y[judges][:end])
@@ -115,7 +115,9 @@ class Cifar10Data(PictureData):
             return
         found = np.load(path)
         y = torch.from_numpy(found["y_train"]).long()
-        self.train = Pictures(found["x_train"][: self.limit], noisy(y, self.noise, 10, self.seed)[: self.limit], size)
+        self.train = Pictures(
+            found["x_train"][: self.limit], noisy_labels(y, self.noise, 10, self.seed)[: self.limit], size
+        )
         self.val = Pictures(found["x_test"][: self.limit], torch.from_numpy(found["y_test"]).long()[: self.limit], size)
 
 
@@ -182,7 +184,7 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
         ]
 
 
-def noisy(y: Tensor, share: float, K: int, seed: int) -> Tensor:
+def noisy_labels(y: Tensor, share: float, K: int, seed: int) -> Tensor:
     """Labels (n,) of which a share is replaced by another label, at random."""
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(len(y), generator=generator) < share

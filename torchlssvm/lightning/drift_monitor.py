@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.sample_adapter import SampleAdapter
 
 
@@ -26,7 +26,7 @@ class DriftMonitor(Callback):
     """
 
     def __init__(self, every: int = 100, threshold: float = 1e-10, head: str = "head"):
-        self.every, self.threshold, self.head = moment(every, "every"), float(threshold), head
+        self.every, self.threshold, self.head = check_interval(every, "every"), float(threshold), head
         self.last: float | None = None
         self.refreshes = 0
 
@@ -37,7 +37,7 @@ class DriftMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what has no drift."""
-        parts(find_head(pl_module, self.head))
+        machines_of(find_head(pl_module, self.head))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Look, when it is time."""
@@ -52,7 +52,7 @@ class DriftMonitor(Callback):
     def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, log, and refresh if need be. Each rank looks at its own head."""
         head = find_head(pl_module, self.head)
-        held = [part for part in parts(head) if holds_something(part)]
+        held = [part for part in machines_of(head) if holds_samples(part)]
         if not held:
             return
         self.last = max(drift(part) for part in held)
@@ -71,7 +71,7 @@ class DriftMonitor(Callback):
         self.last, self.refreshes = state_dict["last"], state_dict["refreshes"]
 
 
-def parts(head: Any) -> list[Any]:
+def machines_of(head: Any) -> list[Any]:
     """The machines whose drift is that of the head; ValueError if they have none."""
     machines = list(getattr(head, "machines", None) or [head])
     for machine in machines:
@@ -92,6 +92,6 @@ def refresh(machine: Any) -> None:
     (machine.refresh if callable(getattr(machine, "refresh", None)) else machine.polish)()
 
 
-def holds_something(head: Any) -> bool:
+def holds_samples(head: Any) -> bool:
     """True if a machine holds samples."""
     return SampleAdapter(head).count > 0

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.head_lookup import Frozen, find_features, find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import Frozen, check_interval, find_features, find_head, log_metrics
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
@@ -45,7 +45,7 @@ class FitHead(Callback):
         if when not in FIT_MOMENTS:
             raise ValueError(f"when must be one of {', '.join(FIT_MOMENTS)}; got {when!r}")
         self.when, self.every, self.head, self.features, self.loader = (
-            when, moment(every, "every"), head, features, loader,
+            when, check_interval(every, "every"), head, features, loader,
         )  # fmt: skip
         self.fits = 0
 
@@ -91,7 +91,7 @@ class FitHead(Callback):
                 phi = features(batch.x[:keep])
                 phi = phi.flatten(1) if phi.ndim > 2 else phi
                 self._add(head, phi.detach(), batch.y[:keep])
-        ranks.level(head)
+        ranks.add_up(head)
         if isinstance(head, LSSVMHead):
             head.choose_rho()
         self.fits += 1

@@ -70,7 +70,7 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
             logger.log_metrics(metrics, step=trainer.global_step)
 
 
-def moment(value: Any, name: str) -> int:
+def check_interval(value: Any, name: str) -> int:
     """Check a number of batches or epochs: an int >= 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be an int >= 1, got {value!r}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchlssvm.corrections.sample_hashes import hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.head_lookup import find_head, log_metrics, moment
+from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
 from torchlssvm.lightning.label_suspects import Suspect, rank_suspects
 from torchlssvm.lightning.learner import Learner
 
@@ -56,7 +56,7 @@ class LabelAudit(Callback):
             raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
         if action not in ("relabel", "remove"):
             raise ValueError(f"action must be 'relabel' or 'remove', got {action!r}")
-        self.path, self.fraction, self.action, self.every = Path(path), fraction, action, moment(every, "every")
+        self.path, self.fraction, self.action, self.every = Path(path), fraction, action, check_interval(every, "every")
         self.head, self.samples = head, samples
         self.suspects: list[Suspect] = []
         self.audits = 0
@@ -98,9 +98,9 @@ class LabelAudit(Callback):
     def audit(self, trainer: Trainer, pl_module: LightningModule) -> list[Suspect]:
         """Rank, and write the file; only on the first rank."""
         head = find_head(pl_module, self.head)
-        settle = getattr(pl_module, "settle", None)
-        if callable(settle):
-            settle()  # the callback's turn comes before the module's
+        bring_up_to_date = getattr(pl_module, "bring_up_to_date", None)
+        if callable(bring_up_to_date):
+            bring_up_to_date()  # the callback's turn comes before the module's
         kept = {name: value for part in ranks.gather(self._kept) for name, value in part.items()}
 
         def work() -> list[Suspect]:

@@ -54,7 +54,7 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
     if len(numbers) != len(x) or not set(numbers) <= set(held):
         raise ValueError(f"the samples are not those that are held: {len(x)} were given, {len(held)} are held")
     if not callable(getattr(head, "leave_one_out", None)):
-        return one_by_one(copy.deepcopy(head), x.to(head.ids.device), y.to(head.ids.device), numbers)
+        return scores_by_removal(copy.deepcopy(head), x.to(head.ids.device), y.to(head.ids.device), numbers)
     places = {number: k for k, number in enumerate(held)}
     found, order = head.leave_one_out(), [places[number] for number in numbers]
     if isinstance(found, Tensor):
@@ -64,7 +64,7 @@ def scores_without(head: Any, x: Tensor, y: Tensor, numbers: list[int] | None = 
     return torch.stack([-decision, decision], 1)
 
 
-def one_by_one(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
+def scores_by_removal(machine: Any, x: Tensor, y: Tensor, numbers: list[int]) -> Tensor:
     """Compute the same scores by unlearning, for a machine without ``leave_one_out``."""
     samples = SampleAdapter(machine)
     samples.ids = dict(enumerate(numbers))

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.pending_events import Pending
-from torchlssvm.corrections.run_progress import RUN_NAME_BYTES, RunProgress, forgets
+from torchlssvm.corrections.run_progress import RUN_NAME_BYTES, RunProgress, may_have_forgotten
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Add, Relabel
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.loader_order import RANDOM_ORDER, difference
+from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe_difference
 from torchlssvm.linear import LinearHead
 from torchlssvm.store import SampleStore
 
@@ -27,8 +27,8 @@ log = logging.getLogger("torchlssvm.lightning")
 class Learner:
     """A head, its corrector, and the samples it has seen.
 
-    Three ways, by what the head is: a head on a grid learns each rank's own share, and :meth:`level` adds the shares up; with a
-    store the first rank learns all, and the others take its sums over; anything else learns all, on every rank.
+    Three ways, by the kind of head: a head on a grid learns each rank's own share, and :meth:`synchronize` adds the shares up;
+    with a store the first rank learns all, and the others copy its sums; anything else learns all, on every rank.
     """
 
     def __init__(self, head: Any):
@@ -83,7 +83,7 @@ class Learner:
         """Restore the head from the store, on all ranks."""
         if self.path is not None:
             ranks.on_first(lambda: None if self.store is None else self.store.restore())
-            self._take_over()
+            self._copy_first_rank()
 
     def begin(self, run: str | None, epoch: int) -> str:
         """Begin a run, or resume the one of this name; returns its name, on all ranks."""
@@ -94,8 +94,8 @@ class Learner:
             if self.store is None:
                 return run or secrets.token_hex(RUN_NAME_BYTES)
             self.progress = RunProgress.begin(self.store, epoch) if run is None else RunProgress.resume(self.store, run)
-            self.forgetful = forgets(self.store, self.progress.start)
-            if self.forgetful or (run is None and forgets(self.store)):
+            self.forgetful = may_have_forgotten(self.store, self.progress.start)
+            if self.forgetful or (run is None and may_have_forgotten(self.store)):
                 known = (
                     "nothing remembers which" if self.store.suppression.path is None else "only requests are remembered"
                 )
@@ -122,7 +122,7 @@ class Learner:
             self.progress = replace(self.progress, loader=loader)
             if then is None or not middle:
                 return
-            changed = difference(then, loader)
+            changed = describe_difference(then, loader)
             unknown = loader["order"] == RANDOM_ORDER or (loader["order"] is None and not trusted)
             if changed or (unknown and self.forgetful):
                 raise ValueError(
@@ -133,7 +133,7 @@ class Learner:
 
         ranks.on_first(work)
 
-    def _take_over(self) -> None:
+    def _copy_first_rank(self) -> None:
         if isinstance(self.head, LinearHead) and self.head.statistics is not None:
             ranks.copy_from_first(self.head)
 
@@ -171,7 +171,7 @@ class Learner:
         parts = ranks.gather((x.cpu(), y.cpu(), ids, subjects)) if several else [(x, y, ids, subjects)]
         parts = [(part[0].to(x.device), part[1].to(x.device), *part[2:]) for part in parts]
         if self.path is not None:
-            return ranks.on_first(lambda: self._store(parts, at))
+            return ranks.on_first(lambda: self._learn_in_store(parts, at))
         return sum(self._learn(*part) for part in parts)
 
     def _learn(self, x: Tensor, y: Tensor, ids: list[str] | None, subjects: list[str | None] | None) -> int:
@@ -183,24 +183,24 @@ class Learner:
                 self.head.add(x, y)
                 self._tell(None, x, y)
             return 0
-        self._settle()  # what a run left behind that was stopped: an event that is decided keeps nothing out
+        self._apply_pending()  # events that a stopped run left pending: once decided, they keep no sample out
         new = self.seen.new(ids)
         learned, y = self._screen(x, y, ids, subjects, new)
         ranks.agree_on_grid(self.head, x[learned])
         if learned:
-            event = addition(x, y, ids, subjects, learned)
+            event = make_addition(x, y, ids, subjects, learned)
             outcome = self.corrector.apply_now([event])[0]
             if outcome.status != "applied":
                 raise ValueError(f"samples cannot be added: {outcome.reason}")
             self.seen.record(event.ids, event.event_id)
             self._tell(list(event.ids), event.x, event.y)
-        self._settle()
+        self._apply_pending()
         return len(ids) - len(new)
 
-    def _settle(self) -> None:
+    def _apply_pending(self) -> None:
         """Apply pending events that are answered; ranks that hold shares do it where they add up."""
         if self.path is not None or not (ranks.are_several() and ranks.is_summed(self.head)):
-            self.corrector.settle()
+            self.corrector.apply_pending()
 
     def _screen(
         self, x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
@@ -223,11 +223,11 @@ class Learner:
             pending.touched.update(p.note for p in found if not p.standing)
         return learned, y
 
-    def _store(self, parts: list[Any], at: tuple[int, int]) -> int:
+    def _learn_in_store(self, parts: list[Any], at: tuple[int, int]) -> int:
         """Learn with a store: the new samples of all ranks, and the progress of the run, in one transaction."""
         store, progress = self.store, self.progress
         assert store is not None
-        self._settle()  # as above; not between two parts, which are not learned yet
+        self._apply_pending()  # as above; not between two parts, which are not learned yet
         left_out = self.forgetful and progress is not None and progress.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
@@ -239,7 +239,7 @@ class Learner:
             skipped += len(ids) - len(new)
             learned, y = self._screen(x, y, ids, subjects, new)
             if learned:
-                events.append(addition(x, y, ids, subjects, learned))
+                events.append(make_addition(x, y, ids, subjects, learned))
                 self.seen.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
         if progress is not None:
             self.progress = progress.after(*at)
@@ -252,29 +252,29 @@ class Learner:
             keep = [k for k, i in enumerate(event.ids) if i not in out]
             if keep:
                 self._tell([event.ids[k] for k in keep], event.x[keep], event.y[keep])
-        self._settle()
+        self._apply_pending()
         return skipped
 
     def _tell(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
         for observer in self.observers:
             observer(ids, x.detach().cpu(), y.detach().cpu())
 
-    def level(self) -> None:
-        """Bring all ranks to the same state: add up what each learned, or take over that of the first one."""
+    def synchronize(self) -> None:
+        """Bring all ranks to the same state: add up what each learned, or copy that of the first one."""
         if not ranks.are_several():
             return
         if self.path is not None:
-            self._take_over()
+            self._copy_first_rank()
         elif ranks.is_summed(self.head):
-            ranks.level(self.head)
+            ranks.add_up(self.head)
             self.merge_seen()
 
     def end_pass(self) -> None:
         """Apply the events that waited for the end of the epoch, where one rank does it alone."""
         if self.path is not None:
-            ranks.on_first(lambda: self.corrector.settle(final=True))
+            ranks.on_first(lambda: self.corrector.apply_pending(final=True))
         elif not ranks.are_several():
-            self.corrector.settle(final=True)
+            self.corrector.apply_pending(final=True)
 
     def unanswered(self, over: bool) -> list[str]:
         """List the events that still wait, in words, on all ranks; ``over``: drop those that stand for this run."""
@@ -320,7 +320,7 @@ def with_labels(y: Tensor, k: int, found: list[Pending]) -> Tensor:
     return y
 
 
-def addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:
+def make_addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:
     """Make the event that adds the samples at the places ``new``."""
     keep = torch.tensor(new, device=x.device)
     owners = None if subjects is None else [subjects[k] for k in new]

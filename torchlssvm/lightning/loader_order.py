@@ -52,6 +52,6 @@ def describe(loader: Any) -> dict[str, Any]:
     }
 
 
-def difference(then: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_difference(then: dict[str, Any], now: dict[str, Any]) -> str:
     """Describe the differences between two descriptions; empty if there are none."""
     return "; ".join(f"{name} was {then[name]!r}, is {now[name]!r}" for name in now if then[name] != now[name])

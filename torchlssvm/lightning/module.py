@@ -19,7 +19,7 @@ from torchlssvm.lightning import ranks
 from torchlssvm.lightning.backbones import classifier
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
-from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, difference
+from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, describe_difference
 from torchlssvm.linear import LinearHead, LSSVMHead
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
 
@@ -51,7 +51,7 @@ class LSSVMModule(LightningModule):
     """A least-squares SVM head on a frozen network: ``training_step`` adds, and one epoch is the whole training.
 
     A batch is (x, y), (x, y, ids), (x, y, ids, subjects) or a dict of these names; :class:`~torchlssvm.lightning.Indexed` gives
-    a dataset's samples their index as id. A sample with an id is counted once, however often it comes by (a second epoch, the
+    a dataset's samples their index as id. A sample with an id is counted once, however often it arrives (a second epoch, the
     padding of a distributed sampler, a run that is resumed). Samples without ids are counted in the first epoch only.
 
     With ``store`` every sample goes into a :class:`~torchlssvm.store.SampleStore`, the only truth from then on: whatever a
@@ -173,8 +173,8 @@ class LSSVMModule(LightningModule):
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
-        """Events that waited for samples when the last fit ended: they have not come by."""
-        self._settled = -1  # the version of the head for which rho was chosen
+        """Events that waited for samples when the last fit ended: they have not arrived."""
+        self._rho_version = -1  # the version of the head for which rho was chosen
 
     @property
     def head(self) -> Any:
@@ -234,7 +234,7 @@ class LSSVMModule(LightningModule):
         return unpack(batch, self.hparams["batch_names"])
 
     def _real(self, batch: TrainingBatch, stage: str, loader: Any) -> TrainingBatch:
-        """Cut off what a distributed sampler repeats to make all ranks even."""
+        """Cut off the samples that a distributed sampler repeats to give all ranks the same number."""
         epoch = self.current_epoch
         position = self._at[stage][1] if self._at.get(stage, (-1, 0))[0] == epoch else 0
         size = len(batch.y)
@@ -252,7 +252,7 @@ class LSSVMModule(LightningModule):
                 "the run is resumed in the middle of an epoch, but its train loader starts again from the first batch: use "
                 "torchlssvm.lightning.ResumableLoader with shuffle and seed, or another loader with load_state_dict"
             )
-        changed = difference(then, self._loader) if middle and then is not None else ""
+        changed = describe_difference(then, self._loader) if middle and then is not None else ""
         if changed:
             raise ValueError(
                 f"the run is resumed in the middle of an epoch, with other batches: {changed}. Some samples would never come. "
@@ -260,23 +260,23 @@ class LSSVMModule(LightningModule):
             )
         self.learner.check_order(self.current_epoch, self._loader, trusted=middle)
 
-    def _level(self) -> None:
+    def _synchronize(self) -> None:
         """Bring all ranks to the same state."""
         if not self.trainer.sanity_checking:
-            self.learner.level()
+            self.learner.synchronize()
 
-    def settle(self) -> None:
+    def bring_up_to_date(self) -> None:
         """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
-        self._level()
+        self._synchronize()
         method, head = self.hparams["select_rho"], self.head
-        if method is not None and not self.learner.empty and self._settled != head.version:
+        if method is not None and not self.learner.empty and self._rho_version != head.version:
             head.select_rho(method=method)
-            self._settled = head.version
+            self._rho_version = head.version
         elif method is None and isinstance(head, LSSVMHead):
             if self.learner.store is not None:
                 self.learner.store.choose_rho()
             if self.learner.path is not None:
-                self._level()
+                self._synchronize()
             else:
                 head.choose_rho()
 
@@ -284,7 +284,7 @@ class LSSVMModule(LightningModule):
         """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""
         if self.trainer.is_last_batch:
             self.learner.end_pass()
-        self.settle()
+        self.bring_up_to_date()
 
     def on_train_end(self) -> None:
         """Print the events that wait for samples that did not come."""
@@ -302,9 +302,9 @@ class LSSVMModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         """All ranks validate the same head; in a fit it is the one with the chosen rho, the epoch's end comes later."""
         if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
-            self.settle()
+            self.bring_up_to_date()
         else:
-            self._level()
+            self._synchronize()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count what is right. A head that holds nothing yet is not judged."""
@@ -333,7 +333,7 @@ class LSSVMModule(LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """All ranks judge the same head; NotFittedError if it holds nothing, which Lightning would pass over in silence."""
-        self._level()
+        self._synchronize()
         if self.learner.empty:
             raise NotFittedError(
                 "there is nothing to test: the head holds no samples. Fit the module first, or give the checkpoint of a run "
@@ -401,7 +401,7 @@ class LSSVMModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
         if self._trainer is not None:
-            self._level()
+            self._synchronize()
         if isinstance(self.head, LinearHead) and self.head.statistics is not None and self.head.n:
             self.head.refresh()
         state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up

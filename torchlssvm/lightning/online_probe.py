@@ -11,7 +11,7 @@ from torchlssvm.analysis.sliding_window import SlidingWindow
 from torchlssvm.errors import GridError
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.head_lookup import moment
+from torchlssvm.lightning.head_lookup import check_interval
 from torchlssvm.linear import LinearHead, LSSVMHead, head_class
 from torchlssvm.linear.labelled_batches import check_names, unpack
 
@@ -50,7 +50,7 @@ class OnlineProbe(Callback):
         head: str = "lssvm",
         batch_names: dict[str, str] | None = None,
     ):
-        self.layer, self.num_classes, self.size = layer, num_classes, moment(window, "window")
+        self.layer, self.num_classes, self.size = layer, num_classes, check_interval(window, "window")
         self.name, self.kind, self.batch_names = name, head_class(head), batch_names
         self.rho: Any = rho or ("gcv" if self.kind is LSSVMHead else 1.0)
         check_names(batch_names)
@@ -98,7 +98,7 @@ class OnlineProbe(Callback):
             self.window = self.window or self._new(x, FixedPoint.auto(largest(x)))
             self.window.add(x, y)
         except GridError:  # features have outgrown the grid
-            self._move(FixedPoint.auto(largest(x)))
+            self._rebuild_window(FixedPoint.auto(largest(x)))
             self.window.add(x, y)  # type: ignore[union-attr]
 
     def _labels(self, batch: Any) -> Tensor:
@@ -120,7 +120,7 @@ class OnlineProbe(Callback):
         head = self.kind(x.shape[1], self.num_classes, rho=self.rho, grid=grid, device=x.device)
         return SlidingWindow(head, self.size)
 
-    def _move(self, grid: FixedPoint) -> None:
+    def _rebuild_window(self, grid: FixedPoint) -> None:
         """Rebuild the window on another grid."""
         assert self.window is not None
         parts = list(self.window)
@@ -133,11 +133,11 @@ class OnlineProbe(Callback):
         self._right = self._total = 0
         self._position, self._train_position = 0, self._position
         self._captured = None
-        self.probe = None if trainer.sanity_checking else self._together()
+        self.probe = None if trainer.sanity_checking else self._merge_windows()
         if isinstance(self.probe, LSSVMHead):
             self.probe.choose_rho()
 
-    def _together(self) -> Any:
+    def _merge_windows(self) -> Any:
         """Merge all ranks' windows into one head, on the coarsest of their grids."""
         mine = None if self.window is None or not len(self.window) else self.window.machine
         if not ranks.are_several():
@@ -147,7 +147,7 @@ class OnlineProbe(Callback):
             return None
         grid = max(grids, key=lambda g: g.limit)
         if self.window is not None and mine is not None and mine.grid != grid:
-            self._move(grid)
+            self._rebuild_window(grid)
             mine = self.window.machine
         states = ranks.gather(mine and (mine.config(), {k: v.cpu() for k, v in mine.sample_state().items()}))
         total: Any = None

@@ -14,7 +14,7 @@ from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import LinearHead, LSSVMHead
-from torchlssvm.linear.data_choices import OUTDATED
+from torchlssvm.linear.data_choices import OUTDATED_VERSION
 
 T = TypeVar("T")
 
@@ -73,8 +73,8 @@ def is_summed(head: Any) -> bool:
     return isinstance(head, LSSVMHead) and head.statistics is not None and head.statistics.exact
 
 
-def level(head: Any) -> None:
-    """Add up what each rank learned since the last time, on all ranks."""
+def add_up(head: Any) -> None:
+    """Add up what each rank learned since the last call, on all ranks."""
     if are_several() and is_summed(head):
         sync(head)
 
@@ -91,7 +91,7 @@ def copy_from_first(head: LinearHead) -> None:
         adopt(head, state)
         head.rho = rho
         if chosen is not None:
-            head.data_choices.record("rho", head.version if chosen[1] else OUTDATED, chosen[0])
+            head.data_choices.record("rho", head.version if chosen[1] else OUTDATED_VERSION, chosen[0])
 
 
 def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:

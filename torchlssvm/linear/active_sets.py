@@ -21,10 +21,10 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
-from torchlssvm.linear.active_sums import SMALL_SUM, ActiveSums, WeightGroups
-from torchlssvm.linear.exact_refinement import SAFETY, ExactRefinement
+from torchlssvm.linear.active_sums import LARGEST_FLOAT_CENTRED_SUM, ActiveSums, WeightGroups
+from torchlssvm.linear.exact_refinement import BOUND_ROUNDING_FACTOR, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
-from torchlssvm.linear.hinge_descent import LONGEST_STEP, MAX_STEPS, HingeDescent
+from torchlssvm.linear.hinge_descent import LONGEST_STEP, MAX_DESCENT_STEPS, HingeDescent
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
@@ -32,13 +32,13 @@ from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
-FOLLOWED_ROUNDS = 4
-"""Full Newton steps after a change of samples, with margins of the samples near 1 alone, before a search with a line search."""
+MAX_FULL_STEPS = 4
+"""Full Newton steps after a change of samples, in which only margins near 1 are computed; then a search with a line search."""
 
-LARGEST_NEAR = 8
-"""With one in so many samples near their margins those of all are computed anew: they are near no more then."""
+SAMPLES_PER_NEAR_SAMPLE = 8
+"""Where more than one in so many samples is near its margin, all margins are computed anew, after which few are near."""
 
-MAX_ROUNDS = 1000
+MAX_NEWTON_ROUNDS = 1000
 """Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
 
 CLASSES_AT_ONCE = 8
@@ -56,16 +56,17 @@ LADDER_START = 1e6
 LADDER_STEP = 100.0
 """Each rung of the ladder divides rho by this."""
 
-WORTHWHILE = 1e-13
-"""A step that lowers the objective by less than this share of it is left to the proof: rounding decides no side."""
+LEAST_RELATIVE_DECREASE = 1e-13
+"""Least relative decrease of the objective by a step, a thousand roundings; after a smaller one the active set is proven."""
 
-LOOSE = 1e-5
-"""Bound on the error of a margin past which weights are refined, though they have proven the active set."""
+LARGEST_UNREFINED_ERROR = 1e-5
+"""Largest bound on the error of a margin at which weights stay as they are; beyond it they are refined, even if the active set
+is proven."""
 
 EXACT_ROUNDS = 8
 """Rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot cycle."""
 
-CLOSE_CALL = 2.0
+CLOSE_CALL_FACTOR = 2.0
 """Within this factor of a bound the order in which rows are summed could decide: they are summed in the saved order then."""
 
 
@@ -189,24 +190,24 @@ class ActiveSetSolver:
         if checks.is_fake(self.rows.q, change.q):
             self.rows.apply(change)
             return
-        if self._everywhere:
+        if self._couples_classes:
             self.restart()
-        carried = self._carried(change)
+        relabelled = self._relabelled(change)
         for k, state in enumerate(self.states):
-            self._note(k, state, change, carried)
+            self._queue_copies(k, state, change, relabelled)
         moves = self.rows.apply(change)
         self._scale = None
-        self._move(moves, len(change.q), carried)
+        self._move_columns(moves, len(change.q), relabelled)
 
     @property
-    def _everywhere(self) -> bool:
-        """True when each sample has its share in the problem of every class: by weights, or by the scale of the features."""
+    def _couples_classes(self) -> bool:
+        """True when each sample affects the problem of every class: by class weights, or by the scale of the features."""
         return self.options.follows_counts or self.stats.scale is not None
 
-    def _carried(self, change: RowChange) -> dict[int, tuple[int, int]]:
-        """New rows (by number) that differ from a row that leaves (its place and label) in nothing but the label."""
+    def _relabelled(self, change: RowChange) -> dict[int, tuple[int, int]]:
+        """New rows (by number) that are a leaving row (its place and label) with another label: a relabelled sample."""
         out: dict[int, tuple[int, int]] = {}
-        if self._everywhere or not any(o >= 0 for o in change.origin):
+        if self._couples_classes or not any(o >= 0 for o in change.origin):
             return out
         lost = dict(zip(change.slots.tolist(), (-change.copies).tolist(), strict=True))
         weights = self.options.class_weight
@@ -218,9 +219,11 @@ class ActiveSetSolver:
                 out[i] = (origin, old)
         return out
 
-    def _note(self, k: int, state: ClassState, change: RowChange, carried: dict[int, tuple[int, int]]) -> None:
+    def _queue_copies(
+        self, k: int, state: ClassState, change: RowChange, relabelled: dict[int, tuple[int, int]]
+    ) -> None:
         """Queue the rows active in class k whose number of copies changes."""
-        keep = [origin for i, (origin, old) in carried.items() if k not in (old, int(change.labels[i]))]
+        keep = [origin for i, (origin, old) in relabelled.items() if k not in (old, int(change.labels[i]))]
         slots, copies = change.slots, change.copies
         if keep:
             other = ~torch.isin(slots, torch.tensor(keep, device=slots.device))
@@ -252,9 +255,9 @@ class ActiveSetSolver:
                 solution.append(scale.rows(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
-    def _move(self, moves: list[tuple[int, int]], added: int, carried: dict[int, tuple[int, int]]) -> None:
-        """Let the columns of all caches follow their rows."""
-        kept = {i: [c[:, origin].clone() for c, _ in self._caches()] for i, (origin, _) in carried.items()}
+    def _move_columns(self, moves: list[tuple[int, int]], added: int, relabelled: dict[int, tuple[int, int]]) -> None:
+        """Move the columns of all caches to the new places of their rows."""
+        kept = {i: [c[:, origin].clone() for c, _ in self._caches()] for i, (origin, _) in relabelled.items()}
         for place, source in moves:
             for column, _ in self._caches():
                 column[:, place] = column[:, source]
@@ -267,7 +270,7 @@ class ActiveSetSolver:
         for i, values in kept.items():
             at = n - added + i
             same = torch.ones(K, dtype=torch.bool, device=device)
-            same[[int(self.rows.labels[at]), carried[i][1]]] = False
+            same[[int(self.rows.labels[at]), relabelled[i][1]]] = False
             for (column, _), kept_values in zip(self._caches(), values, strict=True):
                 column[same, at] = kept_values[same]
 
@@ -322,13 +325,13 @@ class ActiveSetSolver:
         self._use_weights(WeightGroups.of(self._class_weights(), len(self.states)))
         self.w, self.b = self.w.clone(), self.b.clone()  # those handed out stay as they are
         todo = [k for k, state in enumerate(self.states) if self._needs_search(k, state)]
-        todo = [k for k in todo if not self._follow(k)]
+        todo = [k for k in todo if not self._update_class(k)]
         starts = self._cold_starts([k for k in todo if not self.states[k].fitted])
         for a in range(0, len(todo), CLASSES_AT_ONCE):
             labels = todo[a : a + CLASSES_AT_ONCE]
             try:
                 self._fit(labels, starts)
-            except ConvergenceError:  # half of a search is none: the next read begins these classes again
+            except ConvergenceError:  # an unfinished search is discarded: the next read begins these classes again
                 for k in labels:
                     self.states[k] = ClassState()
                     self._fresh[k] = True
@@ -350,7 +353,7 @@ class ActiveSetSolver:
         return self._margins_now(k).clone()
 
     def _margins_now(self, k: int) -> Tensor:
-        """Margins (n,) by the weights in use; those at hand may be of weights of before."""
+        """Margins (n,) by the weights in use; the cached ones may belong to earlier weights."""
         if not torch.equal(self._at_w[:, k], self.w[:, k]) or not torch.equal(self._at_b[k], self.b[k]):
             found = hinge.scores(self.rows.q, self.w[:, k : k + 1] * self.scale.step, self.b[k : k + 1])
             self._margins[k] = found[:, 0] * self.signs(k)
@@ -391,8 +394,8 @@ class ActiveSetSolver:
         out.restart()
         return out
 
-    def hold_scale(self) -> None:
-        """Keep the standardization of the samples held now through all changes to come, for what-if questions on a copy."""
+    def freeze_scale(self) -> None:
+        """Keep the present standardization through all later changes, for what-if questions on a copy."""
         self._held = self.scale.standard
 
     @property
@@ -427,7 +430,7 @@ class ActiveSetSolver:
 
     def _needs_search(self, k: int, state: ClassState) -> bool:
         """Place the rows that are new to a class; True if its active set has to be searched for."""
-        own, total = self._weighing(k)
+        own, total = self._weighted_counts(k)
         if own in (0, total):
             constant = 1.0 if own else -1.0
             if state.constant != constant:
@@ -457,8 +460,8 @@ class ActiveSetSolver:
                 state.solution = self._queue(state.solution, k, slots, self.rows.copies[slots])
         return state.touched
 
-    def _weighing(self, k: int) -> tuple[int, int]:
-        """Samples of a class, and of all classes, that have a weight: a class that a change empties has none."""
+    def _weighted_counts(self, k: int) -> tuple[int, int]:
+        """Number of samples with a weight, of a class and of all classes: a class that a change empties has none."""
         assert self._groups is not None
         values = self._groups.values
         counts = [
@@ -472,11 +475,11 @@ class ActiveSetSolver:
         lengths = scale.lengths(rows.q[slots], rows.norms[slots])
         size = float(scale.point(self.w[:, k], self.b[k])[: rows.in_features].norm())
         computed = hinge.rounding_bound(lengths, rows.in_features, size, float(self.b[k]))
-        return ((lengths + state.slack[2]) * state.slack[0] + state.slack[1] + computed) * SAFETY
+        return ((lengths + state.slack[2]) * state.slack[0] + state.slack[1] + computed) * BOUND_ROUNDING_FACTOR
 
     # -- small changes -------------------------------------------------------------------------------------------------
 
-    def _follow(self, k: int) -> bool:
+    def _update_class(self, k: int) -> bool:
         """Bring a class up to date after a small change, and prove its active set; False where a search has to be made.
 
         Margins are kept from the last search. With the weights moved since by d and d_b, none has moved by more than
@@ -490,7 +493,7 @@ class ActiveSetSolver:
         lengths, signs = scale.lengths(rows.q, rows.norms), self.signs(k)
         active, kept = self._active[k].clone(), (self._margins[k] - 1.0).abs()
         old_error = self._accuracy(scale, self._at_w[:, k], self._at_b[k], lengths)[1]
-        for rounds in range(1, FOLLOWED_ROUNDS + 1):
+        for rounds in range(1, MAX_FULL_STEPS + 1):
             if solution is None:
                 return False
             try:
@@ -502,9 +505,9 @@ class ActiveSetSolver:
             move = (w - self._at_w[:, k]) * scale.step
             shift = abs(float(rows.centre @ move + (b - self._at_b[k])))
             point, error = self._accuracy(scale, w, b, lengths)
-            drift = (rows.spreads * float(move.norm()) + shift) * SAFETY + 4 * (error + old_error)
+            drift = (rows.spreads * float(move.norm()) + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
             near = torch.nonzero(kept <= drift)[:, 0]
-            if len(near) * LARGEST_NEAR > rows.n:
+            if len(near) * SAMPLES_PER_NEAR_SAMPLE > rows.n:
                 self._margins[k] = hinge.scores(rows.q, (w * scale.step)[:, None], b[None])[:, 0] * signs
                 self._at_w[:, k], self._at_b[k] = w, b
                 kept, old_error, drift = (self._margins[k] - 1.0).abs(), error, 4 * error
@@ -513,14 +516,14 @@ class ActiveSetSolver:
             wanted = margins < 1.0
             turns = near[wanted != active[near]]
             if not len(turns):
-                return self._settle(k, solution, active, near, margins, drift, lengths, error, point, w, b, rounds)
+                return self._prove_near(k, solution, active, near, margins, drift, lengths, error, point, w, b, rounds)
             active[turns] = ~active[turns]
             copies = torch.where(active[turns], rows.copies[turns], -rows.copies[turns])
             solution = state.solution = self._queue(solution, k, turns, copies)
             self._active[k] = active
         return False
 
-    def _settle(
+    def _prove_near(
         self, k: int, solution: Solution, active: Tensor, near: Tensor, margins: Tensor, drift: Tensor, lengths: Tensor,
         error: Tensor, point: Tensor, w: Tensor, b: Tensor, rounds: int,
     ) -> bool:  # fmt: skip
@@ -528,10 +531,10 @@ class ActiveSetSolver:
         scale = self.scale
         size = self._gradient_size(k, scale, solution, torch.nonzero(active)[:, 0], w, b, point, lengths, error)
         centre = self._centre(solution)
-        bound = ((lengths + centre) * size[0] + size[1] + error) * SAFETY
+        bound = ((lengths + centre) * size[0] + size[1] + error) * BOUND_ROUNDING_FACTOR
         far = (self._margins[k] - 1.0).abs() > drift + bound
         far[near] = (margins - 1.0).abs() > bound[near]
-        if not bool(far.all()) or float(bound.max()) > LOOSE:
+        if not bool(far.all()) or float(bound.max()) > LARGEST_UNREFINED_ERROR:
             return False
         self.states[k] = ClassState(solution, True, None, False, (*size, centre), rounds)
         self.w[:, k], self.b[k], self._active[k], self._ties[k] = w, b, active, False
@@ -549,10 +552,10 @@ class ActiveSetSolver:
             for s in searches:
                 self._solve(s, small)
                 s.rounds += 1
-                if s.rounds > MAX_ROUNDS:
+                if s.rounds > MAX_NEWTON_ROUNDS:
                     raise ConvergenceError(
-                        f"the active set of class {s.label} was not found in {MAX_ROUNDS} rounds: use a larger rho, or scale "
-                        "the features. The samples are held all the same."
+                        f"the active set of class {s.label} was not found in {MAX_NEWTON_ROUNDS} rounds: use a larger rho, or "
+                        "scale the features. The samples are held all the same."
                     )
             pairs = [s.weights() for s in searches]
             w, b = torch.cat([p[0] for p in pairs], 1), torch.cat([p[1] for p in pairs])
@@ -576,7 +579,7 @@ class ActiveSetSolver:
             searches = left
 
     def _small(self) -> bool:
-        return float((self.rows.copies * self.rows.peaks.square()).sum()) < SMALL_SUM
+        return float((self.rows.copies * self.rows.peaks.square()).sum()) < LARGEST_FLOAT_CENTRED_SUM
 
     def _cold_starts(self, labels: list[int]) -> dict[int, Position]:
         """Positions near their minimum for classes without a solution."""
@@ -586,7 +589,7 @@ class ActiveSetSolver:
             return out
         weight, small = self._row_weights(), self._small()
         total = ActiveSums.of_all(rows, self._groups, labels[0], self.stats)  # type: ignore[arg-type]
-        steps = MAX_STEPS if cost.descent_pays(rows.n, rows.in_features) else 0
+        steps = MAX_DESCENT_STEPS if cost.descent_pays(rows.n, rows.in_features) else 0
         size = max(CLASSES_AT_ONCE, DESCENT_NUMBERS // rows.n)
         for a in range(0, len(labels), size):
             part = labels[a : a + size]
@@ -614,7 +617,7 @@ class ActiveSetSolver:
             try:
                 s.solution.take_in()
                 return
-            except (NotPositiveDefinite, TooInaccurate):  # of rows that are held it is rounding
+            except (NotPositiveDefinite, TooInaccurate):  # all rows are held: it is rounding
                 s.solution = None
         s.sums = s.sums or self._sums(s.label, s.active)
         s.solution = s.sums.solve(s.scale, small, s.active)
@@ -656,10 +659,10 @@ class ActiveSetSolver:
         weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
         found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
         gradient_b, ridge = float(found.gradient_b[0]), point[:J]
-        part = error[slots] + (len(slots) + 8) * hinge.ROUNDING * (found.scores - signs)[:, 0].abs()
+        part = error[slots] + (len(slots) + 8) * hinge.FLOAT64_EPS * (found.scores - signs)[:, 0].abs()
         rounding = float(weight @ (lengths[slots] * part))
-        rounding_b = float(weight @ part) + 4 * hinge.ROUNDING * abs(gradient_b)
-        rounding += 16 * hinge.ROUNDING * float(ridge.norm())
+        rounding_b = float(weight @ part) + 4 * hinge.FLOAT64_EPS * abs(gradient_b)
+        rounding += 16 * hinge.FLOAT64_EPS * float(ridge.norm())
         if scale.offset is not None:
             rounding += float(scale.offset.norm()) * rounding_b
         g = scale.centred(found.gradient, found.gradient_b)[:, 0] + ridge
@@ -667,7 +670,7 @@ class ActiveSetSolver:
             return float(g.norm()) + rounding, 0.0
         if scale.intercept == "penalized":
             constant = gradient_b / scale.root + float(point[J])
-            rounding_b = rounding_b / scale.root + 16 * hinge.ROUNDING * abs(float(point[J]))
+            rounding_b = rounding_b / scale.root + 16 * hinge.FLOAT64_EPS * abs(float(point[J]))
             return float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0
         total = float(weight.sum())
         if total == 0:
@@ -685,7 +688,7 @@ class ActiveSetSolver:
         value = float(target @ target + hinge.loss(margins, weight))
         differs = wanted != s.active
         position = s.position
-        if not s.proving and bool(differs.any()) and not _settled(position.value, value):
+        if not s.proving and bool(differs.any()) and not _stopped_falling(position.value, value):
             step = target - position.w
             stop = torch.lerp(position.margins, margins, LONGEST_STEP)
             slope, curvature = float(position.w @ step), float(step @ step)
@@ -694,17 +697,17 @@ class ActiveSetSolver:
             )
             mixed, at = torch.lerp(position.margins, margins, t), torch.lerp(position.w, target, t)
             between = float(at @ at + hinge.loss(mixed, weight))
-            if between < min(position.value, value) and not _settled(position.value, between):
+            if between < min(position.value, value) and not _stopped_falling(position.value, between):
                 s.position = Position(at, mixed, between)
-                self._turn(s, mixed < 1.0)
+                self._change_set(s, mixed < 1.0)
                 return True
             if value < position.value:
                 s.position = Position(target.clone(), margins, value)
-                self._turn(s, wanted)
+                self._change_set(s, wanted)
                 return True
             here = position.margins < 1.0
-            if not torch.equal(here, s.active):  # the set was not that of the position, and the step none of Newton's
-                self._turn(s, here)
+            if not torch.equal(here, s.active):  # the set was not that of the position: no Newton step
+                self._change_set(s, here)
                 return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
             s.position = Position(target.clone(), margins, value)
@@ -722,8 +725,8 @@ class ActiveSetSolver:
         if _close_call(margins, bound):
             margins, size = self._in_saved_order(s, lengths, error)
             bound, wanted = (lengths + self._centre(solution)) * size[0] + size[1] + error, margins < 1.0
-        near = torch.nonzero(~((margins - 1.0).abs() > bound * SAFETY))[:, 0]
-        if not len(near) and float(bound.max()) > LOOSE:
+        near = torch.nonzero(~((margins - 1.0).abs() > bound * BOUND_ROUNDING_FACTOR))[:, 0]
+        if not len(near) and float(bound.max()) > LARGEST_UNREFINED_ERROR:
             near = bound.argmax()[None]
         s.ties = s.refined = None
         if len(near):
@@ -741,7 +744,7 @@ class ActiveSetSolver:
         differs = wanted != s.active
         if not bool(differs.any()):
             return True
-        # Ties leave last: without them others may swing to and fro.
+        # Ties leave last: without them other samples may change sides again and again.
         if s.ties is not None and bool((differs & ~s.ties).any()):
             wanted = torch.where(s.ties, s.active, wanted)
             differs = wanted != s.active
@@ -751,7 +754,7 @@ class ActiveSetSolver:
             first = turns[self.rows.saved_order(turns)[0]]
             wanted = s.active.clone()
             wanted[first] = ~wanted[first]
-        self._turn(s, wanted)
+        self._change_set(s, wanted)
         return False
 
     def _in_saved_order(self, s: Search, lengths: Tensor, error: Tensor) -> tuple[Tensor, tuple[float, float]]:
@@ -764,7 +767,7 @@ class ActiveSetSolver:
         active = order[s.active[order]]
         return margins, self._gradient_size(s.label, s.scale, s.solution, active, w[:, 0], b[0], point, lengths, error)
 
-    def _turn(self, s: Search, wanted: Tensor) -> None:
+    def _change_set(self, s: Search, wanted: Tensor) -> None:
         """Change the active set of a search: queue the rows that change sides, or change its sums."""
         differs = wanted != s.active
         joins, leaves = (torch.nonzero(differs & side)[:, 0] for side in (wanted, s.active))
@@ -817,7 +820,7 @@ class ActiveSetSolver:
         return self._restarted(self.options).weights()[0]
 
     def restore(self, state: dict[str, Tensor], sides: Tensor) -> None:
-        """Take over saved weights of the rows held; matrices are made anew when samples change. sides: (K, n)."""
+        """Restore saved weights of the rows held; matrices are made anew when samples change. sides: (K, n)."""
         self.reset()
         if self.rows.n == 0:
             return
@@ -860,12 +863,15 @@ class ActiveSetSolver:
 
 
 def _close_call(margins: Tensor, bound: Tensor) -> bool:
-    """True when rounding could decide whether weights are refined: a bound is near LOOSE, or near a margin's distance."""
-    largest, away = float(bound.max()), (margins - 1.0).abs()
-    near_bound = (away > bound * SAFETY / CLOSE_CALL) & (away < bound * SAFETY * CLOSE_CALL)
-    return LOOSE / CLOSE_CALL < largest < LOOSE * CLOSE_CALL or bool(near_bound.any())
+    """True when rounding could decide whether weights are refined: a bound is near the largest, or near a margin's distance."""
+    near_largest = float(bound.max()) / LARGEST_UNREFINED_ERROR
+    ratio = (margins - 1.0).abs() / (bound * BOUND_ROUNDING_FACTOR)
+    near = (ratio > 1.0 / CLOSE_CALL_FACTOR) & (ratio < CLOSE_CALL_FACTOR)
+    return 1.0 / CLOSE_CALL_FACTOR < near_largest < CLOSE_CALL_FACTOR or bool(near.any())
 
 
-def _settled(before: float, after: float) -> bool:
+def _stopped_falling(before: float, after: float) -> bool:
     """True when the objective has stopped falling as far as float64 can tell."""
-    return before - after <= WORTHWHILE * abs(before) and after - before <= WORTHWHILE * abs(before)
+    return before - after <= LEAST_RELATIVE_DECREASE * abs(before) and after - before <= LEAST_RELATIVE_DECREASE * abs(
+        before
+    )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, gram
-from torchlssvm.functional.system import Factor, Sums, clamped_factor, factor_, workspace
+from torchlssvm.functional.moving_active_set import LEAST_ACTIVE_PIVOT
+from torchlssvm.functional.system import Factor, GroupSums, clamped_factor, factor_, workspace
 from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.normal_equations import check_finite, grid_ridge, write_system
 from torchlssvm.linear.row_scale import RowScale
@@ -23,8 +24,8 @@ SIDE_COLUMNS = 2
 CHUNK_ROWS = 4096
 """Rows of one product, at most: 42 MB as float64 at 1,280 features."""
 
-SMALL_SUM = 2**50
-"""Up to here float64 centres the sums in exact integer arithmetic."""
+LARGEST_FLOAT_CENTRED_SUM = 2**50
+"""Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class ActiveSums:
 
     @property
     def empty(self) -> bool:
-        """True without any row."""
+        """True if there is no row."""
         return not any(n for n, _ in self.counts)
 
     def solve(self, scale: RowScale, small: bool, active: Tensor, by_rows: bool = False) -> Solution:
@@ -128,11 +129,11 @@ class ActiveSums:
         """
         J, device = self.rows.in_features, self.rows.device
         D, centred = scale.width(J), scale.intercept == "free"
-        solution = Solution(D, 1, centred, device, LEAST_PIVOT)
+        solution = Solution(D, 1, centred, device, LEAST_ACTIVE_PIVOT)
         if self.empty:
             return solution
         w, beta, mu, n, factor, units = solve_sums([self], scale, small)
-        if by_rows or int(factor.info) != 0 or least_share(factor) < LEAST_SHARE:
+        if by_rows or int(factor.info) != 0 or least_share(factor) < LEAST_COLUMN_SHARE:
             w, factor = self._solve_rows(scale, torch.nonzero(active)[:, 0], mu, beta)
             units = 1.0
         solution.set_base(w, beta, mu, n, factor, units)
@@ -167,11 +168,8 @@ class ActiveSums:
         return w, Factor(R[:, :D].mT.contiguous(), D, info)
 
 
-LEAST_SHARE = 1e-7
-"""Least share of a column's square that the columns before it leave over. Sums have lost half of their digits there."""
-
-LEAST_PIVOT = 1e-4
-"""Removals that take away all but this share of what a system rests on are solved from sums instead."""
+LEAST_COLUMN_SHARE = 1e-7
+"""Least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits are lost."""
 
 
 def chunks(bounds: Tensor) -> list[slice]:
@@ -188,7 +186,7 @@ def chunks(bounds: Tensor) -> list[slice]:
 
 
 def least_share(factor: Factor) -> float:
-    """The least share of a column's square, over all columns, that the columns before it leave over."""
+    """The least share of a column's square, over all columns, that the columns before it do not explain."""
     L = factor.L[: factor.J, : factor.J].tril()
     return float((L.diagonal() / L.norm(dim=1)).square().min())
 
@@ -207,7 +205,12 @@ def solve_sums(
     present = [g for g, packed in enumerate(first.packed) if packed is not None and first.counts[g][0]]
     sides = [[gram.side_view(s.packed[g], J, SIDE_COLUMNS) for g in present] for s in sums]  # type: ignore[arg-type]
     groups = [
-        Sums(first.groups.values[g], first.packed[g], sides[0][i][0], torch.tensor(first.counts[g][0], device=device))  # type: ignore[arg-type]
+        GroupSums(
+            first.groups.values[g],
+            first.packed[g],  # type: ignore[arg-type]
+            sides[0][i][0],
+            torch.tensor(first.counts[g][0], device=device),
+        )
         for i, g in enumerate(present)
     ]
     work = workspace(D, device)

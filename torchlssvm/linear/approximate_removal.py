@@ -1,4 +1,4 @@
-"""Removing samples that are only roughly known, with an account of what that costs."""
+"""Removal of samples that are known only roughly, with an estimate of the error of the weights."""
 
 from __future__ import annotations
 

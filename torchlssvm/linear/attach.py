@@ -26,13 +26,13 @@ from torchlssvm.sample_adapter import SampleAdapter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FILE_FORMAT = "torchlssvm-classifier-1"
+CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
 
 # The attributes behind which models keep their last layer, or the model they wrap; a number may follow (``fc2``).
-_KNOWN = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
+_LAST_LAYER_NAMES = re.compile(r"(fc|classifier|heads?|linear|last_linear|logits|output|out|model|net|module)_?\d*")
 # Modules whose layers without parameters may follow the last layer of a Sequential: they shape scores, not features.
-_DROPPED = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
+_DROPPED_LAYER_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.flatten")
 
 
 def attach(
@@ -118,7 +118,7 @@ def _attach(
     kind = head_class(head or "lssvm") if head is None or isinstance(head, str) else None
     if isinstance(head, nn.Module) and head_options:
         raise ValueError(f"{sorted(head_options)} are for the head attach makes: pass them, or head=, but not both")
-    last = find_last(model) if in_features is None else None
+    last = find_last_layer(model) if in_features is None else None
     J = last.in_features if last else in_features
     if J is None:
         raise ValueError(
@@ -158,7 +158,7 @@ class KeptSamples(Protocol):
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
 
-    def settle(self) -> None:
+    def remake_choices(self) -> None:
         """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
@@ -311,12 +311,12 @@ class AttachedClassifier(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             if not self._tried:
                 self._try_fixed_batches(images)
-            parts = [self._pass(filled(part, size))[: len(part)] for part in images.split(size)]
+            parts = [self._pass(fill_batch(part, size))[: len(part)] for part in images.split(size)]
         return torch.cat(parts)
 
     def _try_fixed_batches(self, images: Tensor) -> None:
         """RuntimeError if the place in a batch, or the images beside it, change a bit of an image's features."""
-        batch = filled(images, self._batch_size)[: self._batch_size]
+        batch = fill_batch(images, self._batch_size)[: self._batch_size]
         plain = self._pass(batch)
         for order in (torch.arange(len(batch)).flip(0), torch.arange(len(batch)).roll(1)):
             order = order.to(batch.device)
@@ -395,7 +395,7 @@ class AttachedClassifier(nn.Module):
             self.add(loader, progress=progress)
         else:
             self._learn(loader, progress, anew=True)
-        self._settle()
+        self._finish_fit()
         return self
 
     def add(
@@ -536,10 +536,10 @@ class AttachedClassifier(nn.Module):
                 f"{verb} does not go with a store: give clf.store.apply a list of events, all or none are applied"
             )
 
-    def _settle(self) -> None:
+    def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.settle()
+            self.samples.remake_choices()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 
@@ -556,7 +556,7 @@ class AttachedClassifier(nn.Module):
         self._follow()
         position = None if self.samples is None else self.samples.store.head_position  # before the head is read
         saved = {
-            "format": FILE_FORMAT,
+            "format": CLASSIFIER_FORMAT,
             "head": {"type": kind, "config": self.head.config(), "state": self.head.state_dict()},
             "in_features": self.in_features,
             "deterministic": self._batch_size,
@@ -584,7 +584,7 @@ class AttachedClassifier(nn.Module):
         """
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(saved, Mapping) or saved.get("format") != FILE_FORMAT:
+            if not isinstance(saved, Mapping) or saved.get("format") != CLASSIFIER_FORMAT:
                 raise VerificationError(f"{path} is no classifier that save wrote")
             about, network = saved["head"], saved["backbone"]
             head = HEAD_TYPES[about["type"]].from_config(about["config"])
@@ -650,8 +650,8 @@ class AttachedClassifier(nn.Module):
         return phi
 
 
-def filled(part: Tensor, size: int) -> Tensor:
-    """A batch of at least ``size`` images: copies of the first one fill it up. part: (B, ...)."""
+def fill_batch(part: Tensor, size: int) -> Tensor:
+    """Fill a batch up to ``size`` images with copies of the first one. part: (B, ...)."""
     missing = size - len(part)
     return part if missing <= 0 else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
 
@@ -661,7 +661,7 @@ def _check_deterministic(value: Any) -> None:
         raise ValueError(f"deterministic must be False, True or a batch size >= 1, got {value!r}")
 
 
-class Last(NamedTuple):
+class LastLayer(NamedTuple):
     """Location of the last layer, the width of its input, and the layer that becomes nn.Identity."""
 
     path: str
@@ -670,14 +670,16 @@ class Last(NamedTuple):
     timm: bool = False  # ``path`` is a model that takes off its own classifier
 
 
-def find_last(module: nn.Module, path: str = "", pooled: bool = False) -> Last | None:
+def find_last_layer(module: nn.Module, path: str = "", pooled: bool = False) -> LastLayer | None:
     """Go down to the last layer: the tail of a Sequential, else the last child with parameters if its name is known."""
     if isinstance(module, nn.Linear):
-        return Last(path, module.in_features, (path,) if path else ())
+        return LastLayer(path, module.in_features, (path,) if path else ())
     if isinstance(module, nn.Conv2d):  # a 1x1 convolution and a mean over the image is a linear layer (SqueezeNet)
-        return Last(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
+        return (
+            LastLayer(path, module.in_channels, (path,)) if path and pooled and module.kernel_size == (1, 1) else None
+        )
     if callable(getattr(module, "reset_classifier", None)) and isinstance(getattr(module, "num_features", None), int):
-        return Last(path, _timm_width(module), timm=True)
+        return LastLayer(path, _timm_width(module), timm=True)
     prefix = f"{path}." if path else ""
     dropped: list[str] = []
     tail: tuple[str, nn.Module] | None = None
@@ -692,8 +694,8 @@ def find_last(module: nn.Module, path: str = "", pooled: bool = False) -> Last |
             dropped.append(prefix + name)
     else:
         children = [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
-        tail = children[-1] if children and _KNOWN.fullmatch(children[-1][0]) else None
-    last = find_last(tail[1], prefix + tail[0], pooled) if tail else None
+        tail = children[-1] if children and _LAST_LAYER_NAMES.fullmatch(children[-1][0]) else None
+    last = find_last_layer(tail[1], prefix + tail[0], pooled) if tail else None
     return last._replace(replaced=(*last.replaced, *dropped)) if last else None
 
 
@@ -701,7 +703,7 @@ def _is_dropped(module: nn.Module) -> bool:
     if isinstance(module, nn.Sequential):
         return all(map(_is_dropped, module))
     without_parameters = next(module.parameters(), None) is None
-    return isinstance(module, nn.Identity) or (type(module).__module__ in _DROPPED and without_parameters)
+    return isinstance(module, nn.Identity) or (type(module).__module__ in _DROPPED_LAYER_MODULES and without_parameters)
 
 
 def _pools(module: nn.Module) -> bool:

@@ -356,7 +356,7 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
     """Attributes of the head for pickling: pending rows are taken in, caches that can be rebuilt are left out."""
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
-        head.solver.settle()
+        head.solver.drop_raw_samples()
         head.rows.hash()
         if head.statistics is not None and not checks.is_fake(head.counts) and head.statistics.has_pending:
             head.history.copied()
@@ -372,7 +372,7 @@ def attributes(head: LSSVMHead | MarginHead) -> dict[str, Any]:
 
 
 def thaw(head: LSSVMHead | MarginHead, state: dict[str, Any]) -> None:
-    """Take over what :func:`attributes` returned; tensors that a copy or pickle made in inference mode could not be changed."""
+    """Restore what :func:`attributes` returned, outside of inference mode: its tensors could not be changed later."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             state = copy.deepcopy(state)
@@ -393,7 +393,7 @@ def options_on(head: LSSVMHead | MarginHead, device: torch.device) -> SolverOpti
 
 
 def move(head: LSSVMHead, device: torch.device) -> None:
-    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
+    """Move everything to another device, or nothing: the state is built there first, and then replaces this one."""
     if device == head.device:
         return
     with head.locked(), torch.inference_mode(False), torch.no_grad():
@@ -405,7 +405,7 @@ def move(head: LSSVMHead, device: torch.device) -> None:
         solver: Solver
         if isinstance(old, CompactSolver):
             solver = compact = CompactSolver(head.in_features, head.num_classes, options, device)
-            compact.take_over(old, moved, P)
+            compact.copy_from(old, moved, P)
         else:
             assert statistics is not None
             statistics = statistics.to(device)

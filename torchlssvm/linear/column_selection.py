@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.linear.data_choices import OUTDATED
+from torchlssvm.linear.data_choices import OUTDATED_VERSION
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.linear.solvers import make_solver
@@ -109,7 +109,7 @@ def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
         out.replace_parts(sums, solver, out.rows, MergeHistory(), head.uncertifiable)
     if "rho" in head.data_choices.made:
         at, text = head.data_choices.made["rho"]
-        out.data_choices.record("rho", out.version if at == head.version else OUTDATED, text)
+        out.data_choices.record("rho", out.version if at == head.version else OUTDATED_VERSION, text)
     return out
 
 

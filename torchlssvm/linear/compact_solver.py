@@ -11,13 +11,13 @@ from torchlssvm.functional import checks, cost
 from torchlssvm.functional.system import factor_
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution
-from torchlssvm.linear.solvers import SolverOptions, real_targets, real_weights, scaled_rows, weighted
+from torchlssvm.linear.solvers import SolverOptions, real_targets, real_weights, scaled_rows, weighted_rows
 from torchlssvm.statistics.batch import GridChoices, SampleBatch
 
 DEFERRED_COLUMNS = 64
 """Changed samples whose terms wait to be added to P together: single samples then cost one pass over P, not three."""
 
-Part = tuple[Tensor, Tensor, Tensor, int]
+WeightedRows = tuple[Tensor, Tensor, Tensor, int]
 """Rows (B, D), targets (B, K), signed weights (B,) and their sign."""
 
 COUNT_ROUNDING = 1e-9
@@ -53,7 +53,7 @@ class CompactSolver:
         grid = batch.choices.grid
         phi = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)
         y = real_targets(batch, self.K)
-        return weighted(batch, sign, scaled_rows(phi, 1.0, self.options), y, self.options)
+        return weighted_rows(batch, sign, scaled_rows(phi, 1.0, self.options), y, self.options)
 
     def _counts_after(self, changes: list[tuple[SampleBatch, int]]) -> Tensor:
         counts = self.counts
@@ -91,7 +91,7 @@ class CompactSolver:
         self._update(parts, removes)
         self.counts, self.choices, self.n = counts, changes[0][0].choices, n
 
-    def _check_last(self, parts: list[Part]) -> None:
+    def _check_last(self, parts: list[WeightedRows]) -> None:
         """Refuse last samples that cannot be those held: each must have a leverage below one."""
         s = self.solution
         for rows, _, d, sign in parts:
@@ -100,7 +100,7 @@ class CompactSolver:
             if host is not None and host[0][0] > 1 + 1e-6 and len(parts) == 1:
                 raise checks.removal_error("the last samples held are others")
 
-    def _update(self, parts: list[Part], removes: bool) -> None:
+    def _update(self, parts: list[WeightedRows], removes: bool) -> None:
         """One joint step if the rows are few, else batches of the best size, additions first."""
         size, s = cost.batch_size(self.J), self.solution
         count = sum(part[0].shape[0] for part in parts)
@@ -145,8 +145,8 @@ class CompactSolver:
         """The weights in the solution's own coordinates."""
         return {"w": self.solution.w, "beta": self.solution.beta, "mu": self.solution.mu}
 
-    def take_over(self, other: CompactSolver, solution: dict[str, Tensor], P: Tensor) -> None:
-        """Take over the state of another solver, whose tensors were copied to this device."""
+    def copy_from(self, other: CompactSolver, solution: dict[str, Tensor], P: Tensor) -> None:
+        """Copy the state of another solver, whose tensors were copied to this device."""
         self.counts, self.choices, self.n = other.counts.to(self.device), other.choices, other.n
         self.solution.set_base(solution["w"], solution["beta"], solution["mu"], other.solution.n, P=P)
 
@@ -182,11 +182,10 @@ class CompactSolver:
         """The system, whitened by a factor of P."""
         return self.solution.whitened()
 
-    def settle(self) -> None:
+    def drop_raw_samples(self) -> None:
         """Add all changes to P, so that no raw sample is kept."""
         self.solution.inverse()
 
-    def inverse(self, doubtful: bool = False) -> Tensor:
+    def inverse(self) -> Tensor:
         """P (D, D), with all changes added."""
-        del doubtful
         return self.solution.inverse()

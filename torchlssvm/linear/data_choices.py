@@ -11,14 +11,14 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.calibration import Calibration
 
-RHO_DUE = "to be chosen by gcv at the first read"
+RHO_NOT_CHOSEN = "to be chosen by gcv at the first read"
 """Description of a rho that is chosen by the rule "gcv" as soon as there are enough samples."""
 
 RHO_CHOSEN = "chosen by gcv out of powers of two"
 """Description of a rho that was chosen by the rule "gcv", and is chosen again at the moments that the head names."""
 
-OUTDATED = -1
-"""Version of a choice that was made before samples changed: versions of a head start at 0."""
+OUTDATED_VERSION = -1
+"""Version recorded for a choice that was made before samples changed; no head has it, since versions start at 0."""
 
 
 @dataclass
@@ -40,17 +40,17 @@ class DataChoices:
     @property
     def rho_rule(self) -> str | None:
         """Rule by which rho is chosen again and again: "gcv"; None for a rho that was given, or chosen once."""
-        return "gcv" if self.made.get("rho", (0, ""))[1] in (RHO_DUE, RHO_CHOSEN) else None
+        return "gcv" if self.made.get("rho", (0, ""))[1] in (RHO_NOT_CHOSEN, RHO_CHOSEN) else None
 
     @property
-    def rho_due(self) -> bool:
+    def rho_not_chosen(self) -> bool:
         """True if rho is to be chosen by its rule at the next read."""
-        return self.made.get("rho", (0, ""))[1] == RHO_DUE
+        return self.made.get("rho", (0, ""))[1] == RHO_NOT_CHOSEN
 
     def reopen_rho(self) -> None:
         """Let a rho with a rule be chosen again at the next read: other samples have shaped it."""
         if self.rho_rule is not None:
-            self.record("rho", OUTDATED, RHO_DUE)
+            self.record("rho", OUTDATED_VERSION, RHO_NOT_CHOSEN)
 
     def record_calibration(self, calibration: Calibration, version: int) -> None:
         """Remember a calibration made for the samples held at this version."""
@@ -86,7 +86,7 @@ class DataChoices:
         """Choices as text, each with a note that tells whether it was made for this version."""
         out = {}
         for name, (at, text) in self.made.items():
-            if text == RHO_DUE:
+            if text == RHO_NOT_CHOSEN:
                 out[name] = text
                 continue
             value = f"{rho!r}, {text}" if name == "rho" else text
@@ -109,5 +109,7 @@ class DataChoices:
     @classmethod
     def from_json(cls, saved: dict[str, Any], version: int, calibration: Calibration | None) -> DataChoices:
         """Undo :meth:`to_json`, for a head that is at this version."""
-        made = {str(name): (version if bool(now) else OUTDATED, str(text)) for name, (text, now) in saved.items()}
+        made = {
+            str(name): (version if bool(now) else OUTDATED_VERSION, str(text)) for name, (text, now) in saved.items()
+        }
         return cls(made, calibration)

@@ -43,15 +43,15 @@ FRACTION_BITS = 176
 GUARD_BITS = 16
 """Binary places beyond those that rounding of the point takes on its way to a margin."""
 
-TIE = 1e-30
-"""A margin within this of 1 counts as 1."""
+TIE_WIDTH = 1e-30
+"""Largest distance from 1 at which a margin counts as 1 (a tie), unless UNIT_TIE_WIDTH asks for less."""
 
-HARMLESS = 1e-10
-"""A tie beside samples whose length, squared, is 1 ridge; with samples of s ridges it is this over s^3. Residuals of the order
-1/s and 1/s^2 occur, and samples that have them hold up others."""
+UNIT_TIE_WIDTH = 1e-10
+"""Largest distance of a tie from 1 among samples whose squared length is 1 ridge; where it is s ridges, this over s^3, so that
+residuals of the order 1/s and 1/s^2, which matter to other samples, are not ties."""
 
-ACCURATE = 1e-10
-"""Bound on the error of margins to which weights are refined at least."""
+REFINED_ERROR = 1e-10
+"""Bound on the error of margins at which refinement may end: a margin then has ten digits."""
 
 MAX_CORRECTIONS = 200
 """Corrections before giving up: two to ten are usual."""
@@ -59,14 +59,14 @@ MAX_CORRECTIONS = 200
 STALE_CORRECTIONS = 24
 """Corrections in a row that may leave the gradient where it is: of an ill-conditioned system it rises and falls on its way."""
 
-FARTHEST = 1e150
-"""A gradient past this has left the solution for good."""
+LARGEST_GRADIENT = 1e150
+"""Norm of the gradient at which the corrections count as divergent: its square is still finite in float64."""
 
 LONGEST_ROWS = 1e13
 """Length of all active samples, in roots of the ridge, up to which a QR decomposition of them still has the ridge."""
 
-SAFETY = 1.0 + 2.0**-20
-"""Covers the rounding of a bound that is itself computed in float64."""
+BOUND_ROUNDING_FACTOR = 1.0 + 2.0**-20
+"""Factor on a bound that is computed in float64, which covers the rounding of up to 2^30 terms."""
 
 
 class Decision(NamedTuple):
@@ -113,8 +113,10 @@ class ExactRefinement:
         self.spread = float(weight @ lengths.square())
         finest = float(torch.as_tensor(scale.factor).min())
         growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)
-        self.tie = min(TIE, HARMLESS / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
-        self.bits = max(FRACTION_BITS, math.ceil(math.log2(min(growth, FARTHEST)) - math.log2(self.tie)) + GUARD_BITS)
+        self.tie = min(TIE_WIDTH, UNIT_TIE_WIDTH / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
+        self.bits = max(
+            FRACTION_BITS, math.ceil(math.log2(min(growth, LARGEST_GRADIENT)) - math.log2(self.tie)) + GUARD_BITS
+        )
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
     def decide(self, solution: Solution, near: Tensor) -> Decision:
@@ -127,18 +129,18 @@ class ExactRefinement:
         for _ in range(MAX_CORRECTIONS):
             g, g_b = self._gradient(W, B)
             gradient, size = self._scaled(g, g_b, solution)
-            bound = (lengths * size[0] + size[1]) * SAFETY + self.tie / 2
+            bound = (lengths * size[0] + size[1]) * BOUND_ROUNDING_FACTOR + self.tie / 2
             f = self._scores(near, W, B)
             distance = to_floats(f * signs - one, one)
             undecided = np.abs(distance) <= bound
             ties = undecided & (bound <= self.tie) & (np.abs(distance) <= self.tie)
-            if not (undecided & ~ties).any() and float(bound.max()) <= ACCURATE:
+            if not (undecided & ~ties).any() and float(bound.max()) <= REFINED_ERROR:
                 active, tied = (torch.from_numpy(side).to(near.device) for side in ((distance < 0) & ~ties, ties))
                 return Decision(active, tied, *self._rounded(W, B))
             rest = size[0] + size[1]
             best, stale = (rest, 0) if rest < best / 2 else (best, stale + 1)
             step = solution.apply_inverse(gradient[None])[0]
-            if stale > STALE_CORRECTIONS or not rest < FARTHEST or not bool(step.isfinite().all()):
+            if stale > STALE_CORRECTIONS or not rest < LARGEST_GRADIENT or not bool(step.isfinite().all()):
                 break
             W, B = self._corrected(W, B, step, solution)
         raise self._too_long(int((undecided & ~ties).sum()), float(bound.max()))
@@ -232,7 +234,7 @@ class ExactRefinement:
             (self.scale.rows(self.rows.q[near[a : a + BLOCK_TERMS]]) - solution.mu).norm(dim=1)
             for a in range(0, len(near), BLOCK_TERMS)
         ]
-        lengths: NDArray[np.float64] = torch.cat(out).cpu().numpy() * SAFETY
+        lengths: NDArray[np.float64] = torch.cat(out).cpu().numpy() * BOUND_ROUNDING_FACTOR
         return lengths
 
     def _corrected(self, W: Integers, B: int, step: Tensor, solution: Solution) -> tuple[Integers, int]:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torchlssvm.errors import GridError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.linear.membership import REMEDY
+from torchlssvm.linear.membership import REMOVAL_REMEDY
 from torchlssvm.statistics.batch import SampleBatch
 
-KEY_BYTES = 16
+ROW_HASH_BYTES = 16
 """Bytes of a row's hash in the index; two rows with one hash are told apart by their numbers."""
 
 CENTRED_ROWS = 1024
@@ -63,7 +63,7 @@ class GridRows:
         if folder is not None and device.type != "cpu":
             raise ValueError(f"rows_folder is for a head on the CPU: the rows of this one are on {device}")
         self.in_features, self.device, self.folder = in_features, device, folder
-        self._salt = os.urandom(KEY_BYTES)
+        self._salt = os.urandom(ROW_HASH_BYTES)
         self.clear()
 
     def clear(self) -> None:
@@ -280,7 +280,7 @@ class GridRows:
         return torch.from_numpy(order.astype(np.int64)).to(self.device)
 
     def load(self, state: dict[str, Tensor], K: int) -> None:
-        """Take over what :meth:`state` returned; ValueError when it does not fit."""
+        """Restore what :meth:`state` returned; ValueError when it does not fit."""
         q, labels, copies = (state[k].to(self.device) for k in ("q", "labels", "copies"))
         shapes = (tuple(q.shape), tuple(labels.shape), tuple(copies.shape))
         n = len(labels)
@@ -318,7 +318,7 @@ class GridRows:
     # -- the index -----------------------------------------------------------------------------------------------------
 
     def _key(self, row: NDArray[np.int32], label: int) -> bytes:
-        total = hashlib.blake2b(row.tobytes(), digest_size=KEY_BYTES, key=self._salt)
+        total = hashlib.blake2b(row.tobytes(), digest_size=ROW_HASH_BYTES, key=self._salt)
         total.update(label.to_bytes(8, "little", signed=True))
         return total.digest()
 
@@ -328,11 +328,13 @@ class GridRows:
 
     def _refusal(self, row: NDArray[np.int32], label: int, index: int, held: int, wanted: int) -> RemovalError:
         if held:
-            return RemovalError(f"row {index} is held {held} time(s), and was to be removed {wanted} time(s). {REMEDY}")
+            return RemovalError(
+                f"row {index} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
+            )
         others = sorted({int(v) for v in self.labels.unique().tolist()} - {label})
         known = [other for other in others if self._key(row, other) in self._where]
         where = f" (it is held with label {known[0]})" if known else ""
-        return RemovalError(f"row {index} with label {label} is not held{where}. {REMEDY}")
+        return RemovalError(f"row {index} with label {label} is not held{where}. {REMOVAL_REMEDY}")
 
     def _refuse_heavy(self, q: NDArray[np.int32], counts: NDArray[np.float64], slots: list[tuple[int, int]]) -> None:
         peaks = np.maximum(q.max(1, initial=1), -q.min(1, initial=-1)).astype(np.float64) if len(q) else np.zeros(0)

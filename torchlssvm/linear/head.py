@@ -23,7 +23,7 @@ from torchlssvm.linear import checkpoint, column_selection
 from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
 from torchlssvm.linear.column_selection import Selection
 from torchlssvm.linear.compact_solver import CompactSolver
-from torchlssvm.linear.data_choices import OUTDATED, RHO_CHOSEN, RHO_DUE, DataChoices
+from torchlssvm.linear.data_choices import OUTDATED_VERSION, RHO_CHOSEN, RHO_NOT_CHOSEN, DataChoices
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Measure, influence
@@ -75,8 +75,8 @@ class LSSVMHead(nn.Module):
             a :class:`FixedPoint`.
         per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
         folds: keep sums for so many folds, chosen by a hash of the sample's id.
-        normalize: make each row ready before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a row of
-            zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
+        normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
+            row of zeros stays), ``"sqrt"`` takes sign(x) sqrt|x|; None leaves it. ``forward`` does the same.
         scale: ``"std"`` solves for standardised features: mean and deviation of all samples held (unweighted, n in the
             denominator, 1 for a constant column) are derived from the statistics at each solve, so that after a removal they
             are those of the samples left. ``w`` and ``b`` are for features as they come; ``C`` and ``P`` are of the
@@ -177,7 +177,10 @@ class LSSVMHead(nn.Module):
             impossible = "the compact form (statistics=False) keeps only w and P"
         self._in_features, self._num_classes = in_features, num_classes
         self.rows = HeldRows(impossible, bool(membership))
-        self.data_choices, self.history = DataChoices({"rho": (OUTDATED, RHO_DUE)} if by_rule else {}), MergeHistory()
+        self.data_choices, self.history = (
+            DataChoices({"rho": (OUTDATED_VERSION, RHO_NOT_CHOSEN)} if by_rule else {}),
+            MergeHistory(),
+        )
         self.version = 0
         self._vouched = False
         self._uncertifiable: str | None = None
@@ -243,7 +246,7 @@ class LSSVMHead(nn.Module):
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read. ``"gcv"`` lets it be chosen from then on."""
         stats = self.statistics
-        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_due:
+        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_not_chosen:
             self.solve()
         return self._options.rho
 
@@ -252,7 +255,7 @@ class LSSVMHead(nn.Module):
     def rho(self, value: float | str) -> None:
         if isinstance(value, str) and value == "gcv":
             self.need_statistics("rho='gcv'")
-            self.data_choices.record("rho", OUTDATED, RHO_DUE)
+            self.data_choices.record("rho", OUTDATED_VERSION, RHO_NOT_CHOSEN)
             self._published = None
             return
         value = checks.positive(value, "rho (or 'gcv')")
@@ -271,7 +274,7 @@ class LSSVMHead(nn.Module):
     def _choose_rho(self) -> None:
         """Choose rho by GCV; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
         choices, before = self.data_choices, self.data_choices.made["rho"]
-        choices.record("rho", OUTDATED, RHO_CHOSEN)  # not due while its own weights are read
+        choices.record("rho", OUTDATED_VERSION, RHO_CHOSEN)  # so that reading its weights does not choose again
         try:
             value = rho_rule.choose(self.view()) if rho_rule.is_choosable(self.need_statistics("rho='gcv'")) else None
         except BaseException:
@@ -284,7 +287,11 @@ class LSSVMHead(nn.Module):
         for name, (at, text) in list(choices.made.items()):
             if at == version and name not in ("rho", "calibration"):  # a calibration was of another rho
                 choices.record(name, self.version, text)
-        choices.record("rho", self.version if value is not None else OUTDATED, RHO_DUE if value is None else RHO_CHOSEN)
+        choices.record(
+            "rho",
+            self.version if value is not None else OUTDATED_VERSION,
+            RHO_NOT_CHOSEN if value is None else RHO_CHOSEN,
+        )
 
     @property
     def class_weight(self) -> str | Tensor | None:
@@ -353,10 +360,10 @@ class LSSVMHead(nn.Module):
         return self
 
     @contextmanager
-    def vouched(self) -> Iterator[None]:
-        """A context in which the caller has the rows and answers for it that what is removed is held: a store does.
+    def trusted_removals(self) -> Iterator[None]:
+        """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
 
-        Without fingerprints every removal would be tested by a solve.
+        Without this guarantee and without fingerprints every removal would be tested by a solve.
         """
         with self._lock:
             before, self._vouched = self._vouched, True
@@ -518,11 +525,11 @@ class LSSVMHead(nn.Module):
         return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
 
     def merge(self, other: LSSVMHead) -> LSSVMHead:
-        """Take over everything the other head has learned: same shapes, same grid."""
+        """Add everything the other head has learned: same shapes, same grid."""
         return self._merge(other, 1)
 
     def __iadd__(self, other: LSSVMHead) -> LSSVMHead:
-        """Take over everything the other head has learned, as :meth:`merge`."""
+        """Add everything the other head has learned, as :meth:`merge`."""
         return self._merge(other, 1)
 
     def __isub__(self, other: LSSVMHead) -> LSSVMHead:
@@ -826,7 +833,7 @@ class LSSVMHead(nn.Module):
         return self.sample_state()
 
     def resume(self, state: dict[str, Tensor]) -> None:
-        """Take over a :meth:`snapshot`; ValueError when it does not fit."""
+        """Restore a :meth:`snapshot`; ValueError when it does not fit."""
         self.adopt(state)
 
     @exclusive
@@ -903,7 +910,7 @@ class LSSVMHead(nn.Module):
             self.check_whole()
             if self._solving and self.statistics is not None:
                 self.solver.reset()
-            if self.data_choices.made and self.data_choices.rho_due and not self._source.empty:
+            if self.data_choices.made and self.data_choices.rho_not_chosen and not self._source.empty:
                 self._choose_rho()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
@@ -1028,7 +1035,7 @@ class LSSVMHead(nn.Module):
                 reason = "no sample would be left, but the sums would not be zero"
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NumericalWarning)  # the next read says it
+                warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
                 try:
                     self.solver.weights(doubtful=True)
                 except NotPositiveDefinite:
@@ -1114,7 +1121,7 @@ class LSSVMHead(nn.Module):
         return checkpoint.freeze(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`__getstate__` returned."""
+        """Restore what :meth:`__getstate__` returned."""
         checkpoint.thaw(self, state)
 
     def extra_repr(self) -> str:
@@ -1127,7 +1134,7 @@ class LSSVMHead(nn.Module):
 
 
 class _Undo:
-    """Take a removal back that turned out to be impossible: exactly, by the opposite change or from a copy."""
+    """Undo of a removal that turned out to be impossible: exact, by the opposite change or from a copy."""
 
     def __init__(self, stats: Statistics, change: list[tuple[SampleBatch, int]] | Statistics):
         self.stats, self.change = stats, change

@@ -21,19 +21,19 @@ ACTIVE_SHARE = 0.25
 """Share of the samples taken to be active in the matrix that preconditions a step; of ten classes a fifth to a third are."""
 
 LONGEST_STEP = 4.0
-"""Newton steps are lengthened up to this where the objective falls on: with too many samples active they fall short."""
+"""Largest multiple of a Newton step that the line search takes: with too many samples active the step itself is too short."""
 
-MAX_STEPS = 6
+MAX_DESCENT_STEPS = 6
 """Newton steps at most; three are usual."""
 
 MAX_PRODUCTS = 16
 """Passes over the rows for one Newton step at most."""
 
-RESIDUAL = 0.1
-"""Share of the gradient, measured by the preconditioner, that conjugate gradients leave in a Newton step."""
+CG_RESIDUAL_SHARE = 0.1
+"""Share of the gradient, in the norm of the preconditioner, at which conjugate gradients end a Newton step."""
 
-FEW_TURNS = 4
-"""Steps end once at most one in so many features' number of samples changes sides: an exact solve is the better step then."""
+FEATURES_PER_TURN = 4
+"""Steps end when at most J / 4 samples change sides: then an exact solve is the better step."""
 
 
 class HingeDescent:
@@ -58,7 +58,7 @@ class HingeDescent:
         for _ in range(steps):
             active = margins < 1.0
             self._move(point, margins, *self._newton_step(point, margins, active))
-            if int((active != (margins < 1.0)).sum(0).max()) * FEW_TURNS <= self.q.shape[1]:
+            if int((active != (margins < 1.0)).sum(0).max()) * FEATURES_PER_TURN <= self.q.shape[1]:
                 break
         return point[: len(self._mu)], margins
 
@@ -70,7 +70,7 @@ class HingeDescent:
         step, change = torch.zeros_like(point), torch.zeros_like(margins)
         ahead = self._precondition(left)
         direction, size = ahead, (left * ahead).sum(0)
-        enough = RESIDUAL**2 * size
+        enough = CG_RESIDUAL_SHARE**2 * size
         for _ in range(MAX_PRODUCTS):
             found = hinge.sweep(self.q, *self._weights(direction), none, weight)
             product = self._pulled_back(found.gradient, found.gradient_b)
@@ -87,7 +87,7 @@ class HingeDescent:
         return step, change
 
     def _move(self, point: Tensor, margins: Tensor, step: Tensor, change: Tensor) -> None:
-        """Go to the lowest place on the way of each class, in place. step: like point; change: (n, C) of the margins."""
+        """Move each class to the lowest point of its line search, in place. step: like point; change: (n, C) of the margins."""
         D = len(self._mu)
         for c in range(margins.shape[1]):
             at, way = point[:D, c], LONGEST_STEP * step[:D, c]
@@ -106,7 +106,7 @@ class HingeDescent:
         return w * self.scale.step, b
 
     def _gradient(self, errors: Tensor) -> Tensor:
-        """Sums of the rows, as they are at a point, each times its errors (n, C)."""
+        """Sums of the rows, in the coordinates of a point, each times its errors (n, C)."""
         return self._pulled_back(*hinge.combinations(self.q, errors))
 
     def _pulled_back(self, gradient: Tensor, gradient_b: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class HingeDescent:
         return out
 
     def _precondition(self, gradient: Tensor) -> Tensor:
-        """The inverse of the matrix of all rows, the share of active ones allowed for, times gradients like a point."""
+        """Gradients, like a point, times the inverse of the matrix of all rows scaled by the share of active ones."""
         D = len(self._mu)
         out = self._factor.solve(gradient[:D].mT, self._units).mT
         return out if len(gradient) == D else torch.cat([out, gradient[D:] / self._active_weight])

@@ -1,4 +1,4 @@
-"""One state at a time: a head's methods run one after the other, whatever thread calls them."""
+"""Locks: a head's methods run one after the other, whatever thread calls them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MARGIN_FORMAT = "torchlssvm-margin-head-1"
 """Format of a saved head; it changes when files can no longer be read as before."""
 
-BUFFER_NAMES = ("w", "b")
+MARGIN_BUFFER_NAMES = ("w", "b")
 """Buffers of a head, as its state dict names them."""
 
 SAMPLE_NAMES = ("samples.q", "samples.labels", "samples.copies", "samples.grid")
@@ -66,7 +66,7 @@ def load_samples(head: MarginHead, state: dict[str, Tensor]) -> tuple[Statistics
         if wanted is not None and wanted != grid:
             raise ValueError(f"the grid is {grid} in the saved head and {wanted} here")
         stats.decide("labels", grid)
-        stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, ready=True), 1)])
+        stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, gridded=True), 1)])
     return stats, rows
 
 
@@ -93,7 +93,7 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
 
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
     """
-    needed = [*BUFFER_NAMES, *SAMPLE_NAMES, "options", *(f"solution.{k}" for k in ("w", "b", "proofs", "sides"))]
+    needed = [*MARGIN_BUFFER_NAMES, *SAMPLE_NAMES, "options", *(f"solution.{k}" for k in ("w", "b", "proofs", "sides"))]
     problems = LoadProblems(
         [k for k in needed if k not in state], [k for k in state if k not in [*needed, "calibration"]], []
     )
@@ -146,7 +146,7 @@ def freeze(head: MarginHead) -> dict[str, Any]:
 
 
 def move(head: MarginHead, device: torch.device) -> None:
-    """Everything to another device, or nothing: the state is built there first, and then takes the place of this one."""
+    """Move everything to another device, or nothing: the state is built there first, and then replaces this one."""
     if device == head.device:
         return
     with head.locked(), torch.inference_mode(False), torch.no_grad():
@@ -156,4 +156,4 @@ def move(head: MarginHead, device: torch.device) -> None:
         head.replace_parts(stats, rows, options)
         head.solver.restore({k: v.to(device) for k, v in solution.items()}, sides.to(device))
         head.data_choices.carry_over(version, head.version)
-        make_live(head, dict.fromkeys(BUFFER_NAMES))
+        make_live(head, dict.fromkeys(MARGIN_BUFFER_NAMES))

@@ -63,7 +63,8 @@ class MarginHead(nn.Module):
             every change of samples changes every class.
         grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
-        normalize: make each row ready before the grid: None, ``"l2"`` or ``"sqrt"``, as for :class:`~torchlssvm.LSSVMHead`.
+        normalize: None, ``"l2"`` or ``"sqrt"``: normalization of each row before the grid, as for
+            :class:`~torchlssvm.LSSVMHead`.
         scale: ``"std"`` solves for features standardised by the mean and deviation of the samples held, derived again at each
             solve, as for :class:`~torchlssvm.LSSVMHead`. Every change of samples then changes every class. Leave-one-out and
             influence hold the scale fixed.
@@ -140,7 +141,7 @@ class MarginHead(nn.Module):
         self.version = 0
         self._integrity = Integrity()
         self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
-        make_live(self, dict.fromkeys(margin_checkpoint.BUFFER_NAMES))
+        make_live(self, dict.fromkeys(margin_checkpoint.MARGIN_BUFFER_NAMES))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ class MarginHead(nn.Module):
         del reason
         return self
 
-    def vouched(self) -> AbstractContextManager[None]:
+    def trusted_removals(self) -> AbstractContextManager[None]:
         """A context that does nothing: every removal is checked."""
         return nullcontext()
 
@@ -370,14 +371,14 @@ class MarginHead(nn.Module):
         assert grid is not None
         x = grid.dequantize(self.samples.q[rows.slots])
         labels = torch.full((len(x),), c, device=self.device)
-        return self.apply_changes([(self.statistics.check(x, labels, -rows.copies, ready=True), -1)])
+        return self.apply_changes([(self.statistics.check(x, labels, -rows.copies, gridded=True), -1)])
 
     def merge(self, other: MarginHead) -> Self:
-        """Take over every sample the other head holds: same shapes, same grid."""
+        """Add every sample the other head holds: same shapes, same grid."""
         return self._merge(other, 1)
 
     def __iadd__(self, other: MarginHead) -> Self:
-        """Take over every sample the other head holds, as :meth:`merge`."""
+        """Add every sample the other head holds, as :meth:`merge`."""
         return self._merge(other, 1)
 
     def __isub__(self, other: MarginHead) -> Self:
@@ -400,7 +401,9 @@ class MarginHead(nn.Module):
                 return self
             if sign > 0 and self.statistics.empty:
                 self.statistics.decide("labels", grid)
-            batch = self.statistics.check(grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), ready=True)
+            batch = self.statistics.check(
+                grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), gridded=True
+            )
             return self.apply_changes([(batch, sign)])
 
     # -- diagnostics -----------------------------------------------------------------------------------------------------
@@ -600,15 +603,15 @@ class MarginHead(nn.Module):
 
     def check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, removed: bool = False,
-        ready: bool = False,
+        gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``removed``: rows that are to be held; they are looked up when the change is made. ``ready``: the rows were normalized,
-        and on the grid, before.
+        ``removed``: rows that are to be held; they are looked up when the change is made. ``gridded``: the rows are normalized
+        and on the grid already.
         """
         del removed
-        batch = self.statistics.check(x, y, weight, ids, like, ready)
+        batch = self.statistics.check(x, y, weight, ids, like, gridded)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
         return batch
@@ -620,7 +623,7 @@ class MarginHead(nn.Module):
             return self
         self.check_whole()
         plan = self.samples.plan(changes)
-        self.samples.reserve(len(plan.q))  # what can fail for want of room fails before anything changes
+        self.samples.reserve(len(plan.q))  # memory is reserved before anything changes
         with self.changing():
             self.statistics.change(changes, held=True, proven=True)
             self.solver.change(plan)
@@ -718,7 +721,7 @@ class MarginHead(nn.Module):
         with self._lock:  # weights and rows of one state
             super()._save_to_state_dict(destination, prefix, keep_vars)
             if not keep_vars:
-                names = margin_checkpoint.BUFFER_NAMES
+                names = margin_checkpoint.MARGIN_BUFFER_NAMES
                 destination.update({prefix + k: destination[prefix + k].clone() for k in names})
             destination.update({prefix + k: v for k, v in margin_checkpoint.save(self).items()})
 
@@ -736,7 +739,7 @@ class MarginHead(nn.Module):
         return margin_checkpoint.freeze(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`__getstate__` returned."""
+        """Restore what :meth:`__getstate__` returned."""
         thaw(self, state)
 
     def extra_repr(self) -> str:

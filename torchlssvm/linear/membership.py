@@ -24,15 +24,21 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.grid import FixedPoint
-from torchlssvm.functional.row_fingerprints import KEY_BYTES, SECRET_VECTORS, keyed_hashes, products, secret_vectors
+from torchlssvm.functional.row_fingerprints import (
+    FINGERPRINT_KEY_BYTES,
+    SECRET_VECTORS,
+    keyed_hashes,
+    products,
+    secret_vectors,
+)
 from torchlssvm.functional.sparse_rows import pick, with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
 
-PRODUCT_ROWS = 1024
+FINGERPRINTED_ROWS = 1024
 """Rows that are gridded and multiplied at a time: they stay in the cache."""
 
-PRODUCT_NUMBERS = 2**20
+FINGERPRINTED_NUMBERS = 2**20
 """Numbers (8 MiB) that are gridded at a time where rows are wide."""
 
 MERGE_RATIO = 8
@@ -44,7 +50,7 @@ WAITING_BATCHES = 256
 COLUMN_TYPES = ("<u8", "<i4", "<i4", "<i8")
 """Types of the columns of a run in a file."""
 
-REMEDY = (
+REMOVAL_REMEDY = (
     "What is removed must be, bit for bit, what was added (same features, label and weight): features computed again with "
     "another batch size, device or precision differ. Keep the features, or keep the samples in a SampleStore. Nothing was "
     "changed."
@@ -103,25 +109,25 @@ def find(run: Run, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         place = place + wrong
 
 
-Part: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+WaitingRows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """Rows that are not hashed yet: products (B, 4), labels, folds and numbers (B,), or None."""
 
-HostPart: TypeAlias = tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None]
+HostRows: TypeAlias = tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None]
 """The same on the host."""
 
 
-def tensors_of(parts: Sequence[Part]) -> list[Tensor]:
+def tensors_of(parts: Sequence[WaitingRows]) -> list[Tensor]:
     """The tensors of some parts, one after the other."""
     return [t for part in parts for t in part if t is not None]
 
 
-def on_host(parts: Sequence[Part], values: Sequence[NDArray[Any]]) -> list[HostPart]:
+def on_host(parts: Sequence[WaitingRows], values: Sequence[NDArray[Any]]) -> list[HostRows]:
     """Parts with the values of their tensors, in the order of :func:`tensors_of`."""
     rest = iter(values)
     return [tuple(None if t is None else next(rest) for t in part) for part in parts]  # type: ignore[misc]
 
 
-def read_parts(parts: Sequence[Part]) -> list[HostPart]:
+def read_parts(parts: Sequence[WaitingRows]) -> list[HostRows]:
     """Parts on the host, in one read from the device."""
     return on_host(parts, checks.read(*tensors_of(parts)))
 
@@ -132,10 +138,10 @@ class FingerprintTable:
 
     key: bytes
     runs: tuple[Run, ...] = ()
-    waiting: tuple[Part, ...] = ()
+    waiting: tuple[WaitingRows, ...] = ()
 
     def noted(self, batch: SampleBatch, sign: int) -> FingerprintTable:
-        """The table with the rows of a batch, or (sign -1) with so many fewer, whether they are held or not."""
+        """The table with the rows of a batch added, or (sign -1) subtracted, whether they are held or not."""
         counts = (
             torch.full((len(batch),), float(sign), device=batch.x.device) if batch.mult is None else batch.mult * sign
         )
@@ -162,7 +168,7 @@ class FingerprintTable:
             *read_parts([(batch_products(batch, self.key), batch.labels, batch.folds, batch.mult)])[0]
         )
 
-    def hashed(self, waiting: Sequence[HostPart] | None = None) -> FingerprintTable:
+    def hashed(self, waiting: Sequence[HostRows] | None = None) -> FingerprintTable:
         """The same rows, all of them hashed. ``waiting``: the parts that wait, if they were read already."""
         if not self.waiting:
             return self
@@ -175,7 +181,7 @@ class FingerprintTable:
     def whole(self) -> Run:
         """All rows in one run."""
         runs = self.hashed().runs
-        return combine(runs) if runs else combine([_EMPTY])
+        return combine(runs) if runs else combine([_EMPTY_RUN])
 
     def held(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Number of rows held with each fingerprint (B,)."""
@@ -271,7 +277,7 @@ class FingerprintChange:
         """A row of nine integers for each: key (4), fingerprint (2), label, fold and number; then ``equal``, with number 0."""
         parts = [np.zeros((0, 9), np.int64)]
         for key, run in (self.runs or {}).items():
-            keys = np.broadcast_to(np.frombuffer(key, "<i8"), (len(run.counts), KEY_BYTES // 8))
+            keys = np.broadcast_to(np.frombuffer(key, "<i8"), (len(run.counts), FINGERPRINT_KEY_BYTES // 8))
             parts.append(np.column_stack([keys, run.hashes.view(np.int64), run.labels, run.folds, run.counts]))
         parts.append(np.pad(self.equal.reshape(-1, 6), ((0, 0), (0, 3))))
         return np.concatenate(parts)
@@ -279,7 +285,7 @@ class FingerprintChange:
     @classmethod
     def from_rows(cls, rows: NDArray[np.int64]) -> FingerprintChange:
         """Rows from what :meth:`to_rows` returned."""
-        words, out, paired = KEY_BYTES // 8, {}, rows[:, 8] == 0
+        words, out, paired = FINGERPRINT_KEY_BYTES // 8, {}, rows[:, 8] == 0
         equal, rows = rows[paired][:, :6].reshape(-1, 2, 6), rows[~paired]
         for key in np.unique(rows[:, :words], axis=0):
             part = np.ascontiguousarray(rows[(rows[:, :words] == key).all(1)][:, words:])
@@ -299,7 +305,7 @@ def _equal_fingerprints(pairs: NDArray[np.int64]) -> list[set[tuple[bytes, bytes
     return list({id(row): row for row in rows.values()}.values())
 
 
-_EMPTY = Run(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
+_EMPTY_RUN = Run(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
 @lru_cache(maxsize=16)
@@ -334,7 +340,7 @@ def grid_products(x: Tensor, grid: FixedPoint, key: bytes) -> Tensor:
     vectors = _vectors(key, x.shape[1], x.device)
     if x.is_sparse:
         return products(with_values(x, grid.quantize(x.values())), vectors)
-    some = max(16, min(PRODUCT_ROWS, PRODUCT_NUMBERS // x.shape[1]))
+    some = max(16, min(FINGERPRINTED_ROWS, FINGERPRINTED_NUMBERS // x.shape[1]))
     with threads_for(PASS_WORK * some * x.shape[1]):
         if len(x) <= some:
             return products(grid.quantize(x), vectors)
@@ -361,7 +367,9 @@ class Membership:
     ``equal``: pairs of fingerprints of rows removed since ranks agreed, see :class:`FingerprintChange`.
     """
 
-    tables: tuple[FingerprintTable, ...] = field(default_factory=lambda: (FingerprintTable(os.urandom(KEY_BYTES)),))
+    tables: tuple[FingerprintTable, ...] = field(
+        default_factory=lambda: (FingerprintTable(os.urandom(FINGERPRINT_KEY_BYTES)),)
+    )
     unchecked: str | None = None
     equal: tuple[NDArray[np.int64], ...] = ()
 
@@ -373,7 +381,7 @@ class Membership:
         """Give up checking, and forget every fingerprint."""
         return Membership((), self.unchecked or reason)
 
-    def hashed(self, waiting: Sequence[Sequence[HostPart]] | None = None) -> Membership:
+    def hashed(self, waiting: Sequence[Sequence[HostRows]] | None = None) -> Membership:
         """The same rows, all of them hashed; a table without rows is left out, except one.
 
         ``waiting``: for each table the parts that wait, if they were read already.
@@ -416,7 +424,7 @@ class Membership:
         return own + [t for table in self.tables for t in tensors_of(table.waiting)]
 
     def _without(self, batch: SampleBatch, agreed: bool) -> Membership:
-        waiting: list[list[HostPart]] | None = None
+        waiting: list[list[HostRows]] | None = None
         own: Sequence[NDArray[Any] | None] = [None] * len(self.tables)
         if batch.answer is not None:
             own, waiting = batch.answer[: len(self.tables)], []
@@ -464,7 +472,9 @@ class Membership:
         if held:
             same = (asked[0].hashes == asked[0].hashes[row]).all(1)
             wanted = int(asked[0].counts[same].sum())
-            return RemovalError(f"row {row} is held {held} time(s), and was to be removed {wanted} time(s). {REMEDY}")
+            return RemovalError(
+                f"row {row} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
+            )
         label = "" if batch.labels is None else f" with label {int(batch.labels[row])}"
         where = ""
         for table in self.tables:
@@ -480,7 +490,7 @@ class Membership:
             for other in known.tolist() if batch.labels is not None else ():
                 if table.held(table.fingerprints(product, np.array([other]), folds, None).hashes)[0]:
                     where = f" (it is held with label {int(other)})"
-        return RemovalError(f"row {row} is not held{label}{where}. {REMEDY}")
+        return RemovalError(f"row {row} is not held{label}{where}. {REMOVAL_REMEDY}")
 
     def merged(self, other: Membership, sign: int) -> Membership:
         """The rows of two heads, or of this one without those of the other; RemovalError if they are not held."""
@@ -574,7 +584,7 @@ class Membership:
             return saved[at - size : at]
 
         while at < len(saved):
-            key, n = take(KEY_BYTES), int.from_bytes(take(8), "little")
+            key, n = take(FINGERPRINT_KEY_BYTES), int.from_bytes(take(8), "little")
             columns = [
                 np.frombuffer(take(n * width), kind) for width, kind in zip((16, 4, 4, 8), COLUMN_TYPES, strict=True)
             ]
@@ -639,7 +649,7 @@ class HeldRows:
         self.held = self.agreed = replace((self.held if rows is None else rows).hashed(), equal=())
 
     def agreed_or_unknown(self) -> Membership:
-        """Rows at the last agreement, ready to be changed."""
+        """Rows at the last agreement, as a copy that may be changed."""
         if self.agreed is None or self.held.unchecked is not None:
             return self.held.dropped("which rows were agreed on is not known: the head was saved or copied since")
         return self.agreed if self.agreed.tables else self.held.none_held()

@@ -86,7 +86,7 @@ class MergeHistory:
         raise ValueError(f"the delta {twice[0]} has been merged already: its samples would count twice")
 
     def combine(self, other: MergeHistory, sign: int) -> None:
-        """Take over, or give back, what another head merged."""
+        """Add, or take away again, the merges of another head."""
         if sign < 0:
             self.merged -= other.merged
         else:

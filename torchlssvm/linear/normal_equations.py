@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional import checks
-from torchlssvm.functional.system import Centre, Factor, Sums, clamped_factor, factor_, fill_system, workspace
+from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor, factor_, fill_system, workspace
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
@@ -77,7 +77,7 @@ def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
     return torch.where(counts > 0, n / (present * counts.clamp(min=1)), torch.zeros_like(n))
 
 
-def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+def coded_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
     """Sums of targets times features (K, J), and of targets (K,), in steps; weighted by class, in integers if unweighted."""
     V, side = stats.class_sums()
     if side.ndim == 2:
@@ -90,7 +90,7 @@ def coded(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | N
     return sums[:, :-1], sums[:, -1]
 
 
-def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> list[Sums]:
+def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None) -> list[GroupSums]:
     """The sums that make up a system, with their weights."""
     if labels is None and weights is None:
         return [stats.sums()]
@@ -99,10 +99,10 @@ def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, 
         values = [1.0] * stats.num_classes if host is None else host[0]  # the weights scale whole matrices, as numbers
         return [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
     a, b = (stats.sums(c) for c in labels or ())
-    return [Sums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
+    return [GroupSums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
 
 
-def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float, about: Centre | None = None) -> None:
+def write_constant(work: Tensor, groups: list[GroupSums], J: int, rho: float, about: Centre | None = None) -> None:
     """The row of a constant feature, with rho on its diagonal; ``about``: beside features centred there. work: (n, n)."""
     one = [1.0 if g.weight is None else g.weight for g in groups]
     n = torch.stack([w * g.n.to(torch.float64) for w, g in zip(one, groups, strict=True)]).sum()
@@ -113,7 +113,7 @@ def write_constant(work: Tensor, groups: list[Sums], J: int, rho: float, about: 
 
 
 def write_system(
-    work: Tensor, groups: list[Sums], J: int, ridge: float, rho: float, intercept: str, small: bool,
+    work: Tensor, groups: list[GroupSums], J: int, ridge: float, rho: float, intercept: str, small: bool,
     standard: Standardization | None,
 ) -> Centre | None:  # fmt: skip
     """Write the system of features, with ``ridge`` in grid units, or of those standardised so, with rho; return the mean.
@@ -153,7 +153,7 @@ def solve(
     small = not stats.exact or stats.largest_square() < 2**50
     fill = partial(write_system, work, groups, J, ridge, scale.rho, intercept, small, standard)
     centre = fill()
-    Y, y = coded(stats, weights, labels)
+    Y, y = coded_sums(stats, weights, labels)
     rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
     if standard is not None:
         rhs = rhs / standard.deviation
@@ -175,7 +175,7 @@ def solve(
     info = checks.to_host(factor.info)
     if info is not None and info[0][0] != 0:
         fill()
-        factor = repaired(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
+        factor = repaired_factor(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     return SolvedSystem(w * scale.target, beta * scale.target, mu, n, factor, units)
 
@@ -195,7 +195,7 @@ def moments(
     small = not stats.exact or stats.largest_square() < 2**50
     about = None if standard is None or centred else standard.centre
     centre = fill_system(work, groups, J, 0.0, centred, small, about)
-    Y, y = coded(stats, weights, labels)
+    Y, y = coded_sums(stats, weights, labels)
     rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
     units = torch.full((D,), scale.feature, dtype=torch.float64, device=work.device)
     if standard is not None:
@@ -276,7 +276,7 @@ def grid_ridge(rho: float, step: float) -> float:
     return rho / step**2
 
 
-def repaired(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
+def repaired_factor(work: Tensor, D: int, floor: float, doubtful: bool) -> Factor:
     """Factor after Cholesky failed: raise eigenvalues to the ridge and warn if it is rounding, else NotPositiveDefinite.
 
     ConvergenceError for a system that float64 cannot hold.

@@ -20,7 +20,7 @@ from torchlssvm.functional.whitened import Whitened, from_inverse, inverse_lower
 
 
 class NotPositiveDefinite(Exception):
-    """The pending rows cannot be what they claim: without them the system would not be positive definite."""
+    """The pending removals cannot be of rows that were held: without them the system would not be positive definite."""
 
 
 class TooInaccurate(Exception):
@@ -49,7 +49,7 @@ class Solution:
         self.drop_pending()
 
     def drop_pending(self) -> None:
-        """Forget the pending rows: a solve from statistics is due."""
+        """Forget the pending rows: the next read has to solve from statistics."""
         self._pending: list[tuple[Tensor, Tensor, Tensor, int, float]] = []
         self.pending = 0
 

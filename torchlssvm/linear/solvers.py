@@ -70,13 +70,13 @@ class Solver(Protocol):
     def weights(self, doubtful: bool = False) -> tuple[Tensor, Tensor]:
         """w (J, outputs) and b (outputs,), up to date; NotPositiveDefinite if ``doubtful`` removals cannot have been."""
 
-    def inverse(self, doubtful: bool = False) -> Tensor:
+    def inverse(self) -> Tensor:
         """P, up to date."""
 
     def whitened(self) -> Whitened | None:
         """The system as solved, whitened; None where that takes another solve."""
 
-    def settle(self) -> None:
+    def drop_raw_samples(self) -> None:
         """Drop raw samples from the caches, keep the weights."""
 
     def state(self) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ def real_targets(batch: SampleBatch, K: int) -> Tensor:
     return batch.targets.clone() if grid is None else batch.targets * grid.resolution  # never the caller's memory
 
 
-def weighted(
+def weighted_rows(
     batch: SampleBatch, sign: int, rows: Tensor, y: Tensor, options: SolverOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (B, D) and targets (B, K) of a checked batch with their signed weights d (B,); samples of weight zero are none."""
@@ -151,7 +151,7 @@ class SharedSolver:
     def _fresh(self) -> Solution:
         D = self.stats.in_features + (self.options.intercept == "penalized")
         centred = self.options.intercept == "free"
-        return Solution(D, self.stats.num_classes, centred, self.stats.device, cost.LEAST_PIVOT)
+        return Solution(D, self.stats.num_classes, centred, self.stats.device, cost.LEAST_REMOVAL_PIVOT)
 
     def reset(self) -> None:
         """Forget the cache: the next read solves from statistics."""
@@ -181,7 +181,7 @@ class SharedSolver:
             scaled = self._scaled(batch, None if rows is None else rows[i])
             y = real_targets(batch, self.stats.num_classes)
             total = sign * batch.size if plain else None
-            s.append(*weighted(batch, sign, scaled, y, self.options), sign, total)
+            s.append(*weighted_rows(batch, sign, scaled, y, self.options), sign, total)
 
     def _scaled(self, batch: SampleBatch, rows: Tensor | None) -> Tensor:
         """Rows (B, D) of a batch in the solution's coordinates. rows: the same on the grid (B, J), where they are at hand."""
@@ -236,17 +236,17 @@ class SharedSolver:
                     self.solution.take_in()
         except TooInaccurate:
             self.solve(doubtful)
-        except NotPositiveDefinite:  # of rows that are held it is rounding
+        except NotPositiveDefinite:  # all rows are held: it is rounding
             if doubtful:
                 raise
             self.solve(doubtful)
         return real_weights(self.solution, self.options, self.stats.in_features, self.standard)
 
-    def inverse(self, doubtful: bool = False) -> Tensor:
+    def inverse(self) -> Tensor:
         """P (D, D), up to date."""
-        self.weights(doubtful)
+        self.weights()
         if not self.solution.updatable and not self.stats.empty:
-            self.solve(doubtful)
+            self.solve(doubtful=False)
         with threads_for(self.solution.D**3):
             return self.solution.inverse()
 
@@ -260,14 +260,14 @@ class SharedSolver:
             self.solution.forget_inverse()
         return self.__dict__ | {"_work": None}
 
-    def settle(self) -> None:
+    def drop_raw_samples(self) -> None:
         """Drop raw samples from the cache, keep the weights."""
         self.solution.take_in()
         if self.solution.deferred:
             self.solution.forget_inverse()
 
     def restore(self, state: dict[str, Tensor], P: Tensor) -> None:
-        """Take over saved weights and P."""
+        """Restore saved weights and P."""
         self.reset()
         if not self.stats.empty:
             host = checks.to_host(state["n"])
@@ -355,15 +355,15 @@ class PairwiseSolver:
                 self._solve(pair, standard, doubtful)
         return torch.stack([self._w[p][0] for p in self.pairs], 1), torch.stack([self._w[p][1] for p in self.pairs])
 
-    def inverse(self, doubtful: bool = False) -> Tensor:
+    def inverse(self) -> Tensor:
         """P (pairs, D, D)."""
-        self.weights(doubtful)
+        self.weights()
         return torch.stack([self._P[p] for p in self.pairs])
 
     def whitened(self) -> None:
         """None: each pair has a system of its own."""
 
-    def settle(self) -> None:
+    def drop_raw_samples(self) -> None:
         """Do nothing: no raw sample is kept."""
 
     def state(self) -> dict[str, Tensor]:
@@ -372,7 +372,7 @@ class PairwiseSolver:
         return {"w": w, "b": b}
 
     def restore(self, state: dict[str, Tensor], P: Tensor) -> None:
-        """Take over saved weights."""
+        """Restore saved weights."""
         self.reset()
         if not self.stats.empty:
             self._w = {p: (state["w"][:, i].contiguous(), state["b"][i]) for i, p in enumerate(self.pairs)}

@@ -138,7 +138,7 @@ class CertificateFacts:
     def facts(self) -> dict[str, str]:
         """The main facts, by their names."""
         c = self.certificate
-        out = {"Issued by": self.issuer, "Issued on": moment(c.time)}
+        out = {"Issued by": self.issuer, "Issued on": time_text(c.time)}
         for r in c.requests:
             reason = f"; {r['reason']}" if r["reason"] else ""
             out.setdefault("In answer to", "")
@@ -203,7 +203,7 @@ def certificate_page(found: CertificateFacts) -> str:
     c = found.certificate
     erasures = found.erasures[:SHOWN_ERASURES]
     lines = [
-        [moment(str(e["time"])), counted(int(str(e["samples"])), "sample"), f"erasure {e['event_id']}"]
+        [time_text(str(e["time"])), counted(int(str(e["samples"])), "sample"), f"erasure {e['event_id']}"]
         for e in erasures
     ]
     more = len(found.erasures) - len(erasures)
@@ -250,7 +250,7 @@ def certificate_text(found: CertificateFacts) -> str:
     return "\n".join([*lines, "check it again:", *(f"  {line}" for line in found.commands)])
 
 
-def moment(time: str) -> str:
+def time_text(time: str) -> str:
     """A time of the journal, in words."""
     return f"{time[:10]} at {time[11:16]} UTC"
 

@@ -1,4 +1,4 @@
-"""Charts as SVG: a few plain forms, coloured by the page's style sheet so that they follow its light and dark."""
+"""Charts as SVG: a few plain forms, coloured by the page's style sheet so that they follow its light and dark themes."""
 
 from __future__ import annotations
 

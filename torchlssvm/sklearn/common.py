@@ -12,13 +12,13 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor
 
-FLOAT_DTYPES = (np.float64, np.float32)
+NUMPY_FLOAT_DTYPES = (np.float64, np.float32)
 Array = NDArray[Any]
 
 
 @contextmanager
 def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Give an estimator its attributes back if it is refused something, or interrupted."""
+    """Restore an estimator's attributes after an error or an interruption."""
     before = dict(estimator.__dict__)
     try:
         yield

@@ -85,7 +85,7 @@ class DualHead:
             raise ValueError(
                 f"X holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale X"
             )
-        rows = owned(x) if self.rows is None else stack([self.rows, owned(x)])
+        rows = copy_rows(x) if self.rows is None else stack_rows([self.rows, copy_rows(x)])
         labels = np.concatenate([self.y.astype(y.dtype) if not len(self.y) else self.y, y])
         self.rows, self.y, self._solved = rows, labels, None
         return self
@@ -93,10 +93,10 @@ class DualHead:
     def remove(self, x: Any, y: Array) -> Self:
         """Unlearn samples: rows that are held, bit for bit; RemovalError, with nothing changed, for one that is not."""
         held: dict[bytes, list[int]] = {}
-        for i, key in enumerate(keys(self.rows, self.y)):
+        for i, key in enumerate(row_keys(self.rows, self.y)):
             held.setdefault(key, []).append(i)
         gone = []
-        for i, key in enumerate(keys(self._alike(x), y)):
+        for i, key in enumerate(row_keys(self._alike(x), y)):
             if not held.get(key):
                 raise RemovalError(f"row {i} is not among the samples held, with this label. Nothing was changed.")
             gone.append(held[key].pop())
@@ -108,7 +108,7 @@ class DualHead:
         """Rows in the form in which rows are held, dense or sparse."""
         if isinstance(self.rows, np.ndarray):
             return x if isinstance(x, np.ndarray) else x.toarray()
-        return owned(x) if not isinstance(x, np.ndarray) else type(self.rows)(x)
+        return copy_rows(x) if not isinstance(x, np.ndarray) else type(self.rows)(x)
 
     def targets(self) -> Tensor:
         """Targets (n, K): -1 and +1 of labels."""
@@ -205,7 +205,7 @@ class DualHead:
 
     def leave_one_out(self, x: Any, y: Array) -> Tensor:
         """Scores (n, K) of all samples held, each by the head that never saw it; ValueError for other samples."""
-        if keys(self._alike(x), y) != keys(self.rows, self.y):
+        if row_keys(self._alike(x), y) != row_keys(self.rows, self.y):
             raise ValueError("leave-one-out needs the samples that are held, in the order they were added")
         rho = self.rho
         K, Y, _, _ = self.system()
@@ -214,7 +214,7 @@ class DualHead:
         return self.targets() - dual_ridge.left_out(K, Y, rho, self.intercept == "free")
 
 
-def owned(x: Any) -> Any:
+def copy_rows(x: Any) -> Any:
     """A copy of rows; of a sparse matrix without zeros and with each entry once, in order."""
     if isinstance(x, np.ndarray):
         copy: Array = x + x.dtype.type(0)  # no -0.0: rows are compared by their bytes
@@ -225,7 +225,7 @@ def owned(x: Any) -> Any:
     return rows
 
 
-def stack(parts: list[Any]) -> Any:
+def stack_rows(parts: list[Any]) -> Any:
     """Rows one below the other, dense or sparse."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
@@ -234,7 +234,7 @@ def stack(parts: list[Any]) -> Any:
     return vstack([csr_matrix(part) for part in parts], format="csr")
 
 
-def keys(rows: Any, y: Array) -> list[bytes]:
+def row_keys(rows: Any, y: Array) -> list[bytes]:
     """The bytes of each row with its label or targets."""
     y = np.ascontiguousarray(y, dtype=np.float64)
     if isinstance(rows, np.ndarray):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlssvm.kernel_machines import KernelLSSVM, OneVsOne
 from torchlssvm.kernels import RBF, Laplacian, Linear, Polynomial
-from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier
+from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier
 from torchlssvm.svm import IncrementalSVM
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class KernelClassifier(Classifier, BaseEstimator):
         return made[self.kernel]()
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, first: bool, classes: Any = None) -> Self:
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=first)
+        X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=first)
         weight = sample_weight
         if weight is not None:
             weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -85,7 +85,7 @@ class KernelClassifier(Classifier, BaseEstimator):
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self, "machine_")
-        X = validate_data(self, X, reset=False, dtype=FLOAT_DTYPES)
+        X = validate_data(self, X, reset=False, dtype=NUMPY_FLOAT_DTYPES)
         scores: Tensor = self.machine_(self._here(X))
         return scores
 

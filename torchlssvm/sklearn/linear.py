@@ -17,7 +17,7 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.checks import sparse_features
 from torchlssvm.linear import LinearHead, LSSVMHead, MarginHead
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
-from torchlssvm.sklearn.common import FLOAT_DTYPES, Array, Classifier, unchanged_on_error
+from torchlssvm.sklearn.common import NUMPY_FLOAT_DTYPES, Array, Classifier, unchanged_on_error
 from torchlssvm.sklearn.dual_head import DualHead
 
 if TYPE_CHECKING:
@@ -44,14 +44,65 @@ class LinearEstimator(BaseEstimator):
     head_: Any  # a linear head, or a DualHead
     _sparse: str | bool = False
     """Sparse matrices that are taken, as scikit-learn names them."""
+    _takes_labels: bool = False
+    """True for classifiers, whose targets are class indices."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = bool(self._sparse)
         return tags
 
+    if TYPE_CHECKING:
+
+        def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
+            """Rows and labels or targets, as scikit-learn checks them."""
+
+        def _start_outputs(self, y: Array, weight: Any) -> int:
+            """Learn the classes or targets of the first samples; return the number of outputs."""
+
+        def _targets(self, y: Array) -> Array:
+            """Labels or targets as a head takes them."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from scratch. X: (n, J); y: (n,) labels, or targets (n,) or (n, K); sample_weight: (n,)."""
+        with unchanged_on_error(self):
+            X, y = self._check(X, y, True)
+            if sample_weight is not None:
+                sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            outputs = self._start_outputs(y, sample_weight)
+            targets = self._targets(y)
+            if self._is_dual(X, sample_weight):
+                self.head_ = DualHead(X.shape[1], outputs, self.rho, self.intercept, labels=self._takes_labels)
+                self._add(X, targets, None)
+                return self
+            self.head_ = self._new_head(X.shape[1], outputs)
+            weight = self._weight(sample_weight, X)
+            self._add(X, targets, weight)
+            if self._needs_rows():
+                self._judge(self._here(dense_rows(X)), self._here(targets), weight)
+            return self
+
+    def _add_more(self, X: Any, y: Array, sample_weight: Any) -> None:
+        """Learn checked samples after others."""
+        self._check_weights(sample_weight)
+        self._add(X, self._targets(y), self._weight(sample_weight, X))
+
+    def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
+        check_is_fitted(self, "head_")
+        X, y = self._check(X, y, False)
+        self._check_weights(sample_weight)
+        self._remove(X, self._targets(y), self._weight(sample_weight, X))
+        self._judge_sums()
+        return self
+
+    def _needs_rows(self) -> bool:
+        """True if something is chosen or fitted from all rows at once."""
+        wanted = self.alphas is not None or getattr(self, "calibration", None) is not None
+        return wanted or getattr(self, "store_loo", False)
+
     def _is_dual(self, X: Any, sample_weight: Any = None) -> bool:
-        """True for few samples of many features that a DualHead can take: no grid, no weights, nothing to be made ready."""
+        """True for few samples of many features that a DualHead can take: no grid, no weights, no normalization."""
         plain = ("alphas", "normalize", "scale", "class_weight", "calibration", "device", "grid")
         wanted = all(getattr(self, name, None) is None for name in plain) and not getattr(self, "store_loo", False)
         return (
@@ -113,7 +164,7 @@ class LinearEstimator(BaseEstimator):
         return None if isinstance(self.alphas, str) else self.alphas
 
     def _judge(self, X: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        """Choose rho by exact leave-one-out (or GCV) if ``alphas`` asks for it, and keep leave-one-out scores if asked to."""
+        """Make what options ask for from all rows: rho out of ``alphas``, leave-one-out scores, a calibration."""
         if weight is not None and not bool((weight > 0).all()):
             keep = weight > 0
             X, y, weight = X[keep], y[keep], weight[keep]
@@ -123,9 +174,11 @@ class LinearEstimator(BaseEstimator):
             self.path_ = self.head_.select_rho(values, self.selection, **samples)
         if getattr(self, "store_loo", False):
             self.leave_one_out_ = self.head_.leave_one_out(X, y, weight).cpu().numpy()
+        if getattr(self, "calibration", None) is not None:
+            self.head_.calibrate(X, y, self.calibration, weight=weight)
 
     def _check_weights(self, sample_weight: Any) -> None:
-        """ValueError for sample weights where rows are kept: they have none."""
+        """ValueError for sample weights where rows are kept: rows are kept without weights."""
         if sample_weight is not None and isinstance(self.head_, DualHead):
             raise ValueError(
                 "this estimator was fitted on fewer samples than features and keeps its rows, without weights: begin with "
@@ -133,8 +186,8 @@ class LinearEstimator(BaseEstimator):
             )
 
     def _judge_sums(self) -> None:
-        """Choose rho after a change of samples, as far as that goes without all of them at hand."""
-        self.__dict__.pop("leave_one_out_", None)  # of other samples
+        """Choose rho after a change of samples, where that can be done from sums."""
+        self.__dict__.pop("leave_one_out_", None)  # they are of other samples
         if isinstance(self.head_, DualHead):
             return
         self.head_.data_choices.reopen_rho()  # with rho="gcv": chosen when it is next read
@@ -173,9 +226,9 @@ class LinearEstimator(BaseEstimator):
         return self._answer(X, "forward")
 
     def _answer(self, X: Any, verb: str) -> Tensor:
-        """Ask the head for all rows of X."""
+        """Check X and pass its rows to a method of the head."""
         check_is_fitted(self, "head_")
-        X = validate_data(self, as_csr(X), reset=False, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
+        X = validate_data(self, as_csr(X), reset=False, dtype=NUMPY_FLOAT_DTYPES, accept_sparse=self._sparse)
         ask = self.head_ if verb == "forward" else getattr(self.head_, verb)
         return ask(X if isinstance(self.head_, DualHead) else self._rows(X))  # type: ignore[no-any-return]
 
@@ -190,65 +243,36 @@ class LinearClassifier(Classifier, LinearEstimator):
             return weight
         return torch.tensor([float(weight.get(c, 1.0)) for c in self.classes_.tolist()])
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,); sample_weight: (n,)."""
-        with unchanged_on_error(self):
-            return self._fit(X, y, sample_weight)
+    _takes_labels = True
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, accept_sparse=self._sparse)
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        self._learn_classes(y, sample_weight)
-        if self._is_dual(X, sample_weight):
-            self.head_ = DualHead(X.shape[1], len(self.classes_), self.rho, self.intercept, labels=True)
-            self._add(X, self._encode(y), None)
-            return self
-        self.head_ = self._new_head(X.shape[1], len(self.classes_))
-        encoded, weight = self._encode(y), self._weight(sample_weight, X)
-        self._add(X, encoded, weight)
-        if not self._needs_rows():
-            return self
-        x, labels = self._here(dense(X)), self._here(encoded)
-        self._judge(x, labels, weight)
-        if self.calibration is not None:
-            if weight is not None:
-                x, labels, weight = x[weight > 0], labels[weight > 0], weight[weight > 0]
-            self.head_.calibrate(x, labels, self.calibration, weight=weight)
-        return self
+    def _check(self, X: Any, y: Any, reset: bool) -> tuple[Any, Array]:
+        X, y = validate_data(self, as_csr(X), y, dtype=NUMPY_FLOAT_DTYPES, reset=reset, accept_sparse=self._sparse)
+        return X, y
 
-    def _needs_rows(self) -> bool:
-        """True if something is chosen or fitted from all rows at once."""
-        return self.alphas is not None or self.calibration is not None or getattr(self, "store_loo", False)
+    def _start_outputs(self, y: Array, weight: Any) -> int:
+        self._learn_classes(y, weight)
+        return len(self.classes_)
+
+    def _targets(self, y: Array) -> Array:
+        return self._encode(y)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none; the first call needs ``classes``, all that will come, or two of them in y."""
         with unchanged_on_error(self):
             first = not hasattr(self, "head_")
-            X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=first, accept_sparse=self._sparse)
+            X, y = self._check(X, y, first)
             if first:
-                self._learn_classes(y if classes is None else classes)
-                self.head_ = self._new_head(X.shape[1], len(self.classes_))
+                self.head_ = self._new_head(X.shape[1], self._start_outputs(y if classes is None else classes, None))
             elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
                 raise ValueError(f"classes={classes!r} is not the same as on the first call: {self.classes_!r}")
-            self._check_weights(sample_weight)
-            self._add(X, self._encode(y), self._weight(sample_weight, X))
-        self._judge_sums()
-        return self
-
-    def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly; a calibration becomes void until ``calibrate`` makes it again."""
-        check_is_fitted(self, "head_")
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
-        self._check_weights(sample_weight)
-        self._remove(X, self._encode(y), self._weight(sample_weight, X))
+            self._add_more(X, y, sample_weight)
         self._judge_sums()
         return self
 
     def calibrate(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the probabilities again on all samples held, after ``partial_fit`` or ``partial_unfit``. X: (n, J); y: (n,)."""
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, X, y, dtype=FLOAT_DTYPES, reset=False)
+        X, y = validate_data(self, X, y, dtype=NUMPY_FLOAT_DTYPES, reset=False)
         if isinstance(self.head_, DualHead):
             raise ValueError("calibration needs calibration='temperature', 'platt' or 'isotonic' before fit")
         weight = self._weight(sample_weight, X)
@@ -261,11 +285,11 @@ class LinearClassifier(Classifier, LinearEstimator):
         Labels in the result are numbers of ``classes_``; ``found.order`` are rows of X, the most suspicious first.
         """
         check_is_fitted(self, "head_")
-        X, y = validate_data(self, as_csr(X), y, dtype=FLOAT_DTYPES, reset=False, accept_sparse=self._sparse)
+        X, y = self._check(X, y, False)
         if isinstance(self.head_, DualHead):
             encoded = self._encode(y)
             return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
-        X, labels = dense(X), self._here(self._encode(y))
+        X, labels = dense_rows(X), self._here(self._encode(y))
         options: dict[str, Any] = {"pairs": "least"} if isinstance(self.head_, LSSVMHead) else {}
         return from_scores(self.head_.leave_one_out(self._here(X), labels, **options), labels)
 
@@ -313,7 +337,7 @@ class LSSVMClassifier(LinearClassifier):
         calibration: None (``predict_proba`` gives (1 + score) / 2, projected), or ``"temperature"``, ``"platt"``,
             ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
             the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
         scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
             samples out of the scale too; ``coef_`` is of the features as they come.
         grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
@@ -365,7 +389,7 @@ class MarginClassifier(LinearClassifier):
         intercept: ``"free"``, ``"penalized"`` (as ``LinearSVC`` has it) or ``"none"``.
         class_weight: None, ``"balanced"``, ``"complement"`` or a dict from labels to weights.
         calibration: None, or ``"temperature"``, ``"platt"``, ``"isotonic"``: as for :class:`LSSVMClassifier`.
-        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the rows made ready.
+        normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
         scale: None or ``"std"``: standardised features, derived again after ``partial_unfit``.
         grid: ``"auto"`` or a :class:`~torchlssvm.FixedPoint`.
         device: where the head lives.
@@ -431,7 +455,7 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
             self,
             as_csr(X),
             y,
-            dtype=FLOAT_DTYPES,
+            dtype=NUMPY_FLOAT_DTYPES,
             multi_output=True,
             y_numeric=True,
             reset=reset,
@@ -441,23 +465,11 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
             self._flat = y.ndim == 1
         return X, y.astype(np.float64, copy=False).reshape(len(y), -1)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from scratch. X: (n, J); y: (n,) or (n, K); sample_weight: (n,)."""
-        with unchanged_on_error(self):
-            return self._fit(X, y, sample_weight)
+    def _start_outputs(self, y: Array, weight: Any) -> int:
+        return int(y.shape[1])
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        X, y = self._check(X, y, True)
-        if self._is_dual(X, sample_weight):
-            self.head_ = DualHead(X.shape[1], y.shape[1], self.rho, self.intercept, labels=False)
-            self._add(X, y, None)
-            return self
-        self.head_ = self._new_head(X.shape[1], y.shape[1])
-        weight = self._weight(sample_weight, X)
-        self._add(X, y, weight)
-        if self.alphas is not None or self.store_loo:
-            self._judge(self._here(dense(X)), self._here(y), weight)
-        return self
+    def _targets(self, y: Array) -> Array:
+        return y
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn more samples, all or none. X: (B, J); y: (B,) or (B, K)."""
@@ -465,18 +477,8 @@ class LSSVMRegressor(RegressorMixin, LinearEstimator):
             first = not hasattr(self, "head_")
             X, y = self._check(X, y, first)
             if first:
-                self.head_ = self._new_head(X.shape[1], y.shape[1])
-            self._check_weights(sample_weight)
-            self._add(X, y, self._weight(sample_weight, X))
-        self._judge_sums()
-        return self
-
-    def partial_unfit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Unlearn samples that were learned, exactly."""
-        check_is_fitted(self, "head_")
-        X, y = self._check(X, y, False)
-        self._check_weights(sample_weight)
-        self._remove(X, y, self._weight(sample_weight, X))
+                self.head_ = self._new_head(X.shape[1], self._start_outputs(y, None))
+            self._add_more(X, y, sample_weight)
         self._judge_sums()
         return self
 
@@ -500,7 +502,7 @@ def as_csr(X: Any) -> Any:
     return csr_matrix((rows.values().cpu().numpy(), (places[0], places[1])), shape=tuple(rows.shape))
 
 
-def dense(X: Any) -> Array:
+def dense_rows(X: Any) -> Array:
     """Rows as an array."""
     rows: Array = X if isinstance(X, np.ndarray) else X.toarray()
     return rows

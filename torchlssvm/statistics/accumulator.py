@@ -153,13 +153,13 @@ class Accumulator:
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
         self._undo = undo
-        self.unsettled = False
+        self.incomplete = False
         """True while rows wait, or float64 sums are not carried."""
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def append(self, changes: list[SignedRows], check: Callable[[Tensor], None] | None) -> list[Tensor] | None:
-        """Let few rows wait in the tail; None, with nothing done, for more than that. Returns their features (views).
+        """Put a few rows into the tail and return their features (views); None, with nothing done, for more rows.
 
         ``check``: sees the diagonals that they give, and raises if these cannot be.
         """
@@ -208,7 +208,7 @@ class Accumulator:
             self._uniform = sign if self._length == 0 else (self._uniform if self._uniform == sign else None)
             self._length += change.x.shape[0]
             self._tail_bound += change.gross
-        self._diag, self.unsettled = None, True
+        self._diag, self.incomplete = None, True
 
     def push(self, change: SignedRows) -> None:
         """Sum many rows at once, in chunks that stay exact."""
@@ -388,7 +388,7 @@ class Accumulator:
         if group not in self.sums:
             self.sums[group] = torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
         self.touched.add(group)
-        self.unsettled = True
+        self.incomplete = True
         return self.sums[group]
 
     def _open(self, group: int, bound: float) -> Tensor:
@@ -400,7 +400,7 @@ class Accumulator:
             self.carry()
         self._acc_group = group
         self._acc_bound += bound
-        self.unsettled = True
+        self.incomplete = True
         self.touched.add(group)
         return self._acc
 
@@ -421,16 +421,16 @@ class Accumulator:
         self._acc.zero_()
         self._acc_bound = 0.0
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Bring every row into the canonical sums."""
         self.flush()
         self.carry()
-        self.unsettled = False
+        self.incomplete = False
         if self.direct:
             self._buffer = self._buffer_wide = self._scratch = None  # as large as a strip; made anew when rows come
 
     def total(self, group: int) -> Tensor:
-        """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are settled."""
+        """Return the canonical packed sums of a group (zeros if it has none). Needs sums that are complete."""
         if group in self.sums:
             return self.sums[group]
         return torch.zeros(gram.packed_size(self.J, self.R), dtype=self.dtype, device=self.device)
@@ -457,7 +457,7 @@ class Accumulator:
 
     def replace_sums(self, sums: dict[int, Tensor]) -> None:
         """Take other packed sums (their tensors, not copies) instead of those held."""
-        self.settle()
+        self.complete()
         self.sums = sums
         self._diag = None
         self.touched.update(range(self.groups))
@@ -466,7 +466,7 @@ class Accumulator:
 
     def track(self, undo: dict[int, UndoLog]) -> None:
         """Keep in ``undo``, from now on, what each group was before it first changed. Rows that wait go in first."""
-        self.settle()
+        self.complete()
         self._undo = undo
 
     def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:

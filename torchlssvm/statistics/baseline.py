@@ -27,7 +27,7 @@ from torchlssvm.statistics.undo_log import UndoLog
 PackedSums = dict[int, Tensor]
 """The packed sums of each group that has any."""
 
-SEVERED: dict[str, Any] = {"base": {"severed": True}}
+OMITTED_BASELINE: dict[str, Any] = {"base": {"severed": True}}
 """The saved form of a baseline that is left out, since removals are pending."""
 
 
@@ -94,7 +94,7 @@ class Baseline:
         before = {g: v for g, v in before.items() if not _equal(v, present.get(g))}
         same = not before and _equal(self.moments, moments)
         if self.shrunk and not same and not whole:
-            return {}, SEVERED
+            return {}, OMITTED_BASELINE
         groups = sorted(g for g, v in before.items() if v is not None)
         out = {"base_counts": self.moments.clone()}
         if groups:

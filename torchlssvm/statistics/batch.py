@@ -128,7 +128,7 @@ def check_batch(
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
-    data, if ``exact``; without it samples are summed as float64. ``normalize``: rows are made ready, before the grid.
+    data, if ``exact``; without it samples are summed as float64. ``normalize``: how rows are normalized before the grid.
     ``question``: asked of plain rows (labels, neither weights nor folds) whose grid is decided; its answer is in the batch.
     ``sparse``: many sparse rows stay sparse.
     """

@@ -20,16 +20,16 @@ from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_fro
 from torchlssvm.functional.memory import CHECKED_BYTES, require_memory
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
-from torchlssvm.functional.system import Sums
+from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
-from torchlssvm.statistics.baseline import SEVERED, Baseline
+from torchlssvm.statistics.baseline import OMITTED_BASELINE, Baseline
 from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = "torchlssvm-statistics-1"
+DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Names the bytes that a digest is of; other bytes would have another name."""
 
 ROW_OPTIONS = ("normalize", "scale")
@@ -44,7 +44,7 @@ RELATIVE_ROUNDING = 1e-9
 SCALES = (None, "std")
 """Values of the option ``scale``."""
 
-FORM = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
+MATCHING_ATTRIBUTES = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
 """The attributes in which statistics must be equal to be added."""
 
 
@@ -170,7 +170,7 @@ class Statistics:
         return (F * K, 1, (F, K)) if self.per_class else (F, K, (F, K))
 
     def _decide(self, choices: GridChoices) -> Accumulator:
-        """Take over the first batch's choices."""
+        """Adopt the grids that the first batch chose."""
         if self.accumulator is None:
             self.choices = choices
             groups, R, shape = self._layout(choices.kind)
@@ -230,7 +230,7 @@ class Statistics:
 
     @property
     def drained(self) -> bool:
-        """True when no weight is left, whatever the sums are; real weights may end a little beside zero."""
+        """True when no weight is left, whatever the sums are; real weights count as zero up to rounding."""
         return abs(self._weight) <= self._slack()
 
     def _slack(self) -> float:
@@ -265,18 +265,18 @@ class Statistics:
             total = total + part if i == 0 else total.add_(part)
         return total
 
-    def sums(self, label: int | None = None, weight: float | None = None) -> Sums:
+    def sums(self, label: int | None = None, weight: float | None = None) -> GroupSums:
         """M, m and n of one class or of everything, for :mod:`torchlssvm.functional.system`."""
         if label is not None and self.per_class:  # one class: not a copy of what all have
             folds = range(max(1, self.folds))
             m = torch.stack([self.side_sums(f * self.num_classes + label)[0] for f in folds]).sum(0)
-            return Sums(weight, self.packed(label), m, self.moments[:, label].sum())
+            return GroupSums(weight, self.packed(label), m, self.moments[:, label].sum())
         V, moments = self.class_sums()
         if moments.ndim == 2:
-            return Sums(weight, self.packed(), V[0], moments[0, 0])
+            return GroupSums(weight, self.packed(), V[0], moments[0, 0])
         if label is None:
-            return Sums(weight, self.packed(), V.sum(0), moments.sum())
-        return Sums(weight, self.packed(label), V[label], moments[label])
+            return GroupSums(weight, self.packed(), V.sum(0), moments.sum())
+        return GroupSums(weight, self.packed(label), V[label], moments[label])
 
     def diagonal(self) -> Tensor:
         """Return the diagonal of M (groups, J), for each group. Do not write to it."""
@@ -335,13 +335,13 @@ class Statistics:
 
     def group_sums(self) -> dict[int, Tensor]:
         """Return the packed sums of each group that has any. Do not write to them."""
-        return {} if self.accumulator is None else self._settled(self.accumulator).sums
+        return {} if self.accumulator is None else self._completed(self.accumulator).sums
 
-    def _settled(self, sums: Accumulator) -> Accumulator:
+    def _completed(self, sums: Accumulator) -> Accumulator:
         """Bring rows that wait into the sums; InterruptedUpdateError if that, or a change, was interrupted before."""
-        if sums.unsettled or self.integrity.torn:
+        if sums.incomplete or self.integrity.torn:
             with torch.inference_mode(False), torch.no_grad(), self.integrity:
-                sums.settle()
+                sums.complete()
         return sums
 
     def side_sums(self, group: int) -> Tensor:
@@ -362,7 +362,7 @@ class Statistics:
         return V.sum(0), moments[group].sum()
 
     def release_sums(self) -> dict[int, Tensor]:
-        """Hand over the packed sums of each group, and be empty: for sums that are needed once."""
+        """Return the packed sums of each group and become empty: for sums that are needed once."""
         sums = self.group_sums()
         self._reset()
         return sums
@@ -412,12 +412,12 @@ class Statistics:
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, ready: bool = False,
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, gridded: bool = False,
         question: RowQuestion | None = None, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
         """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
 
-        ``ready``: the rows were normalized, and on the grid, before. ``question``: what else is read of the rows, in the same
+        ``gridded``: the rows are normalized and on the grid already. ``question``: what else is read of the rows, in the same
         read from the device. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
@@ -425,7 +425,7 @@ class Statistics:
             choices = self.baseline.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
-            exact=self.exact, choices=choices, wanted=self.requested, normalize=None if ready else self.normalize,
+            exact=self.exact, choices=choices, wanted=self.requested, normalize=None if gridded else self.normalize,
             question=question, sparse=sparse,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
@@ -517,7 +517,7 @@ class Statistics:
             return views
         undo = None
         if shrinks and not self.exact:
-            sums.settle()
+            sums.complete()
             undo = {k: v.clone() for k, v in sums.sums.items()}
         for r in rows:
             sums.push(r)
@@ -662,7 +662,7 @@ class Statistics:
 
     def compatible(self, other: Statistics) -> None:
         """Raise ValueError naming the first difference that keeps two statistics from being added."""
-        for name in FORM:
+        for name in MATCHING_ATTRIBUTES:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise ValueError(f"cannot combine statistics: {name} is {mine!r} here and {theirs!r} there")
@@ -713,7 +713,7 @@ class Statistics:
     def zero(self, device: torch.device | None = None) -> Statistics:
         """Return empty statistics of the same shape, the neutral element; here, or on another device."""
         out = object.__new__(Statistics)
-        out.__dict__.update({name: getattr(self, name) for name in (*FORM, "requested")})
+        out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")})
         out.device = self.device if device is None else device
         out._forget_mark()
         out._reset()
@@ -762,15 +762,15 @@ class Statistics:
         if self.accumulator is None:
             return
         sums = self.group_sums()
-        if not self.drained or checks.is_fake(self.moments) or not self._small(self.moments):
+        if not self.drained or checks.is_fake(self.moments) or not self._is_zero(self.moments):
             return
-        left = {g: v for g, v in sums.items() if not self._small(v)}
+        left = {g: v for g, v in sums.items() if not self._is_zero(v)}
         self.accumulator.sums = left
         if not left:
             with torch.inference_mode(False), self.integrity:
                 self._reset()
 
-    def _small(self, sums: Tensor) -> bool:
+    def _is_zero(self, sums: Tensor) -> bool:
         """Tell if sums are zero: exactly on a grid, else up to rounding of what went through them."""
         return not bool(sums.any()) if self.exact else bool(sums.abs().amax() <= RELATIVE_ROUNDING * self.bound)
 
@@ -862,7 +862,7 @@ class Statistics:
 
     @exactly
     def adopt(self, agreed: Statistics) -> None:
-        """Take over an agreed state (its parts, not copies) and mark it; what was pending is part of it or dropped."""
+        """Adopt an agreed state (its parts, not copies) and mark it; pending changes are part of it or dropped."""
         self._reset()
         self.choices, self.accumulator, self.moments = agreed.choices, agreed.accumulator, agreed.moments
         self.bound, self._weight, self.group_hashes = agreed.bound, float(agreed.n), agreed.group_hashes
@@ -874,7 +874,7 @@ class Statistics:
         """Return the description of shape and grid that the digest starts with, as JSON fields."""
         return (
             {
-                "format": FORMAT,
+                "format": DIGEST_FORMAT,
                 "features": self.in_features,
                 "classes": self.num_classes,
                 "folds": self.folds,
@@ -893,7 +893,7 @@ class Statistics:
                       {"bits","classes","features","folds","format":"torchlssvm-statistics-1","headroom","kind","limit","per_class"
                       [,"normalize"] [,"scale"] [,"target_bits","target_headroom","target_limit"]}; limits as float.hex();
                       kind "labels", "values" or "empty";
-                      normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the row made ready
+                      normalize "l2" or "sqrt" and scale "std", where they are used: q is then of the normalized row
                       (:mod:`torchlssvm.functional.row_normalization`), and weights are solved for standardised features
             group   = fold * (classes if per_class else 1) + (class if per_class else 0)
             hash    = SHA256(little-endian int64 of: the lower triangle of sum q q^T row by row (J (J+1) / 2 numbers);
@@ -929,7 +929,7 @@ class Statistics:
         return self.moments[group] if self.moments.ndim == 3 else torch.diag(self.moments[group])
 
     def reuse_hashes(self, other: Statistics, changed: Iterable[int]) -> None:
-        """Take over the group hashes of statistics that differ from these in the ``changed`` groups alone."""
+        """Copy the group hashes of statistics that differ from these in the ``changed`` groups alone."""
         if self.accumulator is not None and other.accumulator is not None:
             stale = other.accumulator.touched | set(changed)
             self.group_hashes = {g: h for g, h in other.group_hashes.items() if g not in stale}
@@ -957,7 +957,7 @@ class Statistics:
             tensors, about = self.baseline.state(sums, self.moments, whole)
             out, meta = out | tensors, meta | about
         elif self.severed:
-            meta |= SEVERED
+            meta |= OMITTED_BASELINE
         return out | {"meta": bytes_to_tensor(json.dumps(meta).encode())}
 
     @exactly
@@ -1015,7 +1015,7 @@ class Statistics:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw rows, no scratch."""
-        return {name: getattr(self, name) for name in (*FORM, "requested")} | {"state": self.state()}
+        return {name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")} | {"state": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled state."""

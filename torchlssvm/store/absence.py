@@ -36,14 +36,14 @@ def check_absence(
                 f"{KEY_VARIABLE}): a sample that was added again cannot be told"
             )
         else:
-            listed = by_list(store)
+            listed = check_list(store)
         found = {"returned": listed}
         if receipt is not None:
-            found["receipt"] = f"{receipt.check(certificate)}; {by_receipt(store, receipt)}"
+            found["receipt"] = f"{receipt.check(certificate)}; {check_receipt(store, receipt)}"
         return found
 
 
-def by_list(store: SampleStore) -> str:
+def check_list(store: SampleStore) -> str:
     """Compare all samples with the suppression list."""
     used = store.suppression.opened()
     assert used is not None
@@ -56,7 +56,7 @@ def by_list(store: SampleStore) -> str:
     return f"no sample of the store is on its suppression list of {len(used)} entries; {SAME_CONTENT}"
 
 
-def by_receipt(store: SampleStore, receipt: ErasureReceipt) -> str:
+def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> str:
     """Look for the ids and subjects of a receipt among the samples."""
     request = receipt.request
     entries = {entry.event_id: entry for entry in store.history()}

@@ -46,7 +46,7 @@ class AttachedSamples:
         if not self.store.closed:
             _ = self.store.head
 
-    def settle(self) -> None:
+    def remake_choices(self) -> None:
         """Choose rho anew, where it has a rule, at the end of a fit."""
         self.store.choose_rho()
 

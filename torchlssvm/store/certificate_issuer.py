@@ -145,7 +145,7 @@ class CertificateIssuer:
         return False if self.journal.commits(entry.position) else None
 
     def grid(self, options: dict[str, Any]) -> dict[str, Any] | None:
-        """The grid of the features, and what makes them ready, as a certificate has it. ``options``: of the head.
+        """The grid of the features, and the normalization before it, as a certificate has them. ``options``: of the head.
 
         StoreError if a head made from the options would use another grid than the rows have.
         """

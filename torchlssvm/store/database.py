@@ -23,8 +23,8 @@ from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.untrusted import check_regular
 
-FILE = "samples.sqlite"
-APPLICATION_ID = 0x746C7376
+DATABASE_FILE = "samples.sqlite"
+STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
 SCHEMA_VERSION, MARKED_VERSION = 1, 2
@@ -39,7 +39,7 @@ PRAGMAS = {
     "wal_autocheckpoint": "4096",
 }
 
-TABLES = """
+STORE_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE samples (
     seq INTEGER PRIMARY KEY,
@@ -254,16 +254,16 @@ class Database:
         self.connection.execute("BEGIN IMMEDIATE")
         made = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if not made:  # no other process was faster
-            for statement in TABLES.split(";"):
+            for statement in STORE_TABLES.split(";"):
                 self.connection.execute(statement)
-            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.connection.execute(f"PRAGMA application_id = {STORE_APPLICATION_ID}")
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.connection.execute("COMMIT")
 
     def _check(self) -> None:
         application = self.connection.execute("PRAGMA application_id").fetchone()[0]
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != APPLICATION_ID:
+        if application != STORE_APPLICATION_ID:
             raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
         if version not in (SCHEMA_VERSION, MARKED_VERSION):
             age = "newer" if version > MARKED_VERSION else "unknown"
@@ -272,7 +272,7 @@ class Database:
                 "Use the library that wrote it."
             )
         found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        if found != {statement.strip() for statement in TABLES.split(";") if statement.strip()}:
+        if found != {statement.strip() for statement in STORE_TABLES.split(";") if statement.strip()}:
             raise StoreError(
                 f"{self.path} is damaged or was changed by another program: its tables are not those of a store"
             )

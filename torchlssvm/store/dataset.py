@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store.database import FILE, Database
+from torchlssvm.store.database import DATABASE_FILE, Database
 from torchlssvm.store.sample_table import SampleTable
 
 
@@ -30,7 +30,7 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def _table(self) -> SampleTable:
         if self._open is None or self._owner != os.getpid():
-            table = SampleTable(Database(self.path / FILE, False, readonly=True))
+            table = SampleTable(Database(self.path / DATABASE_FILE, False, readonly=True))
             table.load_codec()
             self._owner, self._open = os.getpid(), table
         return self._open

@@ -78,7 +78,7 @@ class LinearAdapter(SampleAdapter):
 
     @property
     def torn(self) -> bool:
-        """True if a change was interrupted, also one by a reader that settled the sums."""
+        """True if a change was interrupted, also one by a reader that completed the sums."""
         return self.head.torn
 
     def holds(self, digest: str | None, samples: int) -> bool:
@@ -90,7 +90,7 @@ class LinearAdapter(SampleAdapter):
         return {"type": type(self.head).__name__} | self.head.config()
 
     def set_options(self, config: dict[str, Any]) -> None:
-        """Take over those options of another head's :meth:`config` that may change."""
+        """Adopt those options of another head's :meth:`config` that may change."""
         mine = self.config()
         for name in SETTABLE_OPTIONS:
             value = config[name]
@@ -128,7 +128,7 @@ class LinearAdapter(SampleAdapter):
     def rho_is_open(self) -> bool:
         """True if the head has a rule for rho and has not chosen: it has no value of its own."""
         choices = self.head.data_choices
-        return bool(choices.made) and choices.rho_due
+        return bool(choices.made) and choices.rho_not_chosen
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
@@ -154,19 +154,19 @@ class LinearAdapter(SampleAdapter):
         return self.head.version != self.seen[0] and self.signature() != self.seen[1]
 
     def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
-        """Add samples and remove others as one change; the store answers for it that those are held."""
+        """Add samples and remove others as one change; the store guarantees that the latter are held."""
         device = self.head.device
         new, old = (
             None if samples is None else (samples[0], samples[1].to(device), samples[2].to(device))
             for samples in (added, removed)
         )
-        with self.head.vouched():
+        with self.head.trusted_removals():
             super().exchange(new, old)
 
     def relabel(self, names: Names, labels: Tensor, x: Tensor, y: Tensor) -> None:  # type: ignore[override]
         """Give samples of the store the labels (B, ...) in place of y."""
         device = self.head.device
-        with self.head.vouched():
+        with self.head.trusted_removals():
             super().relabel(names, labels.to(device), x.to(device), y.to(device))
 
     def add_rows(self, rows: StoredRows, codec: Codec) -> None:

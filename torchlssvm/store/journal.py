@@ -41,7 +41,7 @@ def opening_name(position: int) -> str:
     return f"opening/{position:020d}"
 
 
-COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
+JOURNAL_COLUMNS = "position, event_id, kind, time, samples, commitments, mac, chain"
 
 
 def commitments(nonces: Iterable[bytes], ids: Iterable[str]) -> list[bytes]:
@@ -112,7 +112,7 @@ class Journal:
         """All entries behind a position, with their chain recomputed; StoreError names the first missing or altered one."""
         out: list[Entry] = []
         previous = self.chain_at(after)
-        for row in self.db.all(f"SELECT {COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
+        for row in self.db.all(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE position > ? ORDER BY position", (after,)):
             entry = self._entry(row)
             if entry.position != after + len(out) + 1:
                 raise StoreError(f"{self.db.path}: entry {after + len(out) + 1} of the journal is missing")
@@ -123,12 +123,12 @@ class Journal:
 
     def at(self, position: int) -> Entry | None:
         """The entry at a position."""
-        row = self.db.one(f"SELECT {COLUMNS} FROM journal WHERE position = ?", (position,))
+        row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE position = ?", (position,))
         return None if row is None else self._entry(row)
 
     def of(self, event_id: str) -> Entry | None:
         """The entry of an event, if it was applied; StoreError if it does not fit behind the one before it."""
-        row = self.db.one(f"SELECT {COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
+        row = self.db.one(f"SELECT {JOURNAL_COLUMNS} FROM journal WHERE event_id = ?", (event_id,))
         if row is None:
             return None
         entry = self._entry(row)
@@ -160,7 +160,9 @@ class Journal:
             state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * (len(samples) - absent)
             entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(samples), mac, b"")
             entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
-            self.db.run(f"INSERT INTO journal ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values())
+            self.db.run(
+                f"INSERT INTO journal ({JOURNAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values()
+            )
             state["chain"] = entry.chain.hex()
         if events:
             state["digest"] = digest

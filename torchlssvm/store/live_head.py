@@ -67,23 +67,23 @@ class LiveHead:
             )
         return self.adapter
 
-    def distrust(self) -> None:
-        """Mark the head as being in the middle of a change, until :meth:`settle`."""
+    def begin_change(self) -> None:
+        """Mark the head as being in the middle of a change, until :meth:`end_change`."""
         self.stale = self._torn = True
 
-    def settle(self, position: int, options: Options | None, digest: str | None) -> None:
-        """Take the head for what was committed at a position, where it has this digest."""
+    def end_change(self, position: int, options: Options | None, digest: str | None) -> None:
+        """Record that the head is what was committed at a position, with this digest."""
         self.position, self.options = position, options
         self.required().note(digest)
         self.stale = self._torn = False
 
     def step_over(self, position: int) -> None:
-        """Go on to a position whose entry in the journal has changed no sample, if the head was right before it."""
+        """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
         if self.position == position - 1:
             self.position = position
 
     def in_step(self, state: dict[str, Any]) -> bool:
-        """True if the head itself says that it is what the state says."""
+        """True if the head has the digest, or without one the number of samples, that the state records."""
         try:
             return self.required().holds(state["digest"], state["samples"])
         except TorchLSSVMError as error:  # it was interrupted in the middle of a change
@@ -96,7 +96,7 @@ class LiveHead:
         """Bring the head in step with what the open view or transaction shows."""
         adapter, changes = self.required(), self.db.changes()
         if adapter.torn:
-            self.distrust()
+            self.begin_change()
         if not self.stale and changes == self._seen:
             return adapter
         if self.stale or self.db.get("state")["position"] != self.position:
@@ -118,7 +118,7 @@ class LiveHead:
             self.stale = self._torn = False
 
     def _take_options(self, adapter: HeadAdapter, again: bool = False) -> None:
-        """Take over what other handles have set or chosen since this one last looked; ``again``: also what they had before.
+        """Adopt the options that other handles have set or chosen since the last look; ``again``: also those set before it.
 
         Where this handle has changed an option too and not written it, the store's is the newer one.
         """
@@ -135,7 +135,7 @@ class LiveHead:
         ):
             adapter.restore_chosen(chosen)
             if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
-                adapter.head.data_choices.made.pop("rho", None)  # that of the store is not in use
+                adapter.head.data_choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
         self.options = (config, chosen)
 
     def take_options(self, names: Sequence[str]) -> None:

@@ -17,8 +17,14 @@ from torchlssvm.store.journal import now
 if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
-PREFIX = "receipt/"
-FIELDS: dict[str, Any] = {"request": str | None, "position": int, "ids": list, "nonces": list, "written": bool}
+RECEIPT_PREFIX = "receipt/"
+RECEIPT_FIELD_TYPES: dict[str, Any] = {
+    "request": str | None,
+    "position": int,
+    "ids": list,
+    "nonces": list,
+    "written": bool,
+}
 
 
 class KeptReceipts:
@@ -40,13 +46,15 @@ class KeptReceipts:
                 "nonces": [nonce.hex() for nonce in removal.nonces],
                 "written": False,
             }
-            self.db.put(PREFIX + removal.event.event_id, record)
+            self.db.put(RECEIPT_PREFIX + removal.event.event_id, record)
 
     def all(self) -> dict[str, dict[str, Any]]:
         """The records by event ids, in the order of the journal; StoreError if one cannot be read."""
-        found = self.db.records(PREFIX)
+        found = self.db.records(RECEIPT_PREFIX)
         for name, record in found.items():
-            fields = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in FIELDS.items())
+            fields = isinstance(record, dict) and all(
+                isinstance(record.get(k), t) for k, t in RECEIPT_FIELD_TYPES.items()
+            )
             if not fields or len(record["ids"]) != len(record["nonces"]):
                 raise StoreError(f"{self.db.path} is damaged: the receipt of {name!r} cannot be read")
         return dict(sorted(found.items(), key=lambda item: item[1]["position"]))
@@ -79,7 +87,7 @@ class KeptReceipts:
     def mark_written(self, event_ids: Iterable[str]) -> None:
         """Note, inside a transaction, that receipts are written to files."""
         for event_id in event_ids:
-            self.db.put(PREFIX + event_id, self.db.get(PREFIX + event_id) | {"written": True})
+            self.db.put(RECEIPT_PREFIX + event_id, self.db.get(RECEIPT_PREFIX + event_id) | {"written": True})
 
     def clear(self) -> None:
         """Remove all records, inside a transaction, before a compaction; StoreError while one is not written."""
@@ -91,4 +99,4 @@ class KeptReceipts:
                 "--out FILE writes them. Nothing was changed."
             )
         for event_id in self.all():
-            self.db.delete(PREFIX + event_id)
+            self.db.delete(RECEIPT_PREFIX + event_id)

@@ -29,20 +29,20 @@ class PastEvent:
 def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
     """ValueError unless an event can be the one that was applied under its id, and is still in effect."""
     if event.kind != past.kind:
-        raise id_is_taken(event, past, f"it is a {event.kind}")
+        raise taken_id_error(event, past, f"it is a {event.kind}")
     if event.ids is not None and len(event.ids) != len(past.commitments):
-        raise id_is_taken(event, past, f"it has {len(event.ids)}")
+        raise taken_id_error(event, past, f"it has {len(event.ids)}")
     seqs = table.of_subject(event.subject) if event.ids is None else list(table.held(event.ids).values())
     if isinstance(event, Remove):
         if seqs:
-            raise id_is_taken(event, past, f"{len(seqs)} of its samples are in the store")
+            raise taken_id_error(event, past, f"{len(seqs)} of its samples are in the store")
         return
     table.load_codec()
     known = 0
     for start in range(0, len(seqs), ROWS_PER_BATCH):
         known += count_known(table, event, past, table.read(seqs[start : start + ROWS_PER_BATCH]))
     if (seqs and not known) or (known < len(past.commitments) and table.count(set(past.commitments)) > known):
-        raise id_is_taken(event, past, "the samples it names are others")
+        raise taken_id_error(event, past, "the samples it names are others")
 
 
 def count_known(table: SampleTable, event: Add | Relabel | Replace, past: PastEvent, rows: StoredRows) -> int:
@@ -52,13 +52,13 @@ def count_known(table: SampleTable, event: Add | Relabel | Replace, past: PastEv
     if event.ids is not None:
         for sample, k in zip(rows.ids, found, strict=True):
             if k is None or event.ids[k] != sample:
-                raise id_is_taken(
+                raise taken_id_error(
                     event, past, f"the sample {sample!r} that is held is another one, or was added again since"
                 )
     same = [i for i, k in enumerate(found) if k is not None and rows.positions[i] == past.position]
     at = [k for i, k in enumerate(found) if k is not None and i in set(same)]
     if same and not same_content(table, event, at, rows, same):
-        raise id_is_taken(event, past, "features, labels or subjects of its samples are others")
+        raise taken_id_error(event, past, "features, labels or subjects of its samples are others")
     return sum(k is not None for k in found)
 
 
@@ -83,7 +83,7 @@ def same_content(
     return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
 
 
-def id_is_taken(event: Event, past: PastEvent, why: str) -> ValueError:
+def taken_id_error(event: Event, past: PastEvent, why: str) -> ValueError:
     """The error for an event id that is taken."""
     return ValueError(
         f"the event id {event.event_id!r} was used before, at position {past.position}, for a {past.kind} of "

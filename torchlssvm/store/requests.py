@@ -22,15 +22,15 @@ from torchlssvm.store.journal import commitments, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.transaction import AppliedEvent
 
-PREFIX = "request/"
-STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
+REQUEST_PREFIX = "request/"
+REQUEST_STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
 """The steps of a request, in their order; its state is the last one that was taken."""
 
 LARGEST_UTC_OFFSET = timedelta(hours=14)
 """So far ahead of UTC may the day be on which a request arrives."""
 
 Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
-FIELDS: dict[str, type] = {
+REQUEST_FIELD_TYPES: dict[str, type] = {
     "id": str, "received": str, "due": str, "names": list, "reason": str, "operator": str, "steps": dict, "events": list,
     "answer": str,
 }  # fmt: skip
@@ -69,7 +69,7 @@ class ErasureRequest:
     @property
     def state(self) -> str:
         """The last step that was taken."""
-        return [step for step in STEPS if step in self.steps][-1]
+        return [step for step in REQUEST_STEPS if step in self.steps][-1]
 
     @property
     def open(self) -> bool:
@@ -126,12 +126,12 @@ class Requests:
 
     def all(self) -> list[ErasureRequest]:
         """All requests: overdue ones first, then open ones by the day they are due, then those that are answered."""
-        found = [self._read(name, record) for name, record in self.db.records(PREFIX).items()]
+        found = [self._read(name, record) for name, record in self.db.records(REQUEST_PREFIX).items()]
         return sorted(found, key=lambda r: (not r.open, r.due, r.received))
 
     def get(self, request_id: str) -> ErasureRequest:
         """One request; ValueError if there is none of that id."""
-        record = self.db.get(PREFIX + request_id, None)
+        record = self.db.get(REQUEST_PREFIX + request_id, None)
         if record is None:
             raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
         return self._read(request_id, record)
@@ -148,7 +148,7 @@ class Requests:
 
     def _read(self, name: str, record: Any) -> ErasureRequest:
         try:
-            if not all(isinstance(record[k], t) for k, t in FIELDS.items()) or record["id"] != name:
+            if not all(isinstance(record[k], t) for k, t in REQUEST_FIELD_TYPES.items()) or record["id"] != name:
                 raise TypeError("a field has another type")
             date.fromisoformat(record["due"])
             return ErasureRequest(**(record | {"names": [RequestedName(**n) for n in record["names"]]}))
@@ -206,7 +206,7 @@ class Requests:
         )
 
         def write() -> None:
-            if self.db.get(PREFIX + request.id, None) is not None:
+            if self.db.get(REQUEST_PREFIX + request.id, None) is not None:
                 raise ValueError(f"there is a request {request.id!r} already. Nothing was changed.")
             self._write(request)
 
@@ -215,12 +215,12 @@ class Requests:
 
     def _write(self, request: ErasureRequest) -> None:
         self.db.mark_version()
-        self.db.put(PREFIX + request.id, asdict(request))
+        self.db.put(REQUEST_PREFIX + request.id, asdict(request))
 
     def take_step(self, request_id: str, step: str) -> ErasureRequest:
         """Note that a step was taken; the first time counts."""
-        if step not in STEPS:
-            raise ValueError(f"step must be one of {', '.join(STEPS)}; got {step!r}")
+        if step not in REQUEST_STEPS:
+            raise ValueError(f"step must be one of {', '.join(REQUEST_STEPS)}; got {step!r}")
         with self.db.transaction():
             return self._take_step(self.get(request_id), step)
 

@@ -39,7 +39,7 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
-from torchlssvm.store.database import FILE, Database
+from torchlssvm.store.database import DATABASE_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchlssvm.store")
 
-REFUSALS = (ValueError, TypeError, TorchLSSVMError)
+REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
 """Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
 Others, e.g. torch out of memory, are not the event's fault."""
 
@@ -177,7 +177,7 @@ class SampleStore:
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     def _open_database(self, create: bool, timeout: float) -> Database:
-        file = self.path / FILE
+        file = self.path / DATABASE_FILE
         if not file.exists():
             if not create:
                 raise StoreError(f"there is no store at {self.path}: give a head to create one")
@@ -613,7 +613,7 @@ class SampleStore:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
         ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
-        of a Remove, samples that came by and were not added because of it; the journal counts them among its samples.
+        of a Remove, samples that arrived and were not added because of it; the journal counts them among its samples.
 
         ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
         suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
@@ -646,7 +646,7 @@ class SampleStore:
                     self._db.roll_back()
                     raise
                 try:
-                    self._live.distrust()  # until rows and head are known to agree again
+                    self._live.begin_change()  # until rows and head are known to agree again
                     results = work.apply(given, self._live.position, kept_out)
                     digest, chain = work.finish()
                     options = self._live.save_options() if work.done else self._live.options
@@ -661,7 +661,7 @@ class SampleStore:
                 except BaseException as error:
                     self._take_back(work, error)
                     raise
-                self._live.settle(work.position, options, digest)
+                self._live.end_change(work.position, options, digest)
             if work.done:
                 self._committed(work, chain)
             receipts = [
@@ -692,12 +692,12 @@ class SampleStore:
 
         Any other error may have come in the middle of a change, and the head is not asked.
         """
-        undone = isinstance(error, REFUSALS) and work.undo()
+        undone = isinstance(error, REFUSAL_ERRORS) and work.undo()
         self._db.roll_back()
         try:
             state = self._db.get("state")
             if undone and state["position"] == self._live.position and self._live.in_step(state):
-                self._live.settle(self._live.position, self._live.options, state["digest"])
+                self._live.end_change(self._live.position, self._live.options, state["digest"])
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -952,7 +952,7 @@ class SampleStore:
         with self.view(), torch.inference_mode(False), torch.no_grad():
             self._db.check_structure()
             held = commitments_held(self.history() if entries is None else entries)
-            count, digest, batches = len(held), None, self._take_from(held)
+            count, digest, batches = len(held), None, self._committed_rows(held)
             adapter = self._live.follow() if fast else self._live.adapter
             self._table.load_codec()
             if isinstance(adapter, LinearAdapter):
@@ -963,7 +963,7 @@ class SampleStore:
                 raise StoreError(f"{len(held)} samples of the journal are not among the rows")
             return count, digest
 
-    def _take_from(self, held: set[bytes]) -> Iterator[StoredRows]:
+    def _committed_rows(self, held: set[bytes]) -> Iterator[StoredRows]:
         """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
         for rows in self._table.batches():
             found = rows.commitments

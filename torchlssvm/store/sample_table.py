@@ -2,7 +2,7 @@
 
 On a grid a feature is an integer, stored in as few bytes (1 to 4, little-endian) as its row needs; the length of a row says
 how many. No row is wider because of another one it came with: that would tell of it after its erasure. Without a grid, and
-for a head that makes rows ready before its grid (``normalize``), features are stored as the float32 or float64 numbers they
+for a head that normalizes rows before its grid (``normalize``), features are stored as the float32 or float64 numbers they
 are.
 """
 
@@ -82,18 +82,18 @@ class Codec:
         if self.steps is None:
             wide = x.dtype == torch.float64
             array = x.to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
-            return split(array.astype("<f8" if wide else "<f4", copy=False))
+            return split_rows(array.astype("<f8" if wide else "<f4", copy=False))
         with threads_for(PASS_WORK * x.numel()):
             q = self.steps.integers(x).to("cpu").contiguous().numpy().astype("<i4", copy=False)
         if not q.size:
-            return split(q)
+            return split_rows(q)
         largest = np.maximum(q.max(1), -1 - q.min(1))  # (B,): -128 still fits one byte
         widths = 1 + (largest[:, None] >= (1 << 7, 1 << 15, 1 << 23)).sum(1)
         out = [memoryview(b"")] * len(q)
         for width in np.unique(widths).tolist():
             index = np.flatnonzero(widths == width)
             for i, row in zip(
-                index.tolist(), split(narrowed(q if len(index) == len(q) else q[index], width)), strict=True
+                index.tolist(), split_rows(narrowed(q if len(index) == len(q) else q[index], width)), strict=True
             ):
                 out[i] = row
         return out
@@ -131,7 +131,7 @@ class Codec:
             return y.to(torch.int64).tolist(), None
         values = y.reshape(len(y), -1)
         values = values.to(torch.float64) if self.target_grid is None else self.target_grid.snap(values)
-        return None, [bytes(b) for b in split(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
+        return None, [bytes(b) for b in split_rows(values.cpu().contiguous().numpy().astype("<f8", copy=False))]
 
     def y(self, labels: Sequence[int | None], targets: Sequence[bytes | None]) -> Tensor:
         """Decode what :meth:`labels_and_targets` wrote."""
@@ -156,15 +156,15 @@ def narrowed(q: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
     return packed
 
 
-def split(array: np.ndarray[Any, Any]) -> list[memoryview]:
+def split_rows(array: np.ndarray[Any, Any]) -> list[memoryview]:
     """The bytes of each row of a contiguous array, without copying them."""
     size = array.nbytes // max(1, len(array))
     view = array.reshape(-1).view(np.uint8).data
     return [view[i : i + size] for i in range(0, size * len(array), size)] if size else [view] * len(array)
 
 
-COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
-TYPES: tuple[Any, ...] = (int, str, str | None, int | None, bytes | None, int, float, bytes, int, bytes)
+SAMPLE_COLUMNS = "seq, id, subject, label, target, position, added, nonce, checksum, features"
+SAMPLE_COLUMN_TYPES: tuple[Any, ...] = (int, str, str | None, int | None, bytes | None, int, float, bytes, int, bytes)
 
 
 class SampleTable:
@@ -313,7 +313,7 @@ class SampleTable:
         for start in range(0, len(seqs), IDS_PER_QUERY):
             part = seqs[start : start + IDS_PER_QUERY]
             marks = ",".join("?" * len(part))
-            found = self.db.all(f"SELECT {COLUMNS} FROM samples WHERE seq IN ({marks})", part)
+            found = self.db.all(f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq IN ({marks})", part)
             raw.update((row[0], row) for row in found)
         missing = [s for s in seqs if s not in raw]
         if missing:
@@ -330,7 +330,7 @@ class SampleTable:
         bounds = [p for p in (after, until) if p is not None and p >= 0]
         while True:
             values = (last, *bounds)
-            sql = f"SELECT {COLUMNS} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
+            sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
             with self.db.view():
                 self.load_codec()
                 found = self.db.all(sql, values)
@@ -360,7 +360,7 @@ class SampleTable:
         for row, expected in zip(found, checksums([row[:8] for row in found], blobs), strict=True):
             if not isinstance(row[9], bytes) or row[8] != expected:
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
-            if not all(map(isinstance, row, TYPES)) or len(row[7]) != NONCE_BYTES:
+            if not all(map(isinstance, row, SAMPLE_COLUMN_TYPES)) or len(row[7]) != NONCE_BYTES:
                 raise StoreError(f"{self.db.path} is damaged: row {row[0]} holds values of other types")
         return found
 
@@ -400,7 +400,7 @@ class SampleTable:
             nonces.extend(fresh)
             return zip(*columns, sums, blobs, strict=True)
 
-        sql = f"INSERT INTO samples ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = f"INSERT INTO samples ({SAMPLE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         try:
             for start in range(0, len(ids), ROWS_PER_BATCH):
                 self.db.many(sql, rows(slice(start, start + ROWS_PER_BATCH)))

@@ -25,7 +25,7 @@ from torchlssvm.untrusted import check_unpacked, read_regular
 SNAPSHOT_SUFFIX = ".snapshot.pt"
 SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
 SNAPSHOT_FIELDS = {"format": str, "position": int, "chain": str, "digest": str, "statistics": dict}
-HASH_BYTES = 32
+SHA256_BYTES = 32
 """Bytes of the SHA-256 at the end of a snapshot."""
 
 MAX_SNAPSHOT_BYTES = 2**33
@@ -100,13 +100,13 @@ class Snapshots:
             content = read_regular(path, MAX_SNAPSHOT_BYTES)
         except (OSError, ValueError):
             return None
-        body, trailer = memoryview(content)[:-HASH_BYTES], content[-HASH_BYTES:]
+        body, trailer = memoryview(content)[:-SHA256_BYTES], content[-SHA256_BYTES:]
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:
             check_unpacked(io.BytesIO(body))
             found: Any = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
-        except Exception:  # torch's reader has many
+        except Exception:  # torch's reader raises errors of many kinds
             return None
         if not isinstance(found, dict) or any(
             type(found.get(name)) is not kind for name, kind in SNAPSHOT_FIELDS.items()

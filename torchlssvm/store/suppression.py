@@ -21,7 +21,7 @@ from torchlssvm.store.suppression_list import SuppressionList
 if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
-CHOICES = ("refuse", "skip")
+SUPPRESSION_CHOICES = ("refuse", "skip")
 """Ways to treat an Add with samples that were erased: refused as a whole, or learned without them."""
 
 SUPPRESSION_RECORD = "suppression"
@@ -38,8 +38,8 @@ class Suppression:
     """
 
     def __init__(self, db: Database, table: SampleTable, key: Any, choice: str):
-        if choice not in CHOICES:
-            raise ValueError(f"erased must be one of {', '.join(map(repr, CHOICES))}; got {choice!r}")
+        if choice not in SUPPRESSION_CHOICES:
+            raise ValueError(f"erased must be one of {', '.join(map(repr, SUPPRESSION_CHOICES))}; got {choice!r}")
         self.db, self.table, self.choice = db, table, choice
         self._given = key
         self._checked: tuple[int, int, int] | None = None  # the file of the list when all of it was last read
@@ -78,7 +78,7 @@ class Suppression:
                 "Put the newer one back."
             )
         mark = found.mark
-        if mark != self._checked:  # once for each state of the file: a damaged entry would let somebody in
+        if mark != self._checked:  # once for each state of the file: a damaged entry would let an erased sample in
             found.check_structure()
             self._checked = mark
         return found

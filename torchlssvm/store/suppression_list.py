@@ -24,10 +24,10 @@ from torchlssvm.store.suppression_key import refuse_in_store
 from torchlssvm.untrusted import check_regular
 
 LIST_FORMAT = "torchlssvm-suppression-1"
-APPLICATION_ID = 0x746C7370
+LIST_APPLICATION_ID = 0x746C7370
 """The letters "tlsp": they mark an SQLite file as a suppression list."""
 
-TABLES = """
+LIST_TABLES = """
 CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
 """
@@ -80,8 +80,8 @@ class SuppressionList:
         made.path, made._key = temporary, key
         values = {"format": LIST_FORMAT, "list": secrets.token_hex(16), "check": made._check_value()}
         with made._connected(new=True) as connection:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.executescript(TABLES)
+            connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
+            connection.executescript(LIST_TABLES)
             rows = (values | {"entries": "0", "changes": "0", "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
         os.replace(temporary, place)
@@ -106,7 +106,7 @@ class SuppressionList:
                 connection.execute("PRAGMA synchronous = EXTRA")  # FULL does not sync the folder when a log is deleted
                 connection.execute("PRAGMA secure_delete = ON")
                 connection.execute("PRAGMA trusted_schema = OFF")
-                if not new and connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                if not new and connection.execute("PRAGMA application_id").fetchone()[0] != LIST_APPLICATION_ID:
                     raise StoreError(f"{self.path} is no suppression list")
                 yield connection
         except sqlite3.OperationalError as error:

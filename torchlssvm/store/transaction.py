@@ -122,7 +122,7 @@ class Transaction:
     ) -> list[AppliedEvent | EmptyEvent | int]:
         """Apply events behind a position of the journal; of one that was applied before, its position.
 
-        ``kept_out``: for the id of a Remove, samples that came by and were not added because of it.
+        ``kept_out``: for the id of a Remove, samples that arrived and were not added because of it.
         """
         self.position = position
         with torch.inference_mode(False), torch.no_grad():
@@ -193,7 +193,7 @@ class Transaction:
         if x.shape[1] != self.table.codec.J:
             raise ValueError(f"x must have shape (B, {self.table.codec.J}) like the rows held, got {tuple(x.shape)}")
 
-    def _each(
+    def _change_rows(
         self, event: Remove | Relabel | Replace, seqs: list[int], change: Callable[[StoredRows, slice], None]
     ) -> tuple[list[str], list[bytes]]:
         """Read the rows of an event in batches and change each; returns their ids and nonces."""
@@ -208,17 +208,17 @@ class Transaction:
             nonces += rows.nonces
         return ids, nonces
 
-    def _again(self, seqs: list[int]) -> None:
-        """Undo a removal, once the rows are there again."""
+    def _undo_removal(self, seqs: list[int]) -> None:
+        """Add removed samples to the head again, after their rows were restored."""
         self.adapter.add_rows(self.table.read(seqs), self.table.codec)
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
             self.adapter.exchange(None, rows.samples)
-            self._undo_by(partial(self._again, rows.seq))
+            self._undo_by(partial(self._undo_removal, rows.seq))
             self.table.erase(rows)
 
-        return self._each(event, self.table.find(event.ids, event.subject), change)
+        return self._change_rows(event, self.table.find(event.ids, event.subject), change)
 
     def _remove_and_keep_out(self, event: Remove, kept_out: Sequence[str]) -> tuple[list[str], list[bytes], int]:
         """Remove samples that are held; the others get a nonce too, so that the journal has a commitment for each."""
@@ -236,7 +236,7 @@ class Transaction:
 
     def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
-        targets = self._aligned(event.y, len(seqs))
+        targets = self._targets_for(event.y, len(seqs))
 
         def change(rows: StoredRows, part: slice) -> None:
             self.adapter.relabel(rows.ids, targets[part], rows.x, rows.y)
@@ -247,7 +247,7 @@ class Transaction:
         def back(rows: StoredRows, now: Tensor) -> None:
             self.adapter.relabel(rows.ids, rows.y, rows.x, now)
 
-        return self._each(event, seqs, change)
+        return self._change_rows(event, seqs, change)
 
     def _replace(self, event: Replace) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
@@ -264,10 +264,10 @@ class Transaction:
         def back(rows: StoredRows, x: Tensor, y: Tensor | None) -> None:
             self.adapter.exchange(rows.samples, (rows.ids, x, rows.y if y is None else y))
 
-        return self._each(event, seqs, change)
+        return self._change_rows(event, seqs, change)
 
-    def _aligned(self, y: Tensor, count: int) -> Tensor:
-        """Targets for ``count`` samples; one label or one row of targets for a subject serves all."""
+    def _targets_for(self, y: Tensor, count: int) -> Tensor:
+        """Targets for ``count`` samples; one label or one row of targets for a subject is repeated for all of its samples."""
         if y.ndim == 0:
             return y.expand(count)
         if y.shape[0] != count:

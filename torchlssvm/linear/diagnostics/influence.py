@@ -27,7 +27,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.solvers import code_labels
 
-SCORES_AT_A_TIME = 2**22
+INFLUENCE_SCORES_AT_A_TIME = 2**22
 """Changed scores that are held at a time: 32 MB."""
 
 Measure = Callable[[Tensor], Tensor]
@@ -180,7 +180,7 @@ def _after(
 
 
 def _step(points: int, outputs: int) -> int:
-    return max(1, min(WHITENED_ROWS, SCORES_AT_A_TIME // max(1, points * outputs)))
+    return max(1, min(WHITENED_ROWS, INFLUENCE_SCORES_AT_A_TIME // max(1, points * outputs)))
 
 
 def _tiles(

@@ -47,7 +47,7 @@ def leave_one_out(
         samples = check_samples(view, x, y, weight)
         checks.one_of(pairs, "pairs", tuple(PAIR_RULES))
         members = None if groups is None else check_groups(groups, len(samples))
-        something_left(samples, members, float(view.n))
+        check_samples_left(samples, members, float(view.n))
     J, whole = view.in_features, members is not None or view.multiclass == "ovo"  # else rows are shared out
     with threads_for(max(J**3, 2.0 * whole * len(samples) * J**2)):
         parts = problems(view)
@@ -82,8 +82,8 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
     return [torch.tensor(rows) for rows in where.values()]
 
 
-def something_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
-    """ValueError if a sample or group is all there is: a model without any sample gives no scores."""
+def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
+    """ValueError if leaving out a sample or group would leave none: a model without any sample gives no scores."""
     if checks.is_fake(samples.weight) or not len(samples):
         return
     if members is not None:
@@ -142,7 +142,7 @@ class _Leverages:
         self.parts: list[tuple[Tensor, Tensor, int | Tensor]] = []
 
     def take(self, h: Tensor, where: int | Tensor) -> Tensor:
-        """Leverages (b,) below 1, to go on with. where: number of the first sample, or of all (b,)."""
+        """Leverages (b,), cut to below 1; checked by :meth:`finish`. where: number of the first sample, or of all (b,)."""
         if len(h):
             self.parts.append((*h.max(0), where))
         return h.clamp(max=1.0 - torch.finfo(h.dtype).eps)

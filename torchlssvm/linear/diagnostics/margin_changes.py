@@ -19,14 +19,14 @@ from torch import Tensor
 from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.moving_active_set import (
-    PINNED,
+    LEAST_FREE_SHARE,
+    ActiveSetChange,
     ActiveSetStep,
-    Change,
     NearSamples,
-    settle,
-    settle_removals,
+    products_after_flip,
+    solve_change,
+    solve_removals,
     stiff_samples,
-    turned_over,
 )
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
@@ -46,7 +46,7 @@ LARGEST_CONDITION = 1e8
 NEAR_SAMPLES = 2048
 """Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
 
-SCORES_AT_A_TIME = 2**25
+MARGIN_SCORES_AT_A_TIME = 2**25
 """Changed scores that are held at a time: 256 MB."""
 
 
@@ -74,7 +74,7 @@ class ClassSystem:
         g = g[slots]
         stiff = torch.stack([
             stiff_samples(g, weight, active, g.amax()),
-            stiff_samples(turned_over(g, weight, active), weight, ~active, g.amax()),
+            stiff_samples(products_after_flip(g, weight, active), weight, ~active, g.amax()),
         ])  # fmt: skip
         self.near = NearSamples(U, U @ U.mT, self.f[slots], y[slots], weight, active, stiff, least)
         self.place = torch.full((rows.n,), -1, dtype=torch.int64, device=rows.device)
@@ -85,11 +85,11 @@ class ClassSystem:
         """True if float64 has digits left for products with the inverse, and for the sides of active samples."""
         pivots, near = self.white.F.diagonal(), self.near
         shares = 1.0 - near.weight * near.G.diagonal()
-        pinned = bool((near.active & (shares < PINNED)).any())
+        pinned = bool((near.active & (shares < LEAST_FREE_SHARE)).any())
         return not pinned and float(pivots.amax()) < LARGEST_CONDITION * float(pivots.amin())
 
     def holds(self, steps: Tensor) -> Tensor:
-        """True for steps (b, D) after which all samples that are not at hand are on the sides they have now."""
+        """True for steps (b, D) after which all samples that are not near keep their sides."""
         white, scale = self.white, self.scale
         D, J = white.F.shape[0], self.q.shape[1]
         a = white.F.mT @ steps[:, :D].mT  # (D, b), the change of w'
@@ -145,11 +145,11 @@ class SampleChanges:
 
 
 def check_changes(
-    head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, ready: bool = False
+    head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChanges:
     """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
     head.fitted_weights()  # NotFittedError without samples
-    batch = head.check(x, y, weight, ready=ready)
+    batch = head.check(x, y, weight, gridded=gridded)
     if len(batch) and batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
         raise ValueError("weight must be at least 1 for each sample")
     grid = batch.choices.grid
@@ -229,17 +229,17 @@ class ChangedScores:
             rows = rows[system.active[c.slots[rows]]]
             for part in rows.split(WHITENED_ROWS // 2):
                 slots, d = c.slots[part], weight[c.old[part]] * c.times[part]
-                change = Change(system.whitened(c.q[part]), system.f[slots], system.y[slots], -d)
+                change = ActiveSetChange(system.whitened(c.q[part]), system.f[slots], system.y[slots], -d)
                 place = system.place[slots]
                 left = torch.where(place >= 0, system.near.weight[place.clamp(min=0)], torch.inf) - d
                 left = torch.where(c.times[part] >= self.head.samples.copies[slots], 0.0, left)
-                yield from self._decided(system, part.tolist(), settle_removals(system.near, change, place, left))
+                yield from self._decided(system, part.tolist(), solve_removals(system.near, change, place, left))
             return
         for i in pending:
             change_, left = self._joint(system, k, c.members[i], weight)
             if not len(change_.f):
                 continue
-            yield from self._decided(system, [i], [settle(system.near, change_, left)])
+            yield from self._decided(system, [i], [solve_change(system.near, change_, left)])
 
     def _decided(
         self, system: ClassSystem, numbers: list[int], steps: list[ActiveSetStep | None]
@@ -256,8 +256,8 @@ class ChangedScores:
         if done:
             yield [i for i, _ in done], system, torch.stack([p for _, p in done])
 
-    def _joint(self, system: ClassSystem, k: int, rows: Tensor, weight: Tensor) -> tuple[Change, Tensor]:
-        """A change of several samples in a class, and the weights that stay at hand."""
+    def _joint(self, system: ClassSystem, k: int, rows: Tensor, weight: Tensor) -> tuple[ActiveSetChange, Tensor]:
+        """A change of several samples in a class, and the weights of the near samples that stay."""
         c, left = self.changes, system.near.weight.clone()
         U = system.whitened(c.q[rows])
         f = self._scores(system, rows)
@@ -284,10 +284,10 @@ class ChangedScores:
             signs.append(torch.where(c.new[rows[pick]] == k, 1.0, -1.0).to(torch.float64))
             deltas.append(new_d[pick])
         at = torch.cat(picks)
-        change = Change(U[at], f[at], torch.cat(signs), torch.cat(deltas))
+        change = ActiveSetChange(U[at], f[at], torch.cat(signs), torch.cat(deltas))
         if c.old is None and not bool((change.y * change.f < 1.0).any()):
             at = at[:0]  # all that come are beyond their margins: the class is left alone
-            change = Change(*(part[at] for part in change))
+            change = ActiveSetChange(*(part[at] for part in change))
         return change, left
 
     def _scores(self, system: ClassSystem, rows: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ class ChangedScores:
         """w (J,) and b () of a class after a change, by a copy of the head in which it is made."""
         if self._twin is None:
             self._twin = copy.deepcopy(self.head)
-            self._twin.solver.hold_scale()
+            self._twin.solver.freeze_scale()
         if self._twin_at != i:
             if self._twin_at is not None:
                 self._make(self._twin_at, -1)
@@ -331,16 +331,16 @@ class ChangedScores:
         x, out = twin.grid.dequantize(c.q[rows]), []
         for y, direction in ((c.old, -1), (c.new, 1)):
             if y is not None:
-                out.append((twin.statistics.check(x, y[rows], c.times[rows], ready=True), sign * direction))
+                out.append((twin.statistics.check(x, y[rows], c.times[rows], gridded=True), sign * direction))
         twin.apply_changes(out)
 
 
-def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, ready: bool = False) -> Tensor:
+def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gridded: bool = False) -> Tensor:
     """Scores (B, K) of samples held without them; see :meth:`torchlssvm.MarginHead.leave_one_out`.
 
-    ``ready``: the rows were normalized, and on the grid, before.
+    ``gridded``: the rows are normalized and on the grid already.
     """
-    changes = check_changes(head, x, y, "remove", None, weight, groups, ready)
+    changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
     w, b = head.solve()
     step = head.solver.scale.step
     out = changes.q @ (w * step) + b
@@ -375,7 +375,7 @@ def influence(
     before = head(x_val)  # (V, K)
     measure = _measure(head, on, y_val, before)
     start = measure(before[None])[0]
-    count, size = len(changes.members), max(1, SCORES_AT_A_TIME // max(1, before.numel()))
+    count, size = len(changes.members), max(1, MARGIN_SCORES_AT_A_TIME // max(1, before.numel()))
     if not count or checks.is_fake(before):
         return torch.zeros(count, *start.shape, dtype=torch.float64, device=head.device)
     points = head.points(x_val)  # (V, J), in steps

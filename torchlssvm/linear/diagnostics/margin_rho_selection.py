@@ -15,10 +15,10 @@ from torchlssvm.linear.diagnostics.rho_selection import RhoPath, best_of
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
-SHARES = tuple(10.0 ** (-i / 2) for i in range(9))
+DEFAULT_RHO_SHARES = tuple(10.0 ** (-i / 2) for i in range(9))
 """Values of rho that are tried by default, in units of the mean eigenvalue of the centred features: 1 down to 1e-4."""
 
-NO_GCV = (
+GCV_REFUSAL = (
     'method="gcv" is not for a MarginHead: generalized cross-validation needs scores that are linear in the targets, and an '
     'active set is not. Use method="kfold" or "loo"'
 )
@@ -28,7 +28,7 @@ NO_GCV = (
 def rho_path(head: MarginHead, rhos: Any, method: str, score: str, folds: int) -> RhoPath:
     """Errors for every value; see :meth:`torchlssvm.MarginHead.select_rho`."""
     if method == "gcv":
-        raise ValueError(NO_GCV)
+        raise ValueError(GCV_REFUSAL)
     checks.one_of(method, "method", ("kfold", "loo"))
     checks.one_of(score, "score", ("accuracy", "squared"))
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
@@ -45,7 +45,7 @@ def check_values(head: MarginHead, rhos: Any) -> Tensor:
     """rhos (r,): finite and > 0. None: nine values below the mean eigenvalue of the features."""
     if rhos is None:
         return torch.tensor(
-            [mean_eigenvalue(head) * share for share in SHARES], dtype=torch.float64, device=head.device
+            [mean_eigenvalue(head) * share for share in DEFAULT_RHO_SHARES], dtype=torch.float64, device=head.device
         )
     values: Tensor = torch.atleast_1d(checks.as_tensor(rhos, "rhos", head.device).to(torch.float64))
     if values.ndim != 1 or not len(values):
@@ -83,7 +83,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int) -> Ten
         part = type(head).from_config(head.config(), device=head.device)
         part.statistics.decide("labels", grid)
         rest = grid.dequantize(rows.q[~out]), rows.labels[~out], rows.copies[~out]
-        part.apply_changes([(part.statistics.check(*rest, ready=True), 1)])
+        part.apply_changes([(part.statistics.check(*rest, gridded=True), 1)])
         q, y, copies = rows.q[out].to(torch.float64) * grid.resolution, rows.labels[out], rows.copies[out]
         for i in order:
             part.rho = float(values[i])
@@ -106,7 +106,7 @@ def left_out_scores(head: MarginHead) -> Tensor:
     """Leave-one-out scores (n, K) of all rows held, in their order."""
     grid = head.grid
     assert grid is not None
-    return leave_one_out(head, grid.dequantize(head.samples.q), head.samples.labels, None, None, ready=True)
+    return leave_one_out(head, grid.dequantize(head.samples.q), head.samples.labels, None, None, gridded=True)
 
 
 def mistakes(scores: Tensor, y: Tensor, score: str) -> Tensor:

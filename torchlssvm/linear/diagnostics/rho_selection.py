@@ -13,7 +13,7 @@ from torchlssvm.functional.spectrum import SCORED_ROWS, Spectrum, default_values
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
-from torchlssvm.linear.diagnostics.leave_one_out import something_left
+from torchlssvm.linear.diagnostics.leave_one_out import check_samples_left
 from torchlssvm.linear.diagnostics.whitened_problems import (
     CheckedSamples,
     HeadView,
@@ -94,7 +94,7 @@ def check_question(view: HeadView, method: str, samples: CheckedSamples | None, 
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
-        something_left(samples, None, float(view.n))
+        check_samples_left(samples, None, float(view.n))
 
 
 def best_of(values: Tensor, errors: Tensor) -> float:
@@ -239,8 +239,8 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: CheckedSamples | No
             if problem.pair is not None and not (_present(problem, kept) and _present(problem, out)):
                 continue
             own = problem.spectrum(_weights_of(problem, kept), kept)
-            eyes = problem.everywhere(problem.class_weights())
-            m = normal.moments(out, view.units, "free", eyes, problem.pair)
+            weights = problem.weights_of_all_classes(problem.class_weights())
+            m = normal.moments(out, view.units, "free", weights, problem.pair)
             for i, rho in enumerate(rhos):
                 w, b = _real_weights(view, own, kept, rho)
                 miss = m.beta - (m.mu @ w + b)

@@ -42,7 +42,7 @@ class HeadView:
         n, counts: the number of samples, in all and by class (K,) float64.
         exact: True when samples are summed on a grid.
         choices: labels or values, and the grids in use.
-        normalize: None, or how rows are made ready before the grid.
+        normalize: None, or how rows are normalized before the grid.
     """
 
     in_features: int
@@ -241,12 +241,12 @@ class Problem:
             return Whitened(eye, zero[:, 0], zero, zero[0], 0.0)
         assert stats is not None  # the compact form has one system, which is whitened already
         base = normal.solve(
-            stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard=view.standard
+            stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard=view.standard
         )
         F = inverse_lower(base.factor.L[: base.w.shape[0], : base.w.shape[0]]).mul_(base.scale)
         return Whitened(F, base.mu, base.w, base.beta, base.n if view.intercept == "free" else 0.0)
 
-    def everywhere(self, weights: Tensor | None) -> Tensor | None:
+    def weights_of_all_classes(self, weights: Tensor | None) -> Tensor | None:
         """Class weights of this problem as weights of all classes."""
         if self.pair is None or weights is None:
             return weights
@@ -294,7 +294,7 @@ class Problem:
         if stats is None:
             return self._compact_spectrum()
         standard = view.standard if mine or not stats.scale else standardization(stats)
-        m = normal.moments(stats, view.units, view.intercept, self.everywhere(weights), self.pair, standard)
+        m = normal.moments(stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
 
     def _compact_spectrum(self) -> Spectrum:

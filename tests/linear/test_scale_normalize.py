@@ -1,4 +1,4 @@
-"""Features made ready (``scale``, ``normalize``): equal to scikit-learn's, and nothing stays of a sample that is removed."""
+"""Standardised and normalized features (``scale``, ``normalize``): equal to scikit-learn's, and nothing stays of a sample that is removed."""
 
 import io
 import pickle
