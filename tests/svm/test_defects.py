@@ -205,7 +205,8 @@ def test_roundings_of_thousands_of_events_do_not_show():
         held = np.append(held, i)
         now = held[k + 1 :]
         assert (
-            units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b) < steps.UNITS + 4 * steps.DUST
+            units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b)
+            < steps.MAX_ROUNDING_UNITS + 4 * steps.MAX_REST_ROUNDING_UNITS
         )
     assert svm.events > 2000
 
@@ -215,12 +216,12 @@ def test_roundings_are_removed_where_they_could_change_a_side():
     one, none = np.ones(3), np.zeros(3)
     g = np.array([0.0, 1e-15, 0.5])
     s = steps.Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
-    limit = (steps.DUST * (2.0 + g)) ** 2  # b = 0
+    limit = (steps.MAX_REST_ROUNDING_UNITS * (2.0 + g)) ** 2  # b = 0
     for share, expected in (
         (0.9, []),
         (1.3, [0, 1]),
-        (0.9 * steps.CLEAR**2, [0, 1]),
-        (1.1 * steps.CLEAR**2, [0, 1, 2]),
+        (0.9 * steps.CLEAR_SIDE_FACTOR**2, [0, 1]),
+        (1.1 * steps.CLEAR_SIDE_FACTOR**2, [0, 1, 2]),
     ):
-        assert steps.gather_dust(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
-    assert steps.gather_dust(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]
+        assert steps.add_rest_rounding(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
+    assert steps.add_rest_rounding(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]

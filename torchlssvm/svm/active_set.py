@@ -17,17 +17,21 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import ENDLESS, EPS
+from torchlssvm.svm.steps import EPS
 
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
 
-SPANNED = 64 * EPS
-"""gamma_i below this share of its terms is rounding: what lies above it enters S, however badly conditioned A becomes."""
-STEPS_LEAST, STEPS_PER_SAMPLE = 100, 6
-"""Steps after which the method is given up."""
-POLISHED = 3
-"""Newton steps at the end."""
+ROUNDING_GAMMA_SHARE = 64 * EPS
+"""Share of its terms below which gamma_i is rounding. Whatever lies above enters S, however badly conditioned A becomes."""
+MAX_STEPS_FOR_FEW, MAX_STEPS_PER_SAMPLE = 100, 6
+"""Steps, plus so many for each sample held, after which the method is given up. From a good start each sample moves once."""
+MIN_GAIN = 1e-3
+"""Share by which the sum of violations must fall for a step to count as progress."""
+MAX_STEPS_WITHOUT_GAIN = 20
+"""Steps without progress after which the sample that enters is chosen at random, which breaks cycles."""
+FINAL_NEWTON_STEPS = 3
+"""Newton steps at the end: each corrects the rounding of the one before, in alpha and then in b."""
 
 
 class ActiveSet:
@@ -36,8 +40,8 @@ class ActiveSet:
     def __init__(
         self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], OptimalityCheck]
     ):
-        self.samples, self.rows, self.margin, self.path, self.certify = samples, rows, margin, path, certify
-        self.parked: list[int] = []  # inside their box, and not in S yet
+        self.samples, self.rows, self.margin, self.path, self.check_optimality = samples, rows, margin, path, certify
+        self.waiting: list[int] = []  # inside their box, and not in S yet
 
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
         """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
@@ -48,33 +52,33 @@ class ActiveSet:
         s = self.samples
         self._start(alpha, b)
         generator = np.random.default_rng(0)
-        last, patience = ENDLESS, 0
-        for _ in range(STEPS_LEAST + STEPS_PER_SAMPLE * s.n):
-            if self.parked:
-                i = self.parked.pop()
+        last, patience = np.inf, 0
+        for _ in range(MAX_STEPS_FOR_FEW + MAX_STEPS_PER_SAMPLE * s.n):
+            if self.waiting:
+                i = self.waiting.pop()
                 self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
                 if not np.isfinite(self.margin.m.a).all():
                     return False
                 continue
             if not self._newton():
                 continue
-            self.margin.settle()
-            self.path.refresh()
+            self.margin.write_alpha()
+            self.path.compute_g()
             if not np.isfinite(s.g).all():
                 return False
-            found = self.certify()
+            found = self.check_optimality()
             wrong = found.wrong[s.side[found.wrong] != 0]
             if not len(wrong):
-                for _ in range(POLISHED):
+                for _ in range(FINAL_NEWTON_STEPS):
                     self._newton()
-                self.margin.settle()
-                self.path.refresh()
+                self.margin.write_alpha()
+                self.path.compute_g()
                 return True
             gain = np.abs(s.g[wrong]) / np.maximum(s.root[wrong], 1e-150)
             worst = float(np.abs(s.g[wrong]).sum())
-            patience = 0 if worst < 0.999 * last else patience + 1
+            patience = 0 if worst < (1.0 - MIN_GAIN) * last else patience + 1
             last = min(last, worst)
-            i = int(wrong[gain.argmax()] if patience < 20 else generator.choice(wrong))
+            i = int(wrong[gain.argmax()] if patience < MAX_STEPS_WITHOUT_GAIN else generator.choice(wrong))
             self._enter(i, s.side[i])
         return False
 
@@ -96,7 +100,7 @@ class ActiveSet:
         outside = alpha.copy()
         outside[margin.positions()] = 0.0
         s.rest[:] = self.rows.product(outside)
-        self.parked = rejected.tolist()
+        self.waiting = rejected.tolist()
 
     def _g(self, i: int) -> float:
         m = self.margin.m
@@ -128,7 +132,7 @@ class ActiveSet:
     def _leave(self, slot: int, up: bool) -> None:
         """A margin vector is at a bound."""
         margin = self.margin
-        margin.settle()
+        margin.write_alpha()
         margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
         self.path.events += 1
 
@@ -143,7 +147,7 @@ class ActiveSet:
             h[0] = s.y[i]
             beta = margin.solve(h) if len(margin) else h * 0.0
             gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
-            if not len(margin) or gamma > SPANNED * terms:
+            if not len(margin) or gamma > ROUNDING_GAMMA_SHARE * terms:
                 margin.admit(i, row, beta, gamma)
                 return
             room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])
@@ -167,7 +171,7 @@ def _first_bound(
     """
     floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
     with np.errstate(divide="ignore", invalid="ignore"):
-        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, ENDLESS)
-        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, ENDLESS)
+        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, np.inf)
+        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, np.inf)
     high, low = int(up.argmin()), int(down.argmin())
     return (float(up[high]), high, True) if up[high] <= down[low] else (float(down[low]), low, False)

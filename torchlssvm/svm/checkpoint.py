@@ -60,7 +60,7 @@ def load(machine: IncrementalSVM, state: dict[str, Any], device: torch.device) -
     before = machine.__dict__.copy()
     try:
         with torch.inference_mode(False), torch.no_grad():
-            machine._start(device)
+            machine._reset_state(device)
             solver, n = machine._solver, len(host["ids"])
             s = solver.samples
             if n:
@@ -75,7 +75,7 @@ def load(machine: IncrementalSVM, state: dict[str, Any], device: torch.device) -
                 s.alpha[at], s.side[at] = host["alpha"], host["sign"]
                 inside = at[host["margin"]]
                 rows = solver.rows.block(inside) if len(inside) else np.zeros((0, s.capacity))
-                solver.margin.hold(inside, s.alpha[inside], b, rows)
+                solver.margin.set_members(inside, s.alpha[inside], b, rows)
                 solver.resume()
         machine._C = (float(host["C"][0]), float(host["C"][1]))
         solver.next_id, solver.path.events = int(next_id), int(events)
@@ -106,7 +106,7 @@ def _check(machine: IncrementalSVM, x: Tensor, host: dict[str, Any]) -> None:
 
 def _load_fake(machine: IncrementalSVM, state: dict[str, Any], device: torch.device) -> None:
     """A state with no data in it: rows of its shape on the device."""
-    machine._start(device)
+    machine._reset_state(device)
     solver, x = machine._solver, state["x"]
     if len(x):
         solver.samples.grow(len(x))

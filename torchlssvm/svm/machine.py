@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torchlssvm.svm.leave_one_out import LeaveOneOut
     from torchlssvm.svm.path import Event
 
-HALVINGS = 6
-"""How often the way from one C to another is halved where rounding keeps it from being followed, before giving up."""
+MAX_HALVINGS = 6
+"""Times that the way from one C to another is halved, where rounding keeps it from being followed, before giving up."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
@@ -120,10 +120,10 @@ class IncrementalSVM(nn.Module):
         self._cache_bytes = cache_bytes
         self._callback, self.record = callback, bool(record)
         self.num_classes = 2
-        self._start(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
+        self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @exactly
-    def _start(self, device: torch.device) -> None:
+    def _reset_state(self, device: torch.device) -> None:
         from torchlssvm.svm.solver import PathSolver  # with numba, which takes its time to load
 
         self.device = device
@@ -132,12 +132,12 @@ class IncrementalSVM(nn.Module):
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
         self.inexact = False
         self.trajectory: list[Step] = []
-        self._watch()
+        self._install_callback()
 
     @exactly
     def reset(self) -> None:
         """Forget everything."""
-        self._start(self.device)
+        self._reset_state(self.device)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class IncrementalSVM(nn.Module):
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
-            found, bound = self._solver.judge()
+            found, bound = self._solver.check_from_kernel()
             box = max(float((-s.alpha).max()), float((s.alpha - s.u).max()), abs(float(s.y @ s.alpha)))
             violation = max(found.violation, box / max(1.0, float(s.u.max())))
         out = Violation(violation)
@@ -301,9 +301,9 @@ class IncrementalSVM(nn.Module):
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
-            batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            batch = (self._check_single(*add[:2]) if add[-1] is None else None) or self._check(*add)
             new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
-        wanted = self._known(remove)
+        wanted = self._known_ids(remove)
         if new or wanted:
             self._change(batch, new, self._positions(wanted), method)
             self._dropped.difference_update(wanted)
@@ -314,9 +314,9 @@ class IncrementalSVM(nn.Module):
     @exactly
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
         """Give samples held other labels; their ids stay. One that ``reserve_limit`` has forgotten has no row to learn from."""
-        wanted = self._known(ids)
+        wanted = self._known_ids(ids)
         labels = self._labels(y, len(wanted))
-        self._need_rows(wanted)
+        self._require_rows(wanted)
         at, s = self._positions(wanted), self._solver.samples
         fake = self._solver.rows.fake
         other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
@@ -327,13 +327,13 @@ class IncrementalSVM(nn.Module):
     @exactly
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
         """Exchange samples held for others; their ids stay. x: (B, J)."""
-        wanted = self._known(ids)
+        wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
         batch = self._check(x, y, weight)
         if len(batch.y) != len(wanted):
             raise ValueError(f"replace got {len(wanted)} ids and {len(batch.y)} samples")
-        self._need_rows(wanted)
+        self._require_rows(wanted)
         if wanted:
             self._exchange(self._positions(wanted), batch, batch.y, method)
         return self
@@ -387,7 +387,7 @@ class IncrementalSVM(nn.Module):
         if self.n:
             before = self._solver.snapshot()
             try:
-                self._follow(start, end, seen, HALVINGS)
+                self._follow(start, end, seen, MAX_HALVINGS)
             except BaseException:
                 self._C = start
                 self._solver.restore(before)
@@ -450,7 +450,7 @@ class IncrementalSVM(nn.Module):
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
         """Call this after each event from now on; None: no longer."""
         self._callback = callback
-        self._watch()
+        self._install_callback()
         return self
 
     # -- estimates -----------------------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ class IncrementalSVM(nn.Module):
                 margin = leave_one_out.span_rule(solver)
         finally:
             solver.path.callback = watch
-        return leave_one_out.LeaveOneOut.of(self.ids, self._ordered(margin))
+        return leave_one_out.LeaveOneOut.from_margins(self.ids, self._ordered(margin))
 
     @exactly
     def distance_to_span(self) -> Tensor:
@@ -545,7 +545,7 @@ class IncrementalSVM(nn.Module):
             rows = self._in_positions(rows, held)
         return Batch(rows, labels, w, _upper(labels, w, self._C))
 
-    def _one(self, x: Any, y: Any) -> Batch | None:
+    def _check_single(self, x: Any, y: Any) -> Batch | None:
         """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
         if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
             return None
@@ -605,13 +605,13 @@ class IncrementalSVM(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _change(self, batch: Batch | None, new: list[int], gone: Any, method: str) -> None:
+    def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
         if batch is None:
             nothing = np.zeros(0)
-            self._solver.change(None, [], nothing, nothing, nothing, gone, method)
+            self._solver.change(None, [], nothing, nothing, nothing, leaving, method)
         else:
-            self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, gone, method)
-        self._forget_far()
+            self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, leaving, method)
+        self._drop_far_reserve()
         self._support = None
 
     def _exchange(self, at: Any, batch: Batch | None, y: Any, method: str) -> None:
@@ -629,10 +629,10 @@ class IncrementalSVM(nn.Module):
         new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
         solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)
-        self._forget_far()
+        self._drop_far_reserve()
         self._support = None
 
-    def _known(self, ids: Any) -> list[int]:
+    def _known_ids(self, ids: Any) -> list[int]:
         """Ids, each held or forgotten; RemovalError for any that is not."""
         if ids is None:
             return []
@@ -651,7 +651,7 @@ class IncrementalSVM(nn.Module):
             raise RemovalError("an id is given twice: each sample can be removed once")
         return wanted
 
-    def _need_rows(self, wanted: list[int]) -> None:
+    def _require_rows(self, wanted: list[int]) -> None:
         lost = [i for i in wanted if i in self._dropped]
         if lost:
             raise ValueError(
@@ -663,7 +663,7 @@ class IncrementalSVM(nn.Module):
         where = self._solver.samples.where
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 
-    def _forget_far(self) -> None:
+    def _drop_far_reserve(self) -> None:
         """The epsilon rule of section 2.6."""
         if self.reserve_limit is None or self._solver.rows.fake:
             return
@@ -671,10 +671,10 @@ class IncrementalSVM(nn.Module):
         far = np.flatnonzero((s.side > 0) & (s.g >= self.reserve_limit))
         if len(far):
             self._dropped |= set(s.ids[far].tolist())
-            self._solver.forget(far)
+            self._solver.erase(far)
             self.inexact = True
 
-    def _watch(self) -> None:
+    def _install_callback(self) -> None:
         """Have events recorded and reported."""
 
         def watch(event: Event) -> None:
@@ -740,7 +740,7 @@ class IncrementalSVM(nn.Module):
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if saved is None:
-            self._start(self.device)
+            self._reset_state(self.device)
         else:
             checkpoint.load(self, saved, self.device)
         self.__dict__.update(kept)

@@ -24,26 +24,26 @@ from torch import Tensor
 from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import index_of
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import DEPENDENT, ENDLESS, Margin, Watch
+from torchlssvm.svm.steps import DEPENDENT_SHARE, Margin, Watch
 
-SPAN = 10 * DEPENDENT
-"""A pivot below this share of its terms: a sample in the span of those before."""
-STALE = 1e-9
-"""A residual of R above this is no ground for a block update: R is made anew."""
-WATCH_FROM = 400
-"""Samples below which a walk watches all: there is little to save."""
-WATCH_LEAST = 64
-"""Reserve and error vectors that are watched at least,"""
-WATCH_SHARE = 8
-"""and this part of them, the nearest."""
-SPARE = 48
-"""Columns for samples that are watched later."""
-SOLVED = 1e-13
-"""A residual below this share of its terms: R has solved the system."""
-AT_ONCE = 1024
-"""Margin vectors up to which R is made with the factor of A: beyond, it costs more than the rest of a fit."""
-PANEL = 48
-"""Columns factored one at a time before the product that takes them to the rest."""
+BLOCK_DEPENDENT_SHARE = 10 * DEPENDENT_SHARE
+"""Share of its terms below which a pivot of Gamma means a sample in the span of those before. Ten times the share for a single
+sample, as a pivot of a block carries the roundings of the pivots before it."""
+MAX_BLOCK_UPDATE_RESIDUAL = 1e-9
+"""Relative residual of R up to which a block update keeps enough digits; beyond, A is factored again."""
+MIN_SAMPLES_FOR_WATCH = 400
+"""Samples held from which a walk watches only a part of them: with fewer there is little to save."""
+MIN_WATCHED, SAMPLES_PER_WATCHED = 64, 8
+"""Reserve and error vectors that are watched: the nearest eighth, and not fewer than 64. Few others move to the margin, and
+those are found where the walk ends."""
+SPARE_WATCH_COLUMNS = 48
+"""Columns of W beyond those in use, for margin vectors that leave S during the walk."""
+MAX_SOLVE_RESIDUAL = 1e-13
+"""Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
+MAX_MARGIN_FOR_PROMPT_R = 1024
+"""Margin vectors up to which R is computed with the factor of A; beyond, it costs more than the rest of a fit."""
+COLUMNS_PER_PANEL = 48
+"""Columns factored one at a time before one product applies them to the others: a panel that stays in the processor's cache."""
 
 
 class MarginSet:
@@ -67,13 +67,17 @@ class MarginSet:
     def _allocate(self, slots: int, old: Margin | None) -> None:
         n, k = self.samples.capacity, 0 if old is None else len(old.a)
         square = [np.zeros((slots, slots)) for _ in range(2)]
-        V, f, pending = np.zeros((steps.PENDING, slots)), np.zeros(steps.PENDING), np.zeros(1, dtype=np.int64)
+        V, f, pending = (
+            np.zeros((steps.MAX_PENDING_EVENTS, slots)),
+            np.zeros(steps.MAX_PENDING_EVENTS),
+            np.zeros(1, dtype=np.int64),
+        )
         QS, at, used, a = np.zeros((slots, n)), np.zeros(slots, dtype=np.int64), np.zeros(slots), np.zeros(slots)
-        lower, upper = np.full(slots, -ENDLESS), np.full(slots, ENDLESS)
+        lower, upper = np.full(slots, -np.inf), np.full(slots, np.inf)
         used[0] = 1.0
         W = QS
         if old is not None:
-            steps.flush(old)
+            steps.apply_pending(old)
             for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[7:]), strict=True):
                 new[tuple(slice(0, d) for d in part.shape)] = part
             QS[:k, : old.QS.shape[1]] = old.QS
@@ -105,11 +109,11 @@ class MarginSet:
     @property
     def R(self) -> Array:  # (slots, slots)
         """The inverse of A, no event pending."""
-        self.need_R()
-        steps.flush(self.m)
+        self.ensure_R()
+        steps.apply_pending(self.m)
         return self.m.R
 
-    def need_R(self) -> None:
+    def ensure_R(self) -> None:
         """Make R, if A has only been factored: before events, which keep it up to date."""
         self._made = True
         if self._factored is not None:
@@ -124,14 +128,14 @@ class MarginSet:
         """The margin vectors' positions, in the order of their slots."""
         return self.m.at[self.slots()]
 
-    def settle(self) -> None:
+    def write_alpha(self) -> None:
         """Write the coefficients back to the samples."""
         slots = self.slots()
         self.samples.alpha[self.m.at[slots]] = self.m.a[slots]
 
     # -- samples that come and go --------------------------------------------------------------------------------------
 
-    def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
+    def add_columns(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Entries of QS for new samples, whose rows of Q these are."""
         m, k, index = self.m, self.top, index_of(at)
         m.QS[:k, index] = (Q[:, m.at[:k]] * m.used[:k]).T
@@ -139,7 +143,7 @@ class MarginSet:
         if m.W is m.QS:
             self.watched = None
 
-    def erase(self, at: Array) -> None:  # (k,)
+    def erase_columns(self, at: Array) -> None:  # (k,)
         """Overwrite what is here of samples that are not margin vectors."""
         w = self.watched
         self.m.QS[: self.top, index_of(at)] = 0.0
@@ -162,17 +166,17 @@ class MarginSet:
         s, m, w = self.samples, self.m, self.watched
         if w is not None and m.W is not m.QS and int(w.count[0]) > 2 * self._chosen:
             w = None
-        whole = everything or s.n < WATCH_FROM
+        whole = everything or s.n < MIN_SAMPLES_FOR_WATCH
         if not whole and w is None:
-            count = max(WATCH_LEAST, (s.n - len(self)) // WATCH_SHARE)
-            whole = 2 * count + SPARE >= s.n
+            count = max(MIN_WATCHED, (s.n - len(self)) // SAMPLES_PER_WATCHED)
+            whole = 2 * count + SPARE_WATCH_COLUMNS >= s.n
             if not whole:
-                slack = np.where(s.side != 0, s.side * s.g, ENDLESS)
-                w = self._watch(np.argpartition(slack, count - 1)[:count], count + SPARE)
+                slack = np.where(s.side != 0, s.side * s.g, np.inf)
+                w = self._start_watch(np.argpartition(slack, count - 1)[:count], count + SPARE_WATCH_COLUMNS)
         if w is None or (whole and m.W is not m.QS):
-            w = self._watch(np.arange(s.capacity), s.capacity)
+            w = self._start_watch(np.arange(s.capacity), s.capacity)
         for i in driven[(w.place[driven] < 0) & (s.side[driven] != 0)].tolist():
-            w = self.widen() if int(w.count[0]) == len(w.at) else w
+            w = self.add_watch_columns() if int(w.count[0]) == len(w.at) else w
             c = int(w.count[0])
             self.m.W[:, c] = m.QS[:, i]
             w.at[c], w.place[i], w.count[0] = i, c, c + 1
@@ -181,7 +185,7 @@ class MarginSet:
         w.root[:] = s.root[w.at]
         return w
 
-    def _watch(self, chosen: Array, columns: int) -> Watch:
+    def _start_watch(self, chosen: Array, columns: int) -> Watch:
         """Watch these; W is QS if there is a column for every position."""
         m, k = self.m, len(chosen)
         at, place = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
@@ -195,11 +199,11 @@ class MarginSet:
         self.watched = Watch(at, place, slack, sign, root, np.array([k]))
         return self.watched
 
-    def widen(self) -> Watch:
+    def add_watch_columns(self) -> Watch:
         """Room for more samples to be watched."""
         w, m = self.watched, self.m
         assert w is not None
-        more = SPARE + len(w.at) // 8
+        more = SPARE_WATCH_COLUMNS + len(w.at) // 8
         at, slack, sign, root = (np.concatenate([v, np.zeros(more, v.dtype)]) for v in (w.at, *w[2:5]))
         self.m = m._replace(W=np.concatenate([m.W, np.zeros((len(m.W), more))], 1))
         self.watched = Watch(at, w.place, slack, sign, root, w.count)
@@ -209,9 +213,9 @@ class MarginSet:
 
     def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
         """Sample i becomes a margin vector, with the coefficient it has; beta, gamma: its own (10), (12)."""
-        self.need_R()
+        self.ensure_R()
         s, first = self.samples, not len(self)
-        slot = int(self._occupy(np.array([i]), row[None])[0])
+        slot = int(self._fill_slots(np.array([i]), row[None])[0])
         m = self.m
         m.a[slot], s.side[i] = s.alpha[i], 0.0
         if s.alpha[i]:
@@ -223,11 +227,11 @@ class MarginSet:
         v = np.zeros(len(m.a))
         v[: len(beta)] = beta
         v[slot] = 1.0
-        steps.push(m, v, 1.0 / gamma)
+        steps.add_to_R(m, v, 1.0 / gamma)
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
         """The margin vector in this slot leaves with this coefficient."""
-        self.need_R()
+        self.ensure_R()
         s, m = self.samples, self.m
         i = int(m.at[slot])
         if alpha:
@@ -237,17 +241,17 @@ class MarginSet:
             steps.leave(m, self.top, slot)
             self._trim()
         else:  # 1 / R_kk is a squared distance: only rounding makes it anything else
-            self._vacate(np.array([slot]))
-            self.invert()
+            self._free_slots(np.array([slot]))
+            self.invert_A()
 
-    def hold(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
+    def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """These margin vectors with these coefficients and no others; R is made for those that are independent."""
         for attempt in range(2):
             self.clear(_slots(len(positions)), b)
             if len(positions):
-                new = self._occupy(positions, rows)
+                new = self._fill_slots(positions, rows)
                 self.m.a[new] = a
-                if not attempt and len(self.renew()):
+                if not attempt and len(self.factor_A()):
                     continue  # dependent: they are all kept, without an R
             return
 
@@ -259,18 +263,18 @@ class MarginSet:
         Returns the positions, of ``into`` if possible, that lie in the span of the others: they are no margin vectors.
         """
         self.watched = None
-        steps.flush(self.m)
+        steps.apply_pending(self.m)
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into) and self._factored is None
-        update = update and self.residual() <= STALE
+        update = update and self.residual() <= MAX_BLOCK_UPDATE_RESIDUAL
         if len(out):
             slots = self.slots()
             slots = slots[np.isin(self.m.at[slots], out)]
-            update = update and self._shrink(slots)
-            self._vacate(slots)
-        new = self._occupy(into, rows) if len(into) else np.zeros(0, dtype=np.int64)
+            update = update and self._downdate(slots)
+            self._free_slots(slots)
+        new = self._fill_slots(into, rows) if len(into) else np.zeros(0, dtype=np.int64)
         if not update:
-            return self.renew(late=new)
+            return self.factor_A(late=new)
         if not len(into):
             return into
         m, k = self.m, self.top
@@ -279,7 +283,7 @@ class MarginSet:
         Q = _tensor(m.A[np.ix_(new, new)])
         V = torch.mm(R, H).neg_()
         size = Q.diagonal().abs() + (H * V).abs().sum(0)
-        kept, L = independent(torch.addmm(Q, H.T, V), SPAN * size)
+        kept, L = independent(torch.addmm(Q, H.T, V), BLOCK_DEPENDENT_SHARE * size)
         rejected = np.delete(np.arange(len(new)), kept)
         positions = m.at[new[rejected]]
         if len(kept):
@@ -290,10 +294,10 @@ class MarginSet:
             m.R[:k, at] = VG.numpy()
             m.R[at, :k] = VG.numpy().T
             m.R[np.ix_(at, at)] = G.numpy()
-        self._vacate(new[rejected])
+        self._free_slots(new[rejected])
         return positions
 
-    def _occupy(self, into: Array, rows: Array) -> Array:
+    def _fill_slots(self, into: Array, rows: Array) -> Array:
         """A slot for each, with its row of Q and of A; R is not touched, alpha is 0."""
         s = self.samples
         while len(self.m.a) - len(self) - 1 < len(into):
@@ -313,7 +317,7 @@ class MarginSet:
         self.top = max(self.top, int(new[-1]) + 1)
         return new
 
-    def _shrink(self, slots: Array) -> bool:  # (l,)
+    def _downdate(self, slots: Array) -> bool:  # (l,)
         """(14) for several; False if rounding forbids it."""
         m, k = self.m, self.top
         columns = _tensor(m.R[:k, slots])
@@ -324,22 +328,22 @@ class MarginSet:
         _tensor(m.R[:k, :k]).addmm_(W.T, W, alpha=-1.0)
         return True
 
-    def _vacate(self, slots: Array) -> None:
+    def _free_slots(self, slots: Array) -> None:
         m = self.m
-        steps.flush(m)
+        steps.apply_pending(m)
         for array in (m.R, m.A) if self._made else (m.A,):
             array[slots] = 0.0
             array[:, slots] = 0.0
         m.QS[slots] = 0.0
         if m.W is not m.QS:
             m.W[slots] = 0.0
-        m.at[slots], m.used[slots], m.a[slots], m.lower[slots], m.upper[slots] = 0, 0.0, 0.0, -ENDLESS, ENDLESS
+        m.at[slots], m.used[slots], m.a[slots], m.lower[slots], m.upper[slots] = 0, 0.0, 0.0, -np.inf, np.inf
         self._trim()
 
     def _trim(self) -> None:
         self.top = int(self.m.used.nonzero()[0][-1]) + 1
 
-    def renew(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
+    def factor_A(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
         """Factor A. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
         m = self.m
         if self._made:
@@ -356,14 +360,14 @@ class MarginSet:
             slots[[0, first]] = slots[[first, 0]]
         at = index_of(slots)
         Q = _tensor(m.A[at, at] if isinstance(at, slice) else m.A[np.ix_(slots, slots)])
-        kept, factor = factor_bordered(Q, _tensor(m.A[slots, 0]), SPAN)
+        kept, factor = factor_bordered(Q, _tensor(m.A[slots, 0]), BLOCK_DEPENDENT_SHARE)
         rejected = np.delete(slots, kept)
         positions: Array = m.at[rejected]
         self._factored = np.concatenate([[0], slots[kept]]), factor
-        if len(kept) <= AT_ONCE:
-            self.need_R()
+        if len(kept) <= MAX_MARGIN_FOR_PROMPT_R:
+            self.ensure_R()
         if len(rejected):
-            self._vacate(rejected)
+            self._free_slots(rejected)
         return positions
 
     # -- linear systems with A -----------------------------------------------------------------------------------------
@@ -374,19 +378,19 @@ class MarginSet:
         h = m.A.sum(1)
         return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
-    def _scaled(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
+    def _equilibrated(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
         """The slots in use, D A D with a unit diagonal, and D: outliers are a matter of scale."""
         m, used = self.m, np.flatnonzero(self.m.used)
         D = 1.0 / np.maximum(self.samples.root[m.at[used]], 1e-150)
         D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
         return used, m.A[np.ix_(used, used)] * D * D[:, None], D
 
-    def invert(self) -> None:
+    def invert_A(self) -> None:
         """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
         m = self.m
         m.R[:] = 0.0
         m.pending[0], self._made, self._factored = 0, True, None
-        used, A, D = self._scaled()
+        used, A, D = self._equilibrated()
         try:
             m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
         except np.linalg.LinAlgError:
@@ -411,13 +415,15 @@ class MarginSet:
                 delta -= self._times_R(m.A @ delta + r)
             Ad = m.A @ delta
             off = np.abs(Ad + r)
-            if bool((off <= SOLVED * np.maximum(np.abs(Ad), np.abs(r))).all()):  # less than its terms, added up by size
+            if bool(
+                (off <= MAX_SOLVE_RESIDUAL * np.maximum(np.abs(Ad), np.abs(r))).all()
+            ):  # less than its terms, added up by size
                 return delta
-            if bool((off <= SOLVED * (np.abs(m.A) @ np.abs(delta) + np.abs(r))).all()):
+            if bool((off <= MAX_SOLVE_RESIDUAL * (np.abs(m.A) @ np.abs(delta) + np.abs(r))).all()):
                 return delta
             if not attempt:
-                self.invert()
-        used, A, D = self._scaled()
+                self.invert_A()
+        used, A, D = self._equilibrated()
         delta = np.zeros(len(r))
         try:
             delta[used] = -D * np.linalg.solve(A, D * r[used])
@@ -450,8 +456,8 @@ def independent(Gamma: Tensor, floor: Tensor) -> tuple[Array, Tensor]:  # (k, k)
         return np.arange(k), L
     kept: list[int] = []
     L, least = torch.zeros_like(Gamma), floor.tolist()
-    for start in range(0, k, PANEL):
-        stop, r = min(k, start + PANEL), len(kept)
+    for start in range(0, k, COLUMNS_PER_PANEL):
+        stop, r = min(k, start + COLUMNS_PER_PANEL), len(kept)
         P = (Gamma[start:, start:stop] - L[start:, :r] @ L[start:stop, :r].T).numpy()
         columns = np.zeros((stop - start, k - start))
         for j in range(stop - start):

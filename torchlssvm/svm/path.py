@@ -12,12 +12,11 @@ from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import ENDLESS, TINY, Drive, Vectors
+from torchlssvm.svm.steps import SIMULTANEOUS_STEP, Drive, Vectors
 
-EVENTS_PER_SAMPLE = 40
-"""A walk with more events than this for each sample, and EVENTS_LEAST, is given up."""
-EVENTS_LEAST = 1500
-KINDS = {steps.MARGIN: "margin", steps.ERROR: "error", steps.RESERVE: "reserve"}
+MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1500, 40
+"""Events of a walk, plus so many for each sample held, after which it is given up. A path visits each sample a few times."""
+SET_NAMES = {steps.TO_MARGIN: "margin", steps.TO_ERROR: "error", steps.TO_RESERVE: "reserve"}
 
 
 @dataclass
@@ -74,10 +73,10 @@ class Path:
     def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
         """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
-        margin.need_R()
+        margin.ensure_R()
         watch = margin.watch(everything or callback is not None, moving)
         vectors = self.vectors()
-        limit = EVENTS_LEAST + EVENTS_PER_SAMPLE * s.n
+        limit = MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n
         p, last, i, renewed = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
@@ -87,30 +86,30 @@ class Path:
                 )
                 limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
                 if callback is not None and kind and events:
-                    self._report(callback, Event(p, int(s.ids[i]), KINDS[kind], p - last))
+                    self._report(callback, Event(p, int(s.ids[i]), SET_NAMES[kind], p - last))
                     last = p
-                if code == steps.END:
+                if code == steps.WALK_ENDED:
                     if callback is not None:
                         self._report(callback, Event(1.0, None, "end", 1.0 - last))
                     self.events += 1
                     return True
-                if code == steps.PAUSE:
+                if code == steps.WALK_PAUSED:
                     i = -1
-                elif code == steps.ROW:
+                elif code == steps.NEEDS_ROW:
                     self.rows.row(i)
-                elif code == steps.FULL:
+                elif code == steps.NEEDS_SLOT:
                     margin.grow()
-                elif code == steps.CROWDED:
-                    watch = margin.widen()
-                elif code == steps.STALE:
+                elif code == steps.NEEDS_COLUMN:
+                    watch = margin.add_watch_columns()
+                elif code == steps.NEEDS_NEW_R:
                     if renewed:
                         return False
-                    margin.invert()
+                    margin.invert_A()
                     renewed = True
-                elif code == steps.EMPTY:
+                elif code == steps.NEEDS_MARGIN_VECTOR:
                     watch, i = self._shift_b(drive)
                     if i < 0:
-                        return bool((np.abs(drive.d) * (1.0 - p) <= TINY * s.u.max()).all())
+                        return bool((np.abs(drive.d) * (1.0 - p) <= SIMULTANEOUS_STEP * s.u.max()).all())
                 else:
                     return False
         return False
@@ -118,21 +117,21 @@ class Path:
     def _shift_b(self, drive: Drive) -> tuple[Any, int]:
         """S is empty and the drive unbalanced: move b, alone, until a sample that can give way is at its margin."""
         s, margin = self.samples, self.margin
-        self.refresh()
+        self.compute_g()
         watch = margin.watch(True, np.flatnonzero(drive.d))
         direction = 1.0 if float((s.y * drive.d).sum()) > 0 else -1.0
         rate = watch.sign * s.y[watch.at] * direction
-        t = np.where(rate < 0, np.maximum(watch.slack, 0.0), ENDLESS)
+        t = np.where(rate < 0, np.maximum(watch.slack, 0.0), np.inf)
         k = int(t.argmin())
-        if not t[k] < ENDLESS:
+        if not t[k] < np.inf:
             return watch, -1
         margin.m.a[0] += t[k] * direction
         watch.slack[:] += t[k] * rate
         return watch, int(watch.at[k])
 
-    def refresh(self) -> None:
+    def compute_g(self) -> None:
         """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
-        steps.refresh(self.margin.m, self.margin.top, self.vectors())
+        steps.compute_g(self.margin.m, self.margin.top, self.vectors())
 
     def vectors(self) -> Vectors:
         """The samples' arrays, for compiled steps."""
@@ -140,6 +139,6 @@ class Path:
         return Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.g, s.root)
 
     def _report(self, callback: Callable[[Event], None], event: Event) -> None:
-        self.margin.settle()
-        self.refresh()
+        self.margin.write_alpha()
+        self.compute_g()
         callback(event)

@@ -9,18 +9,19 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import EPS
 
-ROUNDS = 30
-"""Most rounds."""
-PATIENCE = 6
-"""Rounds in which no fewer samples move than before that end it,"""
-ASTRAY = 50
-"""or a round in which this many more move than twice the fewest,"""
-FLIPS = 10
-"""or in which more than these, and one for eight margin vectors, lie in the span of S and are wrong there."""
-MOST = 8000
-"""Margin vectors beyond which it is not tried: A and R would take a gigabyte."""
-UNITS = 64.0
-"""Units of rounding that g may be on the wrong side by."""
+MAX_PIVOT_ROUNDS = 30
+"""Rounds after which pivoting is given up; it takes three to ten where it converges."""
+MAX_ROUNDS_WITHOUT_GAIN = 6
+"""Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
+MAX_EXTRA_MOVES = 50
+"""Samples by which a round may exceed twice the fewest moves so far; beyond that pivoting diverges and is given up."""
+MAX_WRONG_IN_SPAN = 10
+"""Samples in the span of S that may be on the wrong side in one round, besides one for eight margin vectors. More of them mean
+that the margin vectors chosen are not the right ones."""
+MAX_MARGIN_VECTORS = 8000
+"""Margin vectors beyond which pivoting is not tried: A and R would take a gigabyte."""
+PIVOT_ROUNDING_UNITS = 64.0
+"""Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its solution passes."""
 
 
 class Pivoting:
@@ -44,10 +45,10 @@ class Pivoting:
         side = np.where(taking_part, side, 1.0)
         held = s.u * (side < 0)
         rest = self.rows.product(held) if rest is None else rest
-        fewest, patience = s.n + 1, PATIENCE
-        for _ in range(ROUNDS):
+        fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
+        for _ in range(MAX_PIVOT_ROUNDS):
             spanned, held, rest = self._exchange(side, bound, held, rest)
-            if not 1 < len(margin) <= MOST:
+            if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
                 return False
             m, k = margin.m, margin.top
             r = -m.used * (1.0 - rest[m.at])
@@ -59,7 +60,7 @@ class Pivoting:
             unit = EPS * (
                 np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0
             )
-            wrong = (g * side < -UNITS * unit) & taking_part
+            wrong = (g * side < -PIVOT_ROUNDING_UNITS * unit) & taking_part
             new = np.where(wrong, np.where(spanned, -side, 0.0), side)
             new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
             moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
@@ -71,9 +72,9 @@ class Pivoting:
                 s.side[:] = np.where(taking_part, side, 0.0)
                 s.rest[:], s.g[:] = rest, g
                 return bool(np.isfinite(a).all())
-            if moved > 2 * fewest + ASTRAY or flips > FLIPS + len(margin) // 8:
+            if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
                 return False
-            patience = PATIENCE if moved < fewest else patience - 1
+            patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
             fewest = min(fewest, moved)
             if not patience:
                 return False

@@ -25,51 +25,61 @@ Array = Any
 
 EPS = 2.220446049250313e-16
 """The distance of 1.0 to the next float64."""
-NOISE = 32.0
-"""Rates of g below so many units of rounding of their terms are taken for zero."""
-DEPENDENT = 1e-12
-"""gamma_i below this share of the terms it is the difference of: sample i lies in the span of S, and cannot enter it."""
-DOUBTFUL = 1e-6
-"""gamma_i below this share of its terms is computed a second time, with a refined beta."""
-DRIFT = 1e-6
-"""A relative residual of R above this asks for a new inverse; refinement takes care of what lies below."""
-REFINED_EVERY = 8
-"""Events after which beta is computed anew and refined; in between it follows (13) and (14)."""
-TINY = 1e-14
-"""Steps shorter than this, of a walk from 0 to 1, are simultaneous events."""
-PATIENCE = 60
-"""So many simultaneous events in a row are taken for a cycle."""
-ENDLESS = np.inf
-PENDING = 16
-"""Events that R may lag behind."""
-UNITS = 256.0
-"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
-every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
-DUST = 64.0
-"""Units of rounding that may have gathered in ``rest`` of a sample before it is computed from the kernel again."""
-CLEAR = 16.0
-"""g_i on its side by so many times the roundings gathered in it is so whatever they are: so many times DUST may gather then."""
-AT_BOUND = 1e-13
-"""A coefficient this near to a bound, as a share of u, is there if all others are."""
-WITHIN = 1e-9
-"""A correction that leaves the box by no more than this share of u is clipped."""
-BLOCK = 64
-"""Rows of R updated at a time: the product then stays in the cache."""
+RATE_ROUNDING_UNITS = 32.0
+"""Rounding errors of its terms below which the rate of a g counts as zero: a sum of rounded products is off by several."""
+DEPENDENT_SHARE = 1e-12
+"""Share of its terms below which gamma_i is a difference of equal numbers: sample i lies in the span of S and cannot enter it.
+It is four digits above rounding, which a badly conditioned A costs."""
+TABLEAU_DEPENDENT_SHARE = 1e3 * DEPENDENT_SHARE
+"""The same share for a column of a leave-one-out tableau, which has been pivoted many times and has no A to refine it with."""
+RECOMPUTED_GAMMA_SHARE = 1e-6
+"""Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined beta."""
+MAX_R_RESIDUAL = 1e-6
+"""Relative residual of R above which it is inverted again. Below it, one step of refinement leaves 1e-12."""
+EVENTS_PER_REFINEMENT = 8
+"""Events after which beta is computed again and refined; in between it is updated by (13) and (14), which costs less."""
+SIMULTANEOUS_STEP = 1e-14
+"""Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous: p is rounded by about as much."""
+MAX_SIMULTANEOUS_EVENTS = 60
+"""Simultaneous events in a row that count as a cycle. Ties of real data, such as copies of a sample, are shorter."""
+MAX_PENDING_EVENTS = 16
+"""Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
+MAX_ROUNDING_UNITS = 256.0
+"""Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
+rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
+MAX_REST_ROUNDING_UNITS = 64.0
+"""Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again: a quarter of
+MAX_ROUNDING_UNITS."""
+CLEAR_SIDE_FACTOR = 16.0
+"""Where g_i is on its side by this multiple of its gathered rounding, the side is certain: that multiple of
+MAX_REST_ROUNDING_UNITS may gather then."""
+AT_BOUND_SHARE = 1e-13
+"""Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
+CLIPPED_SHARE = 1e-9
+"""Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets."""
+ROWS_PER_UPDATE = 64
+"""Rows of R updated at a time, so that the product stays in the processor's cache."""
 
-END, ROW, FULL, CROWDED, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(9)
-"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; columns of W; a margin vector (S is empty and the drive
-unbalanced); a new R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are
-done."""
-NONE, MARGIN, ERROR, RESERVE = range(4)
-"""What the last event was: a sample came to S, or to E or R from there."""
+WALK_ENDED = 0  # p = 1
+NEEDS_ROW = 1  # a row of Q that is not in the cache
+NEEDS_SLOT = 2  # no slot is free
+NEEDS_COLUMN = 3  # no column of W is free
+NEEDS_MARGIN_VECTOR = 4  # S is empty and the drive is not balanced
+NEEDS_NEW_R = 5  # rounding errors have gathered in R
+ENTERING_IS_DEPENDENT = 6  # the sample that enters lies in the span of S
+EVENTS_CYCLE = 7  # simultaneous events repeat themselves
+WALK_PAUSED = 8  # as many events as were asked for are done
+"""The reason for which :func:`walk` returns; plain integers, for numba."""
+NO_EVENT, TO_MARGIN, TO_ERROR, TO_RESERVE = range(4)
+"""The last event of a walk: none, or a sample went to S, E or R."""
 
 
 class Margin(NamedTuple):
     """Arrays of the margin set."""
 
     R: Array  # (slots, slots) without the pending events
-    V: Array  # (PENDING, slots) pending events
-    f: Array  # (PENDING,) and their factors
+    V: Array  # (MAX_PENDING_EVENTS, slots) pending events
+    f: Array  # (MAX_PENDING_EVENTS,) and their factors
     pending: Array  # (1,) int64 how many there are
     A: Array  # (slots, slots)
     QS: Array  # (slots, capacity) rows of Q; row 0 is y
@@ -114,14 +124,14 @@ class Drive(NamedTuple):
 
 
 @compiled
-def flush(m: Margin) -> None:
+def apply_pending(m: Margin) -> None:
     """Add the pending events to R."""
     k = m.pending[0]
     if k == 0:
         return
     V = m.V[:k]
-    for first in range(0, len(m.a), BLOCK):
-        stop = min(len(m.a), first + BLOCK)
+    for first in range(0, len(m.a), ROWS_PER_UPDATE):
+        stop = min(len(m.a), first + ROWS_PER_UPDATE)
         left = np.empty((stop - first, k))
         for e in range(k):
             left[:, e] = m.f[e] * V[e, first:stop]
@@ -130,10 +140,10 @@ def flush(m: Margin) -> None:
 
 
 @compiled
-def push(m: Margin, v: Array, factor: float) -> None:
+def add_to_R(m: Margin, v: Array, factor: float) -> None:
     """R += factor v v^T."""
-    if m.pending[0] == PENDING:
-        flush(m)
+    if m.pending[0] == MAX_PENDING_EVENTS:
+        apply_pending(m)
     k = m.pending[0]
     m.V[k] = v
     m.f[k] = factor
@@ -171,14 +181,14 @@ def free_slot(used: Array, top: int) -> int:
 
 
 @compiled
-def reach(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Array, float, float]:
+def beta_and_gamma(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Array, float, float]:
     """h = [y_i; Q_Si], beta_i = -R h, gamma_i = Q_ii + h^T beta_i, and the size of the terms of gamma_i."""
     h = row[m.at] * m.used
     h[0] = y
     beta = -times_R(m, top, h)
     terms = np.abs(h * beta).sum() + abs(row[i])
     gamma = row[i] + (h * beta).sum()
-    if gamma < DOUBTFUL * terms:
+    if gamma < RECOMPUTED_GAMMA_SHARE * terms:
         beta -= times_R(m, top, h + m.A @ beta)
         terms = np.abs(h * beta).sum() + abs(row[i])
         gamma = row[i] + (h * beta).sum()
@@ -194,7 +204,7 @@ def enter(
     Slot 0: it cannot, gamma_i is below this share of its terms. There must be a free slot.
     """
     slot = free_slot(m.used, top)
-    h, v, gamma, terms = reach(m, top, row, y, i)
+    h, v, gamma, terms = beta_and_gamma(m, top, row, y, i)
     if m.used[1:top].sum() == 0.0:  # the first one
         m.pending[0] = 0
         m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], y, y
@@ -202,7 +212,7 @@ def enter(
         if not gamma > share * terms:
             return 0, gamma, v
         v[slot] = 1.0
-        push(m, v, 1.0 / gamma)
+        add_to_R(m, v, 1.0 / gamma)
     m.A[slot] = h
     m.A[:, slot] = h
     m.A[slot, slot] = row[i]
@@ -220,7 +230,7 @@ def leave(m: Margin, top: int, slot: int) -> None:
         m.pending[0] = 0
     else:
         v = row_of_R(m, slot)
-        push(m, v, -1.0 / v[slot])
+        add_to_R(m, v, -1.0 / v[slot])
     m.R[slot] = 0.0
     m.R[:, slot] = 0.0
     m.V[:, slot] = 0.0
@@ -228,7 +238,7 @@ def leave(m: Margin, top: int, slot: int) -> None:
     m.A[:, slot] = 0.0
     m.QS[slot] = 0.0
     m.W[slot] = 0.0
-    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = 0, 0.0, 0.0, -ENDLESS, ENDLESS
+    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = 0, 0.0, 0.0, -np.inf, np.inf
 
 
 @compiled
@@ -251,7 +261,7 @@ def add_to(x: Array, factor: float, v: Array) -> None:
 
 
 @compiled
-def follow(s: Vectors, drive: Drive, t: float) -> float:
+def move_driven(s: Vectors, drive: Drive, t: float) -> float:
     """alpha and rest follow the drive for a step; returns what that adds to the roundings of rest, see :func:`walk`."""
     if t > 0.0:
         add_to(s.alpha, t, drive.d)
@@ -260,7 +270,7 @@ def follow(s: Vectors, drive: Drive, t: float) -> float:
 
 
 @compiled
-def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
+def compute_beta(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
     """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
     beta[:] = -times_R(m, top, h)
     if not refined:
@@ -291,10 +301,10 @@ def walk(
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
     beta = np.zeros(len(m.a))
-    known, since = False, REFINED_EVERY if i < 0 else 0
-    stalled, events, kind, rate_in = 0, 0, NONE, 0.0
+    known, since = False, EVENTS_PER_REFINEMENT if i < 0 else 0
+    stalled, events, kind, rate_in = 0, 0, NO_EVENT, 0.0
     balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
-    pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
+    pull, slight = drive.force[w.at], SIMULTANEOUS_STEP * np.abs(drive.d).sum()
     root = s.root[m.at] * m.used
     root[0] = 0.0
     count = m.used[1:top].sum()
@@ -302,18 +312,18 @@ def walk(
     while True:
         if i >= 0:  # sample i comes to the margin
             if cache.row_of[i] < 0:
-                code = ROW
+                code = NEEDS_ROW
                 break
             if free_slot(m.used, top) == len(m.a):
-                code = FULL
+                code = NEEDS_SLOT
                 break
             row = cache.rows[cache.row_of[i]]
             if drive.d[i] != 0.0:
-                roundings += follow(s, drive, gone)
+                roundings += move_driven(s, drive, gone)
                 gone = 0.0
-            slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT)
+            slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT_SHARE)
             if slot == 0:
-                code = DEPENDS
+                code = ENTERING_IS_DEPENDENT
                 break
             top, root[slot] = max(top, slot + 1), s.root[i]
             if s.alpha[i] != 0.0:
@@ -330,46 +340,48 @@ def walk(
             count += 1
             s.side[i] = 0.0
             w.sign[w.place[i]] = 0.0
-            events, since, kind = events + 1, since + 1, MARGIN
+            events, since, kind = events + 1, since + 1, TO_MARGIN
             if not rising and not drive.d.any():  # all that moved are margin vectors now
-                code, p = END, 1.0
+                code, p = WALK_ENDED, 1.0
                 break
             if events >= most:
-                code = PAUSE
+                code = WALK_PAUSED
                 break
             i = -1
         if count == 0 and abs(balance) > slight:
-            code = EMPTY
+            code = NEEDS_MARGIN_VECTOR
             break
         if rising:
             rise = drive.rise[m.at] * m.used
             rise[0] = 0.0
-        if not known or since >= REFINED_EVERY:
+        if not known or since >= EVENTS_PER_REFINEMENT:
             h = drive.force[m.at] * m.used
             h[0] = balance
-            if count > 0 and sensitivities(m, top, h, beta, since >= REFINED_EVERY) > DRIFT:
-                code = STALE
+            if count > 0 and compute_beta(m, top, h, beta, since >= EVENTS_PER_REFINEMENT) > MAX_R_RESIDUAL:
+                code = NEEDS_NEW_R
                 break
             if count == 0:
                 beta[:] = 0.0
-            known, since = True, (0 if since >= REFINED_EVERY else since)
+            known, since = True, (0 if since >= EVENTS_PER_REFINEMENT else since)
         gamma = pull + beta[:top] @ m.W[:top]
         # the first margin vector at a bound
         speed = np.abs(beta)
-        floor = NOISE * EPS * max(speed[1:].max(), np.abs(rise).max())
+        floor = RATE_ROUNDING_UNITS * EPS * max(speed[1:].max(), np.abs(rise).max())
         up = beta - rise
-        t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, ENDLESS)
-        t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, ENDLESS)
+        t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, np.inf)
+        t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, np.inf)
         high, low = t_up.argmin(), t_down.argmin()
         # the first sample at the margin
         rate = gamma * w.sign
         total = (speed * root).sum() + size
-        t_in = np.where(rate < -NOISE * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, ENDLESS)
+        t_in = np.where(
+            rate < -RATE_ROUNDING_UNITS * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, np.inf
+        )
         k = t_in.argmin()
         t = min(min(t_up[high], t_down[low]), min(t_in[k], 1.0 - p))
-        stalled = stalled + 1 if t <= TINY else 0
-        if stalled > PATIENCE:
-            code = STUCK
+        stalled = stalled + 1 if t <= SIMULTANEOUS_STEP else 0
+        if stalled > MAX_SIMULTANEOUS_EVENTS:
+            code = EVENTS_CYCLE
             break
         add_to(m.a, t, beta)
         add_to(w.slack, t, rate)
@@ -378,7 +390,7 @@ def walk(
             add_to(s.u, t, drive.rise)
             add_to(m.upper, t, rise)
         if t >= 1.0 - p:
-            code, p = END, 1.0
+            code, p = WALK_ENDED, 1.0
             break
         p += t
         if t_in[k] <= t:
@@ -389,12 +401,12 @@ def walk(
         j, R_k = m.at[slot], row_of_R(m, slot)
         pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
-            code = STALE
+            code = NEEDS_NEW_R
             break
         if w.place[j] < 0:  # it is watched from now on
             c = w.count[0]
             if c == len(w.at):
-                code = CROWDED
+                code = NEEDS_COLUMN
                 break
             m.W[:, c] = m.QS[:, j]
             w.at[c], w.place[j], w.root[c], pull[c] = j, c, s.root[j], drive.force[j]
@@ -407,7 +419,7 @@ def walk(
             add_to(s.rest, s.u[j], m.QS[slot])
             roundings += (s.u[j] * s.root[j]) ** 2
             if rising and drive.rise[j] != 0.0:
-                roundings += follow(s, drive, gone)
+                roundings += move_driven(s, drive, gone)
                 gone, drive.d[j] = 0.0, drive.rise[j]
                 add_to(drive.force, drive.rise[j], m.QS[slot])
                 balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
@@ -420,11 +432,11 @@ def walk(
         count, root[slot] = count - 1, 0.0
         while top > 1 and m.used[top - 1] == 0.0:
             top -= 1
-        events, since, kind = events + 1, since + 1, ERROR if to_error else RESERVE
+        events, since, kind = events + 1, since + 1, TO_ERROR if to_error else TO_RESERVE
         if events >= most:
-            code, i = PAUSE, j
+            code, i = WALK_PAUSED, j
             break
-    roundings += follow(s, drive, gone)
+    roundings += move_driven(s, drive, gone)
     return code, i, kind, p, top, events, roundings
 
 
@@ -432,16 +444,16 @@ def walk(
 
 
 @compiled
-def refresh(m: Margin, top: int, s: Vectors) -> None:
+def compute_g(m: Margin, top: int, s: Vectors) -> None:
     """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
     s.g[:] = m.a[:top] @ m.QS[:top] + s.rest - np.abs(s.y)
 
 
 @compiled
-def correct(m: Margin, top: int, s: Vectors) -> bool:
+def newton_step(m: Margin, top: int, s: Vectors) -> bool:
     """A Newton step on S with what is left of (2) and (3), if it stays in the box; alpha of the samples and every g follow.
 
-    Returns whether any margin vector is well inside its box, by more than AT_BOUND of it. There must be a margin vector.
+    Returns whether any margin vector is well inside its box, by more than AT_BOUND_SHARE of it. There must be a margin vector.
     """
     slots = np.flatnonzero(m.used)[1:]
     at = m.at[slots]
@@ -450,53 +462,53 @@ def correct(m: Margin, top: int, s: Vectors) -> bool:
     r[0] = (s.y * s.alpha).sum()
     a = m.a - times_R(m, top, r)
     within = np.minimum(np.maximum(a, m.lower), m.upper)
-    if (np.abs(a - within)[1:] <= WITHIN * m.upper[1:]).all():
+    if (np.abs(a - within)[1:] <= CLIPPED_SHARE * m.upper[1:]).all():
         m.a[:] = within
     m.a[:] = np.minimum(np.maximum(m.a, m.lower), m.upper)
     inner = m.a[slots]
     s.alpha[at] = inner
-    refresh(m, top, s)
-    return bool((np.minimum(inner, m.upper[slots] - inner) > AT_BOUND * m.upper[slots]).any())
+    compute_g(m, top, s)
+    return bool((np.minimum(inner, m.upper[slots] - inner) > AT_BOUND_SHARE * m.upper[slots]).any())
 
 
 @compiled
-def least_unit(s: Vectors, b: float) -> Array:
+def least_rounding_unit(s: Vectors, b: float) -> Array:
     """A lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from sums of its terms with their signs: all, and rest."""
     return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
 
 @compiled
-def gather_dust(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> Array:
+def add_rest_rounding(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> Array:
     """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; positions where they could show.
 
     Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
     square root of their number. Coefficients that were large once have left large roundings. g must be up to date.
     """
     dust += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
-    unit = DUST * least_unit(s, b)
-    unit *= np.where(s.side * s.g > CLEAR * EPS * np.sqrt(dust), CLEAR, 1.0)
+    unit = MAX_REST_ROUNDING_UNITS * least_rounding_unit(s, b)
+    unit *= np.where(s.side * s.g > CLEAR_SIDE_FACTOR * EPS * np.sqrt(dust), CLEAR_SIDE_FACTOR, 1.0)
     return np.flatnonzero(~(dust <= unit * unit))
 
 
 @compiled
-def judge(s: Vectors, b: float) -> tuple[Array, bool, float]:
+def find_violations(s: Vectors, b: float) -> tuple[Array, bool, float]:
     """Positions that may be on the wrong side by more than rounding, whether alpha is feasible, and the largest violation."""
     off = np.where(
         s.side == 0.0, np.where(s.u == 0.0, 0.0, np.abs(s.g)), -s.side * s.g
     )  # u = 0: free, or about to leave
-    doubtful = np.flatnonzero(~(off <= UNITS * EPS * least_unit(s, b)))
+    doubtful = np.flatnonzero(~(off <= MAX_ROUNDING_UNITS * EPS * least_rounding_unit(s, b)))
     inside = bool(((s.alpha >= 0.0) & (s.alpha <= s.u)).all())
-    feasible = inside and abs((s.y * s.alpha).sum()) <= UNITS * EPS * s.alpha.sum()
+    feasible = inside and abs((s.y * s.alpha).sum()) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum()
     return doubtful, feasible, max(0.0, off.max())
 
 
 # -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------
 
-DONE, LEFT = -1, -2
-"""A path has ended; a path is left to the solver. What is not negative is the column that a path needs and does not have."""
+PATH_ENDED, PATH_GIVEN_UP = -1, -2
+"""Results of :func:`removal_path`; a result that is not negative is the column that the path needs and does not have."""
 
 
-class Start(NamedTuple):
+class PathStart(NamedTuple):
     """Where paths start; index 0 is b, then S, then the others looked at."""
 
     T: Array  # (rows, N) columns of the tableau, as rows
@@ -535,7 +547,7 @@ def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: A
 
 
 @compiled
-def column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
+def pivoted_column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
     """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size.
 
     Pivot e takes away share_e W_e; share_e = (entry keys[e] as the pivots before it left it) / p_e. A pivot sets its own entry
@@ -555,10 +567,19 @@ def column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots
 
 
 @compiled
-def leave_path(
-    t: Start, m: int, c: int, alpha: float, g: float, stop_below: float, most: int, W: Array, moved: Array, beta: Array
+def removal_path(
+    t: PathStart,
+    m: int,
+    c: int,
+    alpha: float,
+    g: float,
+    stop_below: float,
+    most: int,
+    W: Array,
+    moved: Array,
+    beta: Array,
 ) -> int:
-    """The path of c leaving: DONE, LEFT or the column it lacks.
+    """The path of c leaving: PATH_ENDED, PATH_GIVEN_UP or the column it lacks.
 
     moved (N,): how far each coefficient has moved; beta (N,): u_c[P] at the end; W (most, N): room.
     """
@@ -570,12 +591,12 @@ def leave_path(
     moved[:] = 0.0
     beta[:] = 0.0
     p, d, count, events = 0.0, -alpha, m, 0
-    lower[c], upper[c] = -ENDLESS, ENDLESS
+    lower[c], upper[c] = -np.inf, np.inf
     rate = d * t.T[t.row[c]]
     if c < m:  # it leaves P, by (14), before it is driven
         pivot = t.T[t.row[c], c]
         if not pivot > 0.0:
-            return LEFT
+            return PATH_GIVEN_UP
         w = t.T[t.row[c]].copy()
         w[c] = 1.0
         record_pivot(v, 0, c, -1, pivot, w)
@@ -584,41 +605,43 @@ def leave_path(
     while True:
         speed = np.abs(rate)
         inner = inside * speed
-        noise = (NOISE * EPS * (inner @ t.root + abs(d) * t.root[c])) * t.root + NOISE * EPS * inner[0]
+        noise = (
+            RATE_ROUNDING_UNITS * EPS * (inner @ t.root + abs(d) * t.root[c])
+        ) * t.root + RATE_ROUNDING_UNITS * EPS * inner[0]
         floor = np.where(inside > 0.0, EPS * inner[1:].max(), noise)
-        floor[0] = ENDLESS
+        floor[0] = np.inf
         room = np.abs(np.where(rate > 0.0, upper, lower) - x)
-        steps_to = np.where(speed > floor, room / speed, ENDLESS)
+        steps_to = np.where(speed > floor, room / speed, np.inf)
         k = int(steps_to.argmin())
         step = min(steps_to[k], 1.0 - p)
-        if step < TINY and p + step < 1.0:
-            return LEFT
+        if step < SIMULTANEOUS_STEP and p + step < 1.0:
+            return PATH_GIVEN_UP
         g += step * rate[c]
         p += step
         x += step * rate
         if p >= 1.0 or g < stop_below:
             break
         if events == most:
-            return LEFT
+            return PATH_GIVEN_UP
         e = last[k]
         if e >= 0:
-            w, terms = column(W[e], v.T[e, e], e + 1, events, k, v)
+            w, terms = pivoted_column(W[e], v.T[e, e], e + 1, events, k, v)
             terms += abs(v.T[e, e])
         elif t.row[k] >= 0:
-            w, terms = column(t.T[t.row[k]], 1.0, 0, events, k, v)
+            w, terms = pivoted_column(t.T[t.row[k]], 1.0, 0, events, k, v)
             terms += t.size[t.row[k]]
         else:
             return k
         pivot, up, u = w[k], rate[k] > 0.0, t.u[k]
         if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
             if not (pivot > 0.0 and count > 2):  # b, k and one more at least
-                return LEFT
+                return PATH_GIVEN_UP
             moved[k] = (u if up else 0.0) - t.alpha[k]
-            x[k], lower[k], upper[k], inside[k] = 0.0, (-ENDLESS if up else 0.0), (0.0 if up else ENDLESS), 0.0
+            x[k], lower[k], upper[k], inside[k] = 0.0, (-np.inf if up else 0.0), (0.0 if up else np.inf), 0.0
             count -= 1
         else:  # it enters S, by (13): from E, with alpha = u, if its g has risen to 0
-            if not pivot > 1e3 * DEPENDENT * terms:
-                return LEFT
+            if not pivot > TABLEAU_DEPENDENT_SHARE * terms:
+                return PATH_GIVEN_UP
             x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
             count += 1
         w[k] = 1.0
@@ -631,15 +654,15 @@ def leave_path(
     moved[:] = np.where(inside > 0.0, x - t.alpha, moved)
     beta[:] = np.where(inside > 0.0, rate / d, 0.0)
     moved[c] = d * p
-    return DONE
+    return PATH_ENDED
 
 
 @compiled
-def leave_paths(
-    t: Start, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array, beta: Array,
-    answer: Array,
+def removal_paths(
+    t: PathStart, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array,
+    beta: Array, answer: Array,
 ) -> None:  # fmt: skip
     """The paths of samples c (B,) leaving, one after the other; ``paths`` says which of them."""
     W = np.empty((most, len(t.x)))
     for b in paths:
-        answer[b] = leave_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])
+        answer[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])

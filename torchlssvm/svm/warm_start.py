@@ -14,25 +14,25 @@ from torchlssvm.svm.compiled import compiled
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
-CLOSE = 1e-3
-"""The violation of (2) that the start may have, in units of g, where C is 1 or more."""
-LADDER_CLOSE = 30.0
+START_VIOLATION = 1e-3
+"""The violation of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at the same."""
+LOWER_LEVEL_FACTOR = 30.0
 """The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
-OVERSHOT = 0.5
-"""A start beyond twice the way from 0 to the least objective is none: few samples of such a problem end at a bound."""
-WHOLE = 1024
-"""Samples up to which their kernel matrix is computed whole."""
-WORKING_SET = 256
+MIN_SHARE_TO_LEAST = 0.5
+"""Share of the way from 0 to a start at which the objective is least. Below a half the start has overshot: 0 is used."""
+MAX_SAMPLES_WHOLE_MATRIX = 1024
+"""Samples up to which their whole kernel matrix is computed: 8 MiB."""
+WORKING_SET_SIZE = 256
 """Samples between which trades are made at a time: their kernel rows come from one matrix product."""
-SHARE = 0.02
+WORKING_SET_GAP_SHARE = 0.02
 """The violation at which a working set is left, as a share of that of all samples."""
-SHRUNK_GAP = 0.1
+SHRUNK_GAP_SHARE = 0.1
 """The violation to which samples that may trade are solved on their own, as a share of that of all: others move meanwhile."""
-TRADES = 100
-"""Trades for each sample: what is not near the optimum by then is left to the robust way."""
+MAX_TRADES_PER_SAMPLE = 100
+"""Trades for each sample after which the approximation ends; the pivoting or the robust method that follows takes any start."""
 
 
-def near_optimum(
+def approximate_optimum(
     samples: Samples, rows: KernelRows, alpha: Array, report: Callable[[float], None] | None = None
 ) -> Array:  # (capacity,) -> (capacity,)
     """alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
@@ -41,14 +41,16 @@ def near_optimum(
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    close = CLOSE * min(1.0, float((s.root**2).max() * s.u.max()))  # small bounds: f differs little between samples
-    if alpha.any() or len(at) <= WHOLE:
+    close = START_VIOLATION * min(
+        1.0, float((s.root**2).max() * s.u.max())
+    )  # small bounds: f differs little between samples
+    if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at])
         start, F = alpha[at], top.offsets(alpha[at])
     else:
         order = np.random.default_rng(0).permutation(at)
         sizes = [len(at)]
-        while sizes[-1] > WHOLE:
+        while sizes[-1] > MAX_SAMPLES_WHOLE_MATRIX:
             sizes.append(sizes[-1] // 2)
         start, F, work = np.zeros(0), np.zeros(0), sum(size**2 for size in sizes)
         for size in reversed(sizes):
@@ -58,7 +60,7 @@ def near_optimum(
             if report is not None:
                 report(sum(below**2 for below in sizes if below < size) / work)
             if size < len(order):
-                start, F = top.solve(start, F, LADDER_CLOSE * close)
+                start, F = top.solve(start, F, LOWER_LEVEL_FACTOR * close)
     start, _ = top.solve(start, F, close, report)
     out = np.zeros(s.capacity)
     out[at] = start
@@ -72,7 +74,7 @@ class Level:
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         self.factors = rows.factors(at)
-        self.left = TRADES * len(at)
+        self.left = MAX_TRADES_PER_SAMPLE * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
@@ -94,8 +96,8 @@ class Level:
     def move(self, F: Array, change: Array) -> Array:  # (n,), (n,) -> (n,)
         """F after a change of the coefficients, in place."""
         changed = np.flatnonzero(change)
-        for k in range(0, len(changed), WORKING_SET):
-            part = changed[k : k + WORKING_SET]
+        for k in range(0, len(changed), WORKING_SET_SIZE):
+            part = changed[k : k + WORKING_SET_SIZE]
             K = self.kernel(part)
             F -= (self.y[part] * change[part]).astype(K.dtype) @ K
         return F
@@ -117,7 +119,7 @@ class Level:
         F = self.offsets(start)
         # (Q alpha)_i = 1 - y_i F_i: where 1/2 alpha^T Q alpha - sum alpha is least on the way from 0 to alpha
         share = float(start.sum()) / max(float(start @ (1.0 - self.y * F)), 1e-300)
-        return (start, F) if share > OVERSHOT else (np.zeros(n), self.y.copy())
+        return (start, F) if share > MIN_SHARE_TO_LEAST else (np.zeros(n), self.y.copy())
 
     def solve(
         self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None
@@ -128,7 +130,7 @@ class Level:
         report: called with the share done of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
-        if n <= WHOLE:
+        if n <= MAX_SAMPLES_WHOLE_MATRIX:
             every = np.arange(n)
             K = self.kernel(every, every).astype(np.float64)
             self.left -= trade(K, y, u, self.diagonal, alpha, F, close, self.left)
@@ -152,7 +154,7 @@ class Level:
                 some = Level(self.samples, self.rows, self.at[near], u[near])
                 some.left = self.left
                 before = alpha.copy()
-                alpha[near], _ = some.solve(alpha[near], F[near], max(close, SHRUNK_GAP * gap))
+                alpha[near], _ = some.solve(alpha[near], F[near], max(close, SHRUNK_GAP_SHARE * gap))
                 self.left = some.left - 1
                 self.move(F, alpha - before)
                 continue
@@ -161,7 +163,9 @@ class Level:
             at = kept.find(W, self.kernel)
             K = self.kernel(W, W).astype(np.float64)
             a, Fw = alpha[W], F[W]
-            self.left -= 1 + trade(K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, SHARE * gap), self.left)
+            self.left -= 1 + trade(
+                K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, WORKING_SET_GAP_SHARE * gap), self.left
+            )
             change = (a - alpha[W]) * y[W]
             alpha[W] = a
             subtract(F, kept.rows, at, change)
@@ -170,7 +174,7 @@ class Level:
 
 def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
     """Where the largest values above ``least`` are: half a working set of them at most."""
-    above, k = np.flatnonzero(values > least), WORKING_SET // 2
+    above, k = np.flatnonzero(values > least), WORKING_SET_SIZE // 2
     return above if len(above) <= k else above[np.argpartition(-values[above], k)[:k]]
 
 
@@ -178,7 +182,7 @@ class KeptRows:
     """Kernel rows of one level in single precision, those that were used last."""
 
     def __init__(self, n: int, cache_bytes: int):
-        count = min(n, max(WORKING_SET, cache_bytes // (4 * n)))
+        count = min(n, max(WORKING_SET_SIZE, cache_bytes // (4 * n)))
         self.rows = np.empty((count, n), dtype=np.float32)
         self.row_of, self.held = np.full(n, -1), np.full(count, -1)
         self.used, self.clock = np.zeros(count, dtype=np.int64), 0
