@@ -94,7 +94,7 @@ class ActiveSet:
         margin.clear(16 + len(inside), b)
         rejected = inside[:0]
         if len(inside):
-            rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))
+            rejected = margin.exchange(inside[:0], inside, self.rows.rows_of(inside))
             slots = margin.slots()
             margin.m.a[slots] = alpha[margin.m.at[slots]]
         outside = alpha.copy()

@@ -190,6 +190,18 @@ class KernelRows:
             at = np.append(near[near != i], i)
         return at.tolist(), self.block(at)
 
+    def rows_of(self, at: Array) -> Array:  # (k,) -> (k, capacity)
+        """Rows of Q, a copy: from the cache where they are there, the others computed."""
+        row_of = self.cache.row_of[at]
+        missing = row_of < 0
+        if len(at) and missing.all():
+            return self.block(at)
+        out = np.empty((len(at), self.samples.capacity))
+        out[~missing] = self.cache.rows[row_of[~missing]]
+        if missing.any():
+            out[missing] = self.block(at[missing])
+        return out
+
     def cache_row(self, i: int, row: Array) -> None:  # (capacity,)
         """Put a row of Q, computed already, into the cache."""
         steps.keep_row(*self.cache, i, row)

@@ -28,7 +28,7 @@ from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array
 from torchlssvm.svm.solver import NO_POSITIONS, PathSolver
-from torchlssvm.svm.steps import EPS, MAX_ROUNDING_UNITS, Margin, PathStart
+from torchlssvm.svm.steps import EPS, MAX_ROUNDING_UNITS, PathStart
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
@@ -87,22 +87,15 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
 
 def margin_by_solver(solver: PathSolver, c: int) -> float:
     """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
-    s, margin, path = solver.samples, solver.margin, solver.path
-    margin.ensure_R()
-    vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
-    top, events, last = margin.top, path.events, solver.last_method
-    solver.snapshot()
+    before = solver.snapshot(with_R=True)
     try:
         solver.unlearn(np.array([c]))
-        m = margin.m
-        return float(s.rest[c] + m.a @ m.QS[:, c] - 1.0)
+        m = solver.margin.m
+        return float(solver.samples.rest[c] + m.a @ m.QS[:, c] - 1.0)
     except ConvergenceError:
         return float("nan")
     finally:
-        s.vectors[:] = vectors
-        margin.m, margin.watched = arrays._replace(W=arrays.QS), None
-        margin.top, path.events, solver.last_method = top, events, last
-        solver.mark_rounding_unknown()
+        solver.restore(before)
 
 
 def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)

@@ -17,6 +17,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
 
 if TYPE_CHECKING:
+    from torchlssvm.svm.checkpoint import Content
     from torchlssvm.svm.leave_one_out import LeaveOneOut
     from torchlssvm.svm.path import Event
 
@@ -124,15 +125,32 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def _reset_state(self, device: torch.device) -> None:
+        """Begin without samples."""
+        from torchlssvm.svm.checkpoint import Content
         from torchlssvm.svm.solver import PathSolver  # with numba, which takes its time to load
 
-        self.device = device
-        self._solver = PathSolver(self.kernel, device, self._cache_bytes)
-        self._dropped: set[int] = set()  # ids of samples that reserve_limit has forgotten
+        self._set_content(Content(PathSolver(self.kernel, device, self._cache_bytes), self._C, False, set()))
+
+    def _set_content(self, content: Content) -> None:
+        self._solver, self.device = content.solver, content.solver.rows.device
+        self._C = content.C or self._C
+        self.inexact = content.inexact
+        self._dropped = content.dropped  # ids of samples that reserve_limit has forgotten
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
-        self.inexact = False
         self.trajectory: list[Step] = []
         self._install_callback()
+
+    def _content(self) -> Content:
+        from torchlssvm.svm.checkpoint import Content
+
+        return Content(self._solver, self._C, self.inexact, self._dropped)
+
+    @exactly
+    def _load(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over a state of :mod:`~torchlssvm.svm.checkpoint`, whole; ValueError, and nothing changed, if it is not one."""
+        from torchlssvm.svm import checkpoint
+
+        self._set_content(checkpoint.load(state, self.kernel, device, self._cache_bytes))
 
     @exactly
     def reset(self) -> None:
@@ -385,13 +403,8 @@ class IncrementalSVM(nn.Module):
         start, end = self._C, _bounds(C)
         seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
         if self.n:
-            before = self._solver.snapshot()
-            try:
+            with self._solver.all_or_nothing():
                 self._follow(start, end, seen, MAX_HALVINGS)
-            except BaseException:
-                self._C = start
-                self._solver.restore(before)
-                raise
         self._C, self._support = end, None
         along, alpha, b = zip(*seen, strict=True)
         return RegularizationPath(
@@ -420,7 +433,6 @@ class IncrementalSVM(nn.Module):
             solver.polish()
             self._follow(middle, end, seen, halvings - 1)
             return
-        self._C = end
         seen.append((end[1], self.alpha, self.b))
 
     @exactly
@@ -698,7 +710,7 @@ class IncrementalSVM(nn.Module):
         from torchlssvm.svm import checkpoint
 
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({prefix + name: value for name, value in checkpoint.save(self).items()})
+        destination.update({prefix + name: value for name, value in checkpoint.save(self._content()).items()})
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
@@ -716,7 +728,7 @@ class IncrementalSVM(nn.Module):
             if self.kernel is not None and extra is not None and not self.kernel.deep:
                 self.kernel.set_extra_state(extra)
             try:
-                checkpoint.load(self, own, self.device)
+                self._load(own, self.device)
             except BaseException:
                 if self.kernel is not None and before is not None:
                     self.kernel.set_extra_state(before)
@@ -728,21 +740,19 @@ class IncrementalSVM(nn.Module):
         from torchlssvm.svm import checkpoint
 
         state = self.__dict__.copy()
-        state["_solver"] = checkpoint.parts(self) if self.n else None
+        state["_solver"] = checkpoint.parts(self._content()) if self.n else None
         state["_next_id"] = self._solver.next_id
         state["_support"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from torchlssvm.svm import checkpoint
-
         saved, next_id = state.pop("_solver"), state.pop("_next_id")
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if saved is None:
             self._reset_state(self.device)
         else:
-            checkpoint.load(self, saved, self.device)
+            self._load(saved, self.device)
         self.__dict__.update(kept)
         self._solver.next_id = next_id
 
@@ -754,7 +764,7 @@ class IncrementalSVM(nn.Module):
         device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
         if device != self.device:
             trajectory = self.trajectory
-            checkpoint.load(self, checkpoint.parts(self), device)
+            self._load(checkpoint.parts(self._content()), device)
             self.trajectory = trajectory
         return self
 

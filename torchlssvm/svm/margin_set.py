@@ -46,6 +46,9 @@ COLUMNS_PER_PANEL = 48
 """Columns factored one at a time before one product applies them to the others: a panel that stays in the processor's cache."""
 
 
+NO_SLOTS = np.zeros(0, dtype=np.int64)
+
+
 class MarginSet:
     """Slot 0 for b, the others for margin vectors; ``m`` holds the arrays, ``top`` says where the slots in use end."""
 
@@ -212,48 +215,47 @@ class MarginSet:
     # -- one at a time -------------------------------------------------------------------------------------------------
 
     def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
-        """Sample i becomes a margin vector, with the coefficient it has; beta, gamma: its own (10), (12)."""
+        """Make sample i a margin vector, with the coefficient it has. beta, gamma: its own (10), (12). All are watched."""
         self.ensure_R()
-        s, first = self.samples, not len(self)
-        slot = int(self._fill_slots(np.array([i]), row[None])[0])
-        m = self.m
-        m.a[slot], s.side[i] = s.alpha[i], 0.0
-        if s.alpha[i]:
-            s.rest -= s.alpha[i] * row
-        if first:
-            m.pending[0] = 0
-            m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], s.y[i], s.y[i]
-            return
-        v = np.zeros(len(m.a))
-        v[: len(beta)] = beta
-        v[slot] = 1.0
-        steps.add_to_R(m, v, 1.0 / gamma)
+        s = self.samples
+        if len(self) + 1 == len(self.m.a):
+            self.grow()
+            beta = np.concatenate([beta, np.zeros(len(self.m.a) - len(beta))])
+        every = np.arange(s.capacity)
+        slot = steps.enter(self.m, self.top, every, row, s.y[i], s.u[i], s.alpha[i], i, beta, gamma)
+        self.top, s.side[i] = max(self.top, slot + 1), 0.0
+        s.rest -= s.alpha[i] * row
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
         """The margin vector in this slot leaves with this coefficient."""
         self.ensure_R()
         s, m = self.samples, self.m
         i = int(m.at[slot])
-        if alpha:
-            s.rest += alpha * m.QS[slot]
+        s.rest += alpha * m.QS[slot]
         s.alpha[i], s.side[i] = alpha, side
         if len(self) == 1 or steps.row_of_R(m, slot)[slot] > 0:
             steps.leave(m, self.top, slot)
             self._trim()
-        else:  # 1 / R_kk is a squared distance: only rounding makes it anything else
+        else:  # 1 / R_kk is a squared distance: only rounding makes it negative
             self._free_slots(np.array([slot]))
             self.invert_A()
 
     def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
-        """These margin vectors with these coefficients and no others; R is made for those that are independent."""
-        for attempt in range(2):
-            self.clear(_slots(len(positions)), b)
-            if len(positions):
-                new = self._fill_slots(positions, rows)
-                self.m.a[new] = a
-                if not attempt and len(self.factor_A()):
-                    continue  # dependent: they are all kept, without an R
-            return
+        """Make these samples the margin vectors, with these coefficients; R is of no use where they are dependent."""
+        self.clear(_slots(len(positions)), b)
+        if len(positions):
+            self.m.a[self._fill_slots(positions, rows)] = a
+            self.factor_A(keep_dependent=True)
+
+    def copy_arrays(self) -> Margin:
+        """Copy all arrays, for :meth:`set_arrays`."""
+        self.ensure_R()
+        return Margin(*(array.copy() for array in self.m))
+
+    def set_arrays(self, arrays: Margin) -> None:
+        """Take over arrays of :meth:`copy_arrays`."""
+        self.m, self.watched, self._made, self._factored = arrays._replace(W=arrays.QS), None, True, None
+        self._trim()
 
     # -- many at a time ------------------------------------------------------------------------------------------------
 
@@ -272,7 +274,7 @@ class MarginSet:
             slots = slots[np.isin(self.m.at[slots], out)]
             update = update and self._downdate(slots)
             self._free_slots(slots)
-        new = self._fill_slots(into, rows) if len(into) else np.zeros(0, dtype=np.int64)
+        new = self._fill_slots(into, rows) if len(into) else NO_SLOTS
         if not update:
             return self.factor_A(late=new)
         if not len(into):
@@ -343,8 +345,11 @@ class MarginSet:
     def _trim(self) -> None:
         self.top = int(self.m.used.nonzero()[0][-1]) + 1
 
-    def factor_A(self, late: Array | None = None) -> Array:  # (k,) slots -> (r,) positions
-        """Factor A. Returns the positions that lie in the span of the others, of those in slots ``late`` if possible."""
+    def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
+        """Factor A, and drop samples that lie in the span of the others, of those in slots ``late`` if possible.
+
+        Returns the positions dropped. keep_dependent: drop none; where there would be any, A is not factored.
+        """
         m = self.m
         if self._made:
             m.R[:] = 0.0
@@ -352,7 +357,7 @@ class MarginSet:
         slots = self.slots()
         if not len(slots):
             return slots
-        if late is not None and len(late):
+        if len(late):
             slots = np.concatenate([slots[~np.isin(slots, late)], late])
         own = m.A[slots, slots]
         first = int(own.argmin())
@@ -363,6 +368,8 @@ class MarginSet:
         kept, factor = factor_bordered(Q, _tensor(m.A[slots, 0]), BLOCK_DEPENDENT_SHARE)
         rejected = np.delete(slots, kept)
         positions: Array = m.at[rejected]
+        if keep_dependent and len(rejected):
+            return positions[:0]
         self._factored = np.concatenate([[0], slots[kept]]), factor
         if len(kept) <= MAX_MARGIN_FOR_PROMPT_R:
             self.ensure_R()

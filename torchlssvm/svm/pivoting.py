@@ -29,22 +29,22 @@ class Pivoting:
 
     def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
         self.samples, self.rows, self.margin = samples, rows, margin
-        self.seen: dict[int, Array] = {}  # rows of Q of samples that have left S
 
-    def run(self, side: Array, bound: Array, rest: Array | None = None) -> bool:  # (capacity,) each
-        """Solve from the sets ``side``; False if pivoting does not get there, and everything is then of no use.
+    def run(self, side: Array, alpha: Array) -> bool:  # (capacity,) each
+        """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
 
         With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
-        goes to the bound it passed; a sample with g on the wrong side goes to S; until nothing moves. A sample in the span of S
-        stays at its bound: either its g is 0 with theirs, as that of a copy, or no coefficient of its own makes it so (a copy
-        with the other label), then it goes to the other bound. bound: where each sample goes if it lies in the span of S.
-        rest: Q times the coefficients of E, if they are known. Samples with u = 0 take no part.
+        goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
+        stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
+        coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
+        u = 0 take no part.
         """
         s, margin = self.samples, self.margin
         taking_part = s.u > 0
         side = np.where(taking_part, side, 1.0)
+        bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
         held = s.u * (side < 0)
-        rest = self.rows.product(held) if rest is None else rest
+        rest = self.rows.product(held)
         fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
         for _ in range(MAX_PIVOT_ROUNDS):
             spanned, held, rest = self._exchange(side, bound, held, rest)
@@ -91,15 +91,15 @@ class Pivoting:
         slots = margin.slots()
         slots = slots[np.isin(margin.m.at[slots], out)]
         leaving, left = margin.m.at[slots].copy(), margin.m.QS[slots].copy()
-        rows = self._rows(into)
-        self.seen.update(zip(leaving.tolist(), left, strict=True))
+        rows = self.rows.rows_of(into)
         spanned = np.zeros(s.capacity, dtype=bool)
         if len(out) or len(into):
             rejected = margin.exchange(out, into, rows)
             spanned[rejected] = True
             side[rejected] = bound[rejected]
-            if len(rejected):
-                self.seen.update(zip(into.tolist(), rows, strict=True))
+        for i, row in (*zip(leaving.tolist(), left, strict=True), *zip(into.tolist(), rows, strict=True)):
+            if side[i] != 0:  # it may enter in a later round
+                self.rows.cache_row(i, row)
         new = s.u * (side < 0)
         change = new - held
         for at, block in ((leaving, left), (into, rows)):
@@ -109,16 +109,3 @@ class Pivoting:
         if change.any():
             rest = rest + self.rows.product(change)
         return spanned, new, rest
-
-    def _rows(self, positions: Array) -> Array:  # -> (k, capacity)
-        """Rows of Q: those seen before, those in the cache, and the others computed."""
-        cache = self.rows.cache
-        new = [i for i in positions.tolist() if i not in self.seen and cache.row_of[i] < 0]
-        if len(new) == len(positions) > 0:
-            return self.rows.block(positions)
-        fresh = dict(zip(new, self.rows.block(np.array(new, dtype=np.int64)), strict=True)) if new else {}
-        out = np.empty((len(positions), self.samples.capacity))
-        for k, i in enumerate(positions.tolist()):
-            found = self.seen.get(i, fresh.get(i))
-            out[k] = cache.rows[cache.row_of[i]] if found is None else found
-        return out

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 Array = Any  # a NumPy array, float64 unless said otherwise
 
-VECTORS = ("y", "weight", "u", "alpha", "side", "rest", "g", "root")
+VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
 """Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
-E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii). All zero where a position
-is free, which makes free positions inert in every sum and comparison."""
-
-
-class Snapshot(NamedTuple):
-    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
-
-    vectors: Array  # (8, capacity)
-    ids: Array  # (capacity,) int64
-    margin: Array  # (s,) positions
-    a: Array  # (s,) their coefficients
-    b: float
-    events: int
+E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
+units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All are zero where a position is free, so
+that a free position changes no sum and no comparison."""
 
 
 class Samples:
@@ -40,25 +30,31 @@ class Samples:
     rest: Array
     g: Array
     root: Array
+    rounding: Array
 
     def __init__(self) -> None:
         self.n, self.capacity = 0, 0  # samples held; the length of every vector
         self.ids = np.full(0, -1, dtype=np.int64)
         self.where: dict[int, int] = {}  # id -> position
         self._free: list[int] = []  # free positions, the lowest last
-        self._set(np.zeros((len(VECTORS), 0)))
+        self._set(np.zeros((len(VECTOR_NAMES), 0)))
 
     def _set(self, vectors: Array) -> None:
         self.vectors = vectors
-        for name, row in zip(VECTORS, vectors, strict=True):
+        for name, row in zip(VECTOR_NAMES, vectors, strict=True):
             setattr(self, name, row)
+
+    def has_both_classes(self) -> bool:
+        """Tell whether there are samples of either label with u > 0: without them every alpha is 0."""
+        y = self.y * (self.u > 0)
+        return bool(y.max(initial=0.0) > 0.0 > y.min(initial=0.0))
 
     def grow(self, count: int) -> bool:
         """Make room for so many more samples; True if the vectors became longer."""
         if self.n + count <= self.capacity:
             return False
         longer = 16 + self.n + count + (self.n + count) // 8
-        vectors = np.zeros((len(VECTORS), longer))
+        vectors = np.zeros((len(VECTOR_NAMES), longer))
         vectors[:, : self.capacity] = self.vectors
         ids = np.full(longer, -1, dtype=np.int64)
         ids[: self.capacity] = self.ids

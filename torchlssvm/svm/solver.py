@@ -19,8 +19,8 @@ from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import Array, Samples, Snapshot
-from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS
+from torchlssvm.svm.samples import VECTOR_NAMES, Array, Samples
+from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, Margin
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
@@ -49,6 +49,18 @@ class OptimalityCheck(NamedTuple):
         return self.feasible and not len(self.wrong)
 
 
+class Snapshot(NamedTuple):
+    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
+
+    vectors: Array  # (9, capacity)
+    ids: Array  # (capacity,) int64
+    margin: Array  # (s,) positions
+    a: Array  # (s,) their coefficients
+    b: float
+    counters: tuple[int, float, int, str]  # events, roundings, counted events, last method
+    arrays: Margin | None  # a copy of all arrays of the margin set; None: R is to be computed again
+
+
 class PathSolver:
     """Samples, kernel rows, margin set and path of one machine; every operation ends certified, or changes nothing."""
 
@@ -58,12 +70,9 @@ class PathSolver:
         self.margin = MarginSet(self.samples)
         self.path = Path(self.samples, self.rows, self.margin)
         self.next_id = 0
-        self.report: Callable[[float], None] | None = None  # told the share of a fit that is done
-        self.last_method = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
-        self._rounding_variance = np.zeros(
-            0
-        )  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
-        self._rounding_events = 0  # events that are in it
+        self.report: Callable[[float], None] | None = None  # called with the share of a fit that is done
+        self.last_method = ""  # of the last operation: "path", "joint", "pivot", "solve" or "fallback"
+        self._counted_events = 0  # events whose rounding errors are in samples.rounding
         self._rest_before = np.zeros(0)  # (capacity,) rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
@@ -72,9 +81,7 @@ class PathSolver:
         self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, leaving: Array, method: str = "auto"
     ) -> None:
         """Add samples x (B, J), or (B, capacity) if precomputed, under these ids, and remove those in positions ``leaving``."""
-        new, wrong = NO_POSITIONS, NO_POSITIONS
-        if x is not None and len(ids):
-            new = self._place(x, ids, y, weight, u)
+        new = self.place(x, ids, y, weight, u) if x is not None and len(ids) else NO_POSITIONS
         if self.rows.fake:
             pass
         elif len(new) == 1 and not len(leaving) and len(self.margin):
@@ -85,16 +92,16 @@ class PathSolver:
                 raise
             self.last_method = "path"
             if len(wrong):
-                with self._all_or_nothing(new):
+                with self.all_or_nothing(new):
                     self._finish_walk(self._walk(wrong, NO_POSITIONS))
         else:
-            with self._all_or_nothing(new):
+            with self.all_or_nothing(new):
                 self._add_and_remove(new, leaving, method)
         if len(leaving):
             self.erase(leaving)
 
-    def _place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
-        """Positions for new samples, with their rows and labels."""
+    def place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
+        """Give new samples positions, with their rows and labels; alpha is 0."""
         s = self.samples
         if s.grow(len(ids)):
             self.margin.fit_capacity()
@@ -118,25 +125,20 @@ class PathSolver:
         self.rows.erase(leaving)
         self.margin.erase_columns(leaving)
         self.samples.drop(leaving)
-        self._rounding_variance[leaving[leaving < len(self._rounding_variance)]] = 0.0
         if not self.samples.n:
             self.margin.m.a[0] = 0.0
 
     def _add_and_remove(self, new: Array, leaving: Array, method: str) -> None:
-        """Few samples walk; many are pivoted; a multitude is solved anew from a warm start."""
+        """Choose a method by the number of samples: few follow the path, more are pivoted, many are solved from the start."""
         s = self.samples
-        left = s.y.copy()
-        left[leaving] = 0.0
-        if not left.max(initial=0.0) > 0.0 > left.min(initial=0.0):
-            self._solve_one_class(leaving, left)
+        s.u[leaving] = 0.0
+        if not s.has_both_classes():
+            self._solve_one_class()
             return
         held = s.n - len(new) - len(leaving)
         if method == "auto" and len(new) > max(MIN_SAMPLES_PIVOTED, 2 * held):
-            s.u[leaving], s.side[leaving] = 0.0, 0.0
             self.rows.empty_cache()
-            self.last_method = "solve"
-            start = balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)
-            self._solve(approximate_optimum(s, self.rows, start, self.report))
+            self._solve(self._feasible_alpha())
             return
         wrong = self._prepare_new(new) if len(new) else new
         support = leaving[s.alpha[leaving] > 0]
@@ -148,34 +150,30 @@ class PathSolver:
             return
         many = len(wrong) >= MIN_SAMPLES_PIVOTED or len(support) > s.n // 4
         if method == "pivot" or (method == "auto" and many):
-            if self._pivot(leaving):
-                return
-            s.u[leaving], s.side[leaving] = 0.0, 0.0
-            self.last_method = "solve"
-            self._solve(approximate_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
+            side = s.side.copy()  # a new sample starts in S, unless it is misclassified
+            side[wrong] = np.where(s.g[wrong] > -1.0, 0.0, -1.0)
+            self._solve(self._feasible_alpha(), side)
             return
         self.last_method = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
         self._release(leaving)
         if method == "path":
             followed = all(self._walk(NO_POSITIONS, support[k : k + 1]) for k in range(len(support)))
-            # one before may have taken it along
+            # a walk before may have moved a sample to the right side
             followed = followed and all(
                 self._walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NO_POSITIONS) for k in range(len(wrong))
             )
         else:
             followed = self._walk(wrong, support)
-        s.u[leaving] = 0.0
         self._finish_walk(followed)
 
-    def _solve_one_class(self, leaving: Array, left: Array) -> None:
-        """No sample of the other class: alpha = 0, and b alone puts every sample on its margin."""
+    def _solve_one_class(self) -> None:
+        """Without samples of the other class alpha = 0, and b alone puts every sample on its margin."""
         s = self.samples
-        b = float(left[np.flatnonzero(left)[0]]) if left.any() else 0.0
-        self.margin.clear(b=b)
-        self.rows.empty_cache()  # rows kept from before lack the entries of new samples
+        remaining = s.y[s.u > 0]
+        self.margin.clear(b=float(remaining[0]) if len(remaining) else 0.0)
+        self.rows.empty_cache()  # its rows lack the entries of new samples
         s.alpha[:] = s.rest[:] = s.g[:] = 0.0
-        s.side[:] = np.where(s.ids >= 0, 1.0, 0.0)
-        s.u[leaving], s.side[leaving] = 0.0, 0.0
+        s.side[:] = np.where(s.u > 0, 1.0, 0.0)
         self.last_method = "path"
 
     def _prepare_new(self, new: Array) -> Array:  # (B,) -> (k,)
@@ -235,42 +233,28 @@ class PathSolver:
             followed = self._walk(wrong, NO_POSITIONS)
         self._solve_robustly(self._feasible_alpha())
 
-    def _pivot(self, leaving: Array, factor: float = 1.0) -> bool:
-        """Pivot from the present sets, without the samples in ``leaving``. factor: what u has been multiplied by."""
+    def _solve(self, start: Array, side: Array | None = None) -> None:  # (capacity,) each
+        """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
+
+        start: alpha in its box, with y^T alpha = 0.
+        """
         s = self.samples
-        bound = np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
-        start = s.side.copy()
-        # a new sample with g < 0 starts as a margin vector, unless it is far on the wrong side
-        fresh = (s.alpha <= 0) & (s.side > 0) & (s.g < 0)
-        start[fresh] = np.where(s.g[fresh] > -1.0, 0.0, -1.0)
-        rest = None
-        if not len(leaving):
-            rest = s.rest * factor
-            late = np.flatnonzero(fresh & (start < 0))
-            rest = (
-                rest + self.rows.product(np.where(start < 0, s.u, 0.0) * (fresh & (start < 0))) if len(late) else rest
-            )
-        s.u[leaving] = 0.0
-        start[leaving] = 1.0
-        if not Pivoting(s, self.rows, self.margin).run(start, bound, rest):
-            return False
         self.last_method = "pivot"
-        self._recompute_rest()
+        if side is not None and self._pivot(side, start):
+            return
+        self.last_method = "solve"
+        alpha = approximate_optimum(s, self.rows, start, self.report)
+        self.margin.clear(b=self.margin.b)
+        if not self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
+            self._solve_robustly(alpha)
+
+    def _pivot(self, side: Array, alpha: Array) -> bool:  # (capacity,) each
+        """Pivot from these sets, correct S, and tell whether the result is optimal."""
+        if not Pivoting(self.samples, self.rows, self.margin).run(side, alpha):
+            return False
+        self._count_no_rounding()
         self._correct()
         return self.check_optimality().holds
-
-    def _solve(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """Everything anew from a guess: pivot from its sets, or the robust way."""
-        s = self.samples
-        guess = (alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0
-        bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
-        self.margin.clear(b=self.margin.b)
-        if Pivoting(s, self.rows, self.margin).run(guess, bound):
-            self._note_rest_recomputed()
-            self._correct()
-            if self.check_optimality().holds:
-                return
-        self._solve_robustly(alpha)
 
     def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
         """The active-set method from one start after the other: here, near the optimum, nothing learned, where that ended."""
@@ -387,42 +371,39 @@ class PathSolver:
         return float(at[pull > 0].max(initial=-np.inf)), float(at[pull < 0].min(initial=np.inf))
 
     def _recompute_rest(self) -> None:
-        """rest from the kernel."""
-        self.samples.rest[:] = self.rows.product(self._outside())
-        self._note_rest_recomputed()
+        """Compute rest from the kernel."""
+        self.samples.rest[:] = self.rows.product(self._alpha_outside())
+        self._count_no_rounding()
 
-    def _outside(self) -> Array:  # -> (capacity,)
-        """alpha, without that of margin vectors."""
+    def _alpha_outside(self) -> Array:  # -> (capacity,)
+        """Return alpha with zeros for the margin vectors."""
         outside: Array = self.samples.alpha.copy()
         outside[self.margin.positions()] = 0.0
         return outside
 
-    def _note_rest_recomputed(self) -> None:
-        """Note that rest has just come from the kernel."""
-        self.path.events += 1
-        self._rounding_variance, self._rounding_events = np.zeros(self.samples.capacity), self.path.events
-        self._rest_before, self.path.roundings = self.samples.rest.copy(), 0.0
+    def _count_no_rounding(self) -> None:
+        """Note that rest has just been computed from the kernel."""
+        s, path = self.samples, self.path
+        path.events += 1
+        s.rounding[:], self._rest_before = 0.0, s.rest.copy()
+        self._counted_events, path.roundings = path.events, 0.0
 
     def _recompute_rounded_rest(self) -> None:
-        """rest from the kernel again, of the samples in which roundings that events have left could show."""
+        """Compute rest from the kernel for the samples in which the rounding errors of events could show."""
         s, path = self.samples, self.path
-        count, path_roundings, path.roundings = 1.0 + path.events - self._rounding_events, path.roundings, 0.0
-        self._rounding_events = path.events
-        dusty = steps.add_rest_rounding(
-            path.vectors(), self.margin.b, self._rounding_variance, self._rest_before, count, path_roundings
+        events, roundings = 1.0 + path.events - self._counted_events, path.roundings
+        self._counted_events, path.roundings = path.events, 0.0
+        rounded = steps.add_rest_rounding(
+            path.vectors(), self.margin.b, s.rounding, self._rest_before, events, roundings
         )
-        if not len(dusty):
+        if not len(rounded):
             return
-        if 2 * len(dusty) > s.n:
+        if 2 * len(rounded) > s.n:
             self._recompute_rest()
         else:
-            s.rest[dusty] = self.rows.product_at(dusty, self._outside())
-            self._rounding_variance[dusty], self._rest_before = 0.0, s.rest.copy()
+            s.rest[rounded] = self.rows.product_at(rounded, self._alpha_outside())
+            s.rounding[rounded], self._rest_before = 0.0, s.rest.copy()
         self._correct()
-
-    def mark_rounding_unknown(self) -> None:
-        """Samples and margin set have been put back: what is known about roundings in rest is of no use."""
-        self._rounding_variance, self._rounding_events = np.full(self.samples.capacity, np.inf), self.path.events
 
     def _warn_if_undetermined(self) -> None:
         s = self.samples
@@ -438,124 +419,95 @@ class PathSolver:
     # -- bounds and kernels --------------------------------------------------------------------------------------------
 
     def set_bounds(self, u: Array, method: str = "auto") -> None:  # (capacity,)
-        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        """Change the upper bounds, by pivoting or along the path, on which alpha is linear between breakpoints."""
         s = self.samples
-        with self._all_or_nothing():
-            if not ((s.y > 0).any() and (s.y < 0).any()):
+        with self.all_or_nothing():
+            if not s.has_both_classes():
                 s.u[:] = u
-                return
-            if method == "path" or not len(self.margin) or s.n <= MAX_SAMPLES_WALKED_FOR_C:
+            elif method == "path" or not len(self.margin) or s.n <= MAX_SAMPLES_WALKED_FOR_C:
                 self.last_method = "joint"
                 followed = self.path.walk_to(u)
                 s.u[:] = u
                 self.margin.write_alpha()
                 self._recompute_rest()
                 self._finish_walk(followed)
-                return
-            held = s.u > 0
-            factor = np.ones(s.capacity)
-            factor[held] = u[held] / s.u[held]
-            same = factor[held][0]
-            rest = bool((factor[held] == same).all())
-            start = balanced(s.alpha * factor, u, s.y)
-            s.u[:] = u
-            if not (rest and self._pivot(NO_POSITIONS, float(same))):
-                self.last_method = "solve"
-                self._solve(approximate_optimum(s, self.rows, start))
+            else:
+                factor = np.divide(u, s.u, out=np.ones(s.capacity), where=s.u > 0)
+                same = bool((factor[s.u > 0] == factor[s.u > 0][0]).all())
+                s.u[:] = u
+                self._solve(balanced(s.alpha * factor, u, s.y), s.side.copy() if same else None)
 
     def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
-        """Change C along the path and report its events; False, and nothing changed, if it cannot be followed."""
-        old, before = self.path.callback, self.snapshot()
+        """Change the upper bounds along the path and report its events; False, and nothing changed, if that fails."""
+        path, before, followed = self.path, self.snapshot(), False
+        old, path.callback = path.callback, callback
         try:
-            self.path.callback = callback
-            followed = self.path.walk_to(u)
-            self.path.callback = old
-            if followed:
+            if path.walk_to(u):
                 self._recompute_rest()
                 self._correct()
                 followed = self.check_optimality().holds
-        except BaseException:
-            self.path.callback = old
-            self.restore(before)
-            raise
-        if not followed:
-            self.restore(before)
+        finally:
+            path.callback = old
+            if not followed:
+                self.restore(before)
         return followed
 
     def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Another kernel, or Gram matrix (capacity, capacity), on the same samples."""
-        s, old = self.samples, (self.rows.kernel, self.rows.x)
-        before = self.snapshot()
-        try:
-            self.rows.change_kernel(kernel, x)
-            if s.n and not self.rows.fake:
-                self._anew()
-        except BaseException:
-            self.rows.change_kernel(*old)
-            self.restore(before)
-            raise
+        """Use another kernel, or Gram matrix (capacity, capacity), on the same samples."""
+        old = self.rows.kernel, self.rows.x
+        with self.all_or_nothing():
+            try:
+                self.rows.change_kernel(kernel, x)
+                if self.samples.n and not self.rows.fake:
+                    self._solve_from_present_sets()
+            except BaseException:
+                self.rows.change_kernel(*old)
+                raise
 
-    def _anew(self) -> None:
-        """Solve with the sets as they are, whatever they come from."""
-        s = self.samples
-        if not ((s.y > 0).any() and (s.y < 0).any()):
-            return
-        self.margin.write_alpha()
-        alpha, side, bound = s.alpha.copy(), s.side.copy(), np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
-        self.margin.clear(b=self.margin.b)
-        if Pivoting(s, self.rows, self.margin).run(side, bound):
-            self.last_method = "pivot"
-            self._note_rest_recomputed()
-            self._correct()
-            if self.check_optimality().holds:
-                return
-        self.last_method = "solve"
-        self._solve(approximate_optimum(s, self.rows, balanced(np.clip(alpha, 0.0, s.u), s.u, s.y)))
+    def _solve_from_present_sets(self) -> None:
+        """Solve with the present sets as a start; nothing else of the state need be right."""
+        if self.samples.has_both_classes():
+            start = self._feasible_alpha()
+            self.margin.clear(b=self.margin.b)
+            self._solve(start, self.samples.side.copy())
 
     def polish(self) -> None:
-        """R and every g anew, and Newton corrections."""
-        s = self.samples
-        if not s.n or not ((s.y > 0).any() and (s.y < 0).any()):
+        """Compute R and every g again, and take Newton steps."""
+        if not self.samples.has_both_classes():
             return
-        with self._all_or_nothing():
+        with self.all_or_nothing():
             self.margin.invert_A()
             self._recompute_rest()
             for _ in range(3):
                 self._correct()
             if not self.check_optimality().holds:
-                self._anew()
+                self._solve_from_present_sets()
 
-    def resume(self) -> None:
-        """Go on from a saved solution: rest and g from the kernel; solved anew if it does not pass the certificate."""
+    def resume(self, margin: Array, b: float) -> None:  # (s,) positions
+        """Go on from saved coefficients and sets, and solve from these sets if they do not pass the certificate."""
         s = self.samples
+        self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
         self._recompute_rest()
         self.path.compute_g()
-        if (s.y > 0).any() and (s.y < 0).any() and not self.check_optimality().holds:
+        if s.has_both_classes() and not self.check_optimality().holds:
             self._correct()
             if not self.check_optimality().holds:
-                self._anew()
+                self._solve_from_present_sets()
 
     def check_from_kernel(self) -> tuple[OptimalityCheck, float]:
-        """The certificate, with every g computed from the kernel, and the largest unit of rounding."""
+        """Check optimality with every g computed from the kernel; also return the largest unit of rounding."""
         s = self.samples
-        kept = (
-            s.rest.copy(),
-            s.g.copy(),
-            self._rounding_variance,
-            self._rounding_events,
-            self._rest_before,
-            self.path.events,
-        )
-        self._recompute_rest()
+        rest, g = s.rest.copy(), s.g.copy()
+        s.rest[:] = self.rows.product(self._alpha_outside())
         self.path.compute_g()
         found = self.check_optimality()
-        s.rest[:], s.g[:], self._rounding_variance, self._rounding_events, self._rest_before, self.path.events = kept
+        s.rest[:], s.g[:] = rest, g
         return found, self.rounding_bound()
 
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[None]:  # (B,)
+    def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[None]:  # (B,)
         """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
         before.vectors[:, new], before.ids[new] = 0.0, -1
@@ -565,30 +517,28 @@ class PathSolver:
             self.restore(before)
             raise
 
-    def snapshot(self) -> Snapshot:
-        """The state, to come back to."""
-        s, margin = self.samples, self.margin
-        slots = margin.slots()
-        if len(self._rounding_variance) < s.capacity:
-            self._rounding_variance = np.concatenate(
-                [self._rounding_variance, np.zeros(s.capacity - len(self._rounding_variance))]
-            )
-        vectors = s.vectors.copy()
-        self._rest_before = vectors[5]
-        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
+    def snapshot(self, with_R: bool = False) -> Snapshot:
+        """Copy the state. with_R: with the arrays of the margin set, so that nothing need be computed to restore it."""
+        s, margin, path = self.samples, self.margin, self.path
+        slots, vectors = margin.slots(), s.vectors.copy()
+        self._rest_before = vectors[VECTOR_NAMES.index("rest")]
+        counters = path.events, path.roundings, self._counted_events, self.last_method
+        arrays = margin.copy_arrays() if with_R else None
+        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, counters, arrays)
 
     def restore(self, before: Snapshot) -> None:
-        """The state as it was, bit for bit; R is made anew."""
+        """Put the state back, bit for bit; R is computed again unless it is in the snapshot."""
         s, n = self.samples, len(before.ids)
-        late = np.flatnonzero(s.ids >= 0)
-        late = late[(late >= n) | (before.ids[np.minimum(late, n - 1)] != s.ids[late])] if n else late
-        if len(late):
+        ids = np.concatenate([before.ids, np.full(s.capacity - n, -1)])
+        new = np.flatnonzero(s.ids != ids)
+        if len(new):
             if not self.rows.fake:
-                self.rows.erase(late)
-            s.drop(late)
+                self.rows.erase(new)
+            s.drop(new)
         s.vectors[:] = 0.0
         s.vectors[:, :n] = before.vectors
-        rows = self.rows.block(before.margin) if len(before.margin) else np.zeros((0, s.capacity))
-        self.margin.set_members(before.margin, before.a, before.b, rows)
-        self.path.events = before.events
-        self.mark_rounding_unknown()
+        self.path.events, self.path.roundings, self._counted_events, self.last_method = before.counters
+        if before.arrays is not None:
+            self.margin.set_arrays(before.arrays)
+        else:
+            self.margin.set_members(before.margin, before.a, before.b, self.rows.rows_of(before.margin))

@@ -92,7 +92,7 @@ class Margin(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Arrays of the samples, see ``samples.VECTORS``."""
+    """Arrays of the samples, see ``samples.VECTOR_NAMES``."""
 
     y: Array
     u: Array
@@ -181,8 +181,8 @@ def free_slot(used: Array, top: int) -> int:
 
 
 @compiled
-def beta_and_gamma(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Array, float, float]:
-    """h = [y_i; Q_Si], beta_i = -R h, gamma_i = Q_ii + h^T beta_i, and the size of the terms of gamma_i."""
+def beta_and_gamma(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, float, float]:
+    """beta_i = -R h (10), gamma_i = Q_ii + h^T beta_i (12), h = [y_i; Q_Si], and the size of the terms of gamma_i."""
     h = row[m.at] * m.used
     h[0] = y
     beta = -times_R(m, top, h)
@@ -192,34 +192,32 @@ def beta_and_gamma(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[A
         beta -= times_R(m, top, h + m.A @ beta)
         terms = np.abs(h * beta).sum() + abs(row[i])
         gamma = row[i] + (h * beta).sum()
-    return h, beta, gamma, terms
+    return beta, gamma, terms
 
 
 @compiled
 def enter(
-    m: Margin, top: int, w: Watch, row: Array, y: float, u: float, alpha: float, i: int, share: float
-) -> tuple[int, float, Array]:
-    """Sample i, with this row of Q, becomes a margin vector, by (13): its slot, gamma_i and v.
+    m: Margin, top: int, watched: Array, row: Array, y: float, u: float, alpha: float, i: int, v: Array, gamma: float
+) -> int:
+    """Make sample i, with this row of Q, a margin vector by (13); returns its slot. There must be a free one.
 
-    Slot 0: it cannot, gamma_i is below this share of its terms. There must be a free slot.
+    v (slots,): beta_i, whose entry for the new slot is set to 1. gamma: gamma_i. watched: the positions of the columns of W.
     """
     slot = free_slot(m.used, top)
-    h, v, gamma, terms = beta_and_gamma(m, top, row, y, i)
-    if m.used[1:top].sum() == 0.0:  # the first one
+    if m.used[1:top].sum() == 0.0:  # the first margin vector
         m.pending[0] = 0
         m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], y, y
     else:
-        if not gamma > share * terms:
-            return 0, gamma, v
         v[slot] = 1.0
         add_to_R(m, v, 1.0 / gamma)
+    h = row[m.at] * m.used
+    h[0], h[slot] = y, row[i]
     m.A[slot] = h
     m.A[:, slot] = h
-    m.A[slot, slot] = row[i]
     m.QS[slot] = row
-    m.W[slot] = row[w.at]
+    m.W[slot] = row[watched]
     m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = i, 1.0, alpha, 0.0, u
-    return slot, gamma, v
+    return slot
 
 
 @compiled
@@ -321,10 +319,11 @@ def walk(
             if drive.d[i] != 0.0:
                 roundings += move_driven(s, drive, gone)
                 gone = 0.0
-            slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT_SHARE)
-            if slot == 0:
+            v, gamma_i, terms = beta_and_gamma(m, top, row, s.y[i], i)
+            if count > 0 and not gamma_i > DEPENDENT_SHARE * terms:
                 code = ENTERING_IS_DEPENDENT
                 break
+            slot = enter(m, top, w.at, row, s.y[i], s.u[i], s.alpha[i], i, v, gamma_i)
             top, root[slot] = max(top, slot + 1), s.root[i]
             if s.alpha[i] != 0.0:
                 add_to(s.rest, -s.alpha[i], row)
