@@ -12,6 +12,7 @@ from tests.svm.test_hostile import FILES, NAMES, WRONG, units
 from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.svm import leave_one_out, steps
+from torchlssvm.svm.samples import Vectors
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 
@@ -215,7 +216,7 @@ def test_roundings_are_removed_where_they_could_change_a_side():
     """Of three samples the same roundings matter at the margin, not to one well inside; in the end to that one too."""
     one, none = np.ones(3), np.zeros(3)
     g = np.array([0.0, 1e-15, 0.5])
-    s = steps.Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
+    s = Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
     limit = (steps.MAX_REST_ROUNDING_UNITS * (2.0 + g)) ** 2  # b = 0
     for share, expected in (
         (0.9, []),

@@ -97,9 +97,7 @@ class ActiveSet:
             rejected = margin.exchange(inside[:0], inside, self.rows.rows_of(inside))
             slots = margin.slots()
             margin.m.a[slots] = alpha[margin.m.at[slots]]
-        outside = alpha.copy()
-        outside[margin.positions()] = 0.0
-        s.rest[:] = self.rows.product(outside)
+        s.rest[:] = self.rows.product(margin.alpha_outside())
         self.waiting = rejected.tolist()
 
     def _g(self, i: int) -> float:
@@ -113,8 +111,7 @@ class ActiveSet:
         if not len(margin):
             return True
         r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
-        outside = s.alpha.copy()
-        outside[margin.positions()] = 0.0
+        outside = margin.alpha_outside()
         r[0] = float(m.A[0] @ m.a + s.y @ outside)
         if abs(r[0]) <= 4 * EPS * (np.abs(m.a[1:]).sum() + outside.sum()):
             r[0] = 0.0  # rounding, that would only push coefficients against their bounds

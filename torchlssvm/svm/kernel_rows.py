@@ -94,17 +94,20 @@ class KernelRows:
             self._shifted[:k], self._squares[:k], self._far[:k], self._centre = shifted, squares, far, centre
             self._any_far = bool(far.any())
 
-    def put(
-        self, at: Array, x: Tensor
-    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
-        """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend_cache`."""
+    def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
+        """Take over rows of new samples. Cached rows of Q lack them until :meth:`extend_cache`.
+
+        With no kernel x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new ones.
+        """
         if self._rbf:
             self.x.numpy()[index_of(at)] = x.numpy()
-        else:
-            index = self._index(at)
-            self.x[index] = x
-            if self.kernel is None:
-                self.x[:, index] = x.T
+        elif self.kernel is not None:
+            self.x[self._index(at)] = x
+        elif not self.fake:
+            index, columns = self._index(at), self._index(np.concatenate([order, at]))
+            x = torch.cat([x[:, : len(order)], (x[:, len(order) :] + x[:, len(order) :].T) * 0.5], 1)
+            self.x[index[:, None], columns] = x
+            self.x[columns[:, None], index] = x.T
         self._set_root(at)
 
     def _set_root(self, at: Array) -> None:
@@ -196,8 +199,7 @@ class KernelRows:
         missing = row_of < 0
         if len(at) and missing.all():
             return self.block(at)
-        out = np.empty((len(at), self.samples.capacity))
-        out[~missing] = self.cache.rows[row_of[~missing]]
+        out: Array = self.cache.rows[row_of]
         if missing.any():
             out[missing] = self.block(at[missing])
         return out

@@ -31,7 +31,7 @@ METHODS = ("auto", "path", "joint", "pivot")
 class Batch(NamedTuple):
     """Checked samples."""
 
-    x: Tensor  # (B, J) prepared rows, or (B, capacity) kernel values in the order of positions
+    x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
     y: Any  # (B,) array of -1, +1, or a number for a single one
     weight: Any  # (B,) array, or a number
     u: Any  # (B,) array, or a number
@@ -553,8 +553,11 @@ class IncrementalSVM(nn.Module):
             w = given.cpu().numpy().copy() if not checks.is_fake(given) else w
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
-        if kernel is None and len(x):
-            rows = self._in_positions(rows, held)
+        new = rows[:, held:]
+        if kernel is None and not checks.is_fake(rows) and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
+            raise ValueError(
+                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
+            )
         return Batch(rows, labels, w, _upper(labels, w, self._C))
 
     def _check_single(self, x: Any, y: Any) -> Batch | None:
@@ -589,23 +592,6 @@ class IncrementalSVM(nn.Module):
             )
         return labels * 2.0 - 1.0
 
-    def _in_positions(self, K: Tensor, held: int) -> Tensor:
-        """Kernel values (B, n + B) in the order of ids as columns in the order of positions, new samples in the free ones."""
-        s, B = self._solver.samples, len(K)
-        new = K[:, held:]
-        if checks.is_fake(K):
-            return K
-        if not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
-            raise ValueError(
-                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
-            )
-        order = s.order() if held else np.zeros(0, dtype=np.int64)
-        at = s.next_free(B) if held else np.arange(B)
-        out = K.new_zeros(B, max(int(at.max()) + 1, s.capacity if held else 0))
-        out[:, torch.from_numpy(order).to(self.device)] = K[:, :held]
-        out[:, torch.from_numpy(at).to(self.device)] = (new + new.T) * 0.5
-        return out
-
     def _gram(self, K: Any) -> Tensor:
         """A Gram matrix (n, n) in the order of ids as (capacity, capacity)."""
         gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
@@ -637,7 +623,7 @@ class IncrementalSVM(nn.Module):
             x, weight = solver.rows.x[index].clone(), s.weight[at]
             if self.kernel is None:
                 held = torch.from_numpy(s.order()).to(self.device)
-                x = self._in_positions(torch.cat([x[:, held], x[:, index]], 1), self.n)
+                x = torch.cat([x[:, held], x[:, index]], 1)
         new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
         solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)

@@ -131,6 +131,12 @@ class MarginSet:
         """The margin vectors' positions, in the order of their slots."""
         return self.m.at[self.slots()]
 
+    def alpha_outside(self) -> Array:  # -> (capacity,)
+        """Return alpha with zeros for the margin vectors."""
+        alpha: Array = self.samples.alpha.copy()
+        alpha[self.positions()] = 0.0
+        return alpha
+
     def write_alpha(self) -> None:
         """Write the coefficients back to the samples."""
         slots = self.slots()

@@ -12,7 +12,7 @@ from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import SIMULTANEOUS_STEP, Drive, Vectors
+from torchlssvm.svm.steps import SIMULTANEOUS_STEP, Drive
 
 MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1500, 40
 """Events of a walk, plus so many for each sample held, after which it is given up. A path visits each sample a few times."""
@@ -75,14 +75,13 @@ class Path:
         s, margin, callback = self.samples, self.margin, self.callback
         margin.ensure_R()
         watch = margin.watch(everything or callback is not None, moving)
-        vectors = self.vectors()
         limit = MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n
         p, last, i, renewed = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
                 most = limit if callback is None else 1
                 code, i, kind, p, margin.top, events, roundings = steps.walk(
-                    margin.m, margin.top, vectors, watch, drive, self.rows.cache, p, most, i
+                    margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, most, i
                 )
                 limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
                 if callback is not None and kind and events:
@@ -131,12 +130,7 @@ class Path:
 
     def compute_g(self) -> None:
         """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
-        steps.compute_g(self.margin.m, self.margin.top, self.vectors())
-
-    def vectors(self) -> Vectors:
-        """The samples' arrays, for compiled steps."""
-        s = self.samples
-        return Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.g, s.root)
+        steps.compute_g(self.margin.m, self.margin.top, self.samples.arrays)
 
     def _report(self, callback: Callable[[Event], None], event: Event) -> None:
         self.margin.write_alpha()

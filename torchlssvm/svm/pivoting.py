@@ -10,7 +10,7 @@ from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import EPS
 
 MAX_PIVOT_ROUNDS = 30
-"""Rounds after which pivoting is given up; it takes three to ten where it converges."""
+"""Rounds after which pivoting is given up. One to ten are usual."""
 MAX_ROUNDS_WITHOUT_GAIN = 6
 """Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
 MAX_EXTRA_MOVES = 50
@@ -90,7 +90,7 @@ class Pivoting:
         out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
         slots = margin.slots()
         slots = slots[np.isin(margin.m.at[slots], out)]
-        leaving, left = margin.m.at[slots].copy(), margin.m.QS[slots].copy()
+        leaving, left = margin.m.at[slots], margin.m.QS[slots]
         rows = self.rows.rows_of(into)
         spanned = np.zeros(s.capacity, dtype=bool)
         if len(out) or len(into):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,18 @@ VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "round
 E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
 units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All are zero where a position is free, so
 that a free position changes no sum and no comparison."""
+
+
+class Vectors(NamedTuple):
+    """The vectors that compiled steps use, see ``VECTOR_NAMES``; views of :attr:`Samples.vectors`."""
+
+    y: Array
+    u: Array
+    alpha: Array
+    side: Array
+    rest: Array
+    g: Array
+    root: Array
 
 
 class Samples:
@@ -43,6 +55,7 @@ class Samples:
         self.vectors = vectors
         for name, row in zip(VECTOR_NAMES, vectors, strict=True):
             setattr(self, name, row)
+        self.arrays = Vectors(self.y, self.u, self.alpha, self.side, self.rest, self.g, self.root)
 
     def has_both_classes(self) -> bool:
         """Tell whether there are samples of either label with u > 0: without them every alpha is 0."""
@@ -80,11 +93,6 @@ class Samples:
         self.ids[at] = -1
         self._free += at[::-1].tolist()
         self.n -= len(at)
-
-    def next_free(self, count: int) -> Array:  # -> (count,) int64
-        """The positions that so many new samples will get."""
-        late = np.arange(self.capacity, self.capacity + max(0, count - len(self._free)))
-        return np.concatenate([np.array(self._free[::-1][:count], dtype=np.int64), late])
 
     def order(self) -> Array:  # -> (n,) int64
         """Positions in the order of ids."""

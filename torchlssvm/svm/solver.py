@@ -80,7 +80,7 @@ class PathSolver:
     def change(
         self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, leaving: Array, method: str = "auto"
     ) -> None:
-        """Add samples x (B, J), or (B, capacity) if precomputed, under these ids, and remove those in positions ``leaving``."""
+        """Add samples x (B, J), or kernel values (B, n + B), under these ids, and remove those in positions ``leaving``."""
         new = self.place(x, ids, y, weight, u) if x is not None and len(ids) else NO_POSITIONS
         if self.rows.fake:
             pass
@@ -101,16 +101,15 @@ class PathSolver:
             self.erase(leaving)
 
     def place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
-        """Give new samples positions, with their rows and labels; alpha is 0."""
+        """Give new samples positions, with their rows and labels; alpha is 0. x as for :meth:`change`."""
         s = self.samples
+        order = s.order() if self.rows.kernel is None else NO_POSITIONS
         if s.grow(len(ids)):
             self.margin.fit_capacity()
         new = s.place(ids, y, weight, u)
         try:
             self.rows.fit_capacity(x.shape[1])
-            if self.rows.kernel is None:
-                x = torch.cat([x, x.new_zeros(len(x), s.capacity - x.shape[1])], 1)
-            self.rows.put(new, x)
+            self.rows.put(new, x, order)
         except BaseException:
             s.drop(new)
             raise
@@ -309,7 +308,7 @@ class PathSolver:
     def check_optimality(self) -> OptimalityCheck:
         """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
         s, b = self.samples, self.margin.b
-        wrong, feasible, violation = steps.find_violations(self.path.vectors(), b)
+        wrong, feasible, violation = steps.find_violations(self.samples.arrays, b)
         if len(wrong):
             off = np.where(s.side[wrong] == 0, np.abs(s.g[wrong]), -s.side[wrong] * s.g[wrong])
             wrong = wrong[
@@ -328,7 +327,7 @@ class PathSolver:
     def _correct(self) -> None:
         """A Newton step on S, then every g; where nothing on the margin holds b, b in the middle of its interval."""
         margin = self.margin
-        if len(margin) and not steps.newton_step(margin.m, margin.top, self.path.vectors()):
+        if len(margin) and not steps.newton_step(margin.m, margin.top, self.samples.arrays):
             self._empty_margin_set_at_bounds()
         if not len(margin):
             self.path.compute_g()
@@ -372,14 +371,8 @@ class PathSolver:
 
     def _recompute_rest(self) -> None:
         """Compute rest from the kernel."""
-        self.samples.rest[:] = self.rows.product(self._alpha_outside())
+        self.samples.rest[:] = self.rows.product(self.margin.alpha_outside())
         self._count_no_rounding()
-
-    def _alpha_outside(self) -> Array:  # -> (capacity,)
-        """Return alpha with zeros for the margin vectors."""
-        outside: Array = self.samples.alpha.copy()
-        outside[self.margin.positions()] = 0.0
-        return outside
 
     def _count_no_rounding(self) -> None:
         """Note that rest has just been computed from the kernel."""
@@ -393,15 +386,13 @@ class PathSolver:
         s, path = self.samples, self.path
         events, roundings = 1.0 + path.events - self._counted_events, path.roundings
         self._counted_events, path.roundings = path.events, 0.0
-        rounded = steps.add_rest_rounding(
-            path.vectors(), self.margin.b, s.rounding, self._rest_before, events, roundings
-        )
+        rounded = steps.add_rest_rounding(s.arrays, self.margin.b, s.rounding, self._rest_before, events, roundings)
         if not len(rounded):
             return
         if 2 * len(rounded) > s.n:
             self._recompute_rest()
         else:
-            s.rest[rounded] = self.rows.product_at(rounded, self._alpha_outside())
+            s.rest[rounded] = self.rows.product_at(rounded, self.margin.alpha_outside())
             s.rounding[rounded], self._rest_before = 0.0, s.rest.copy()
         self._correct()
 
@@ -498,7 +489,7 @@ class PathSolver:
         """Check optimality with every g computed from the kernel; also return the largest unit of rounding."""
         s = self.samples
         rest, g = s.rest.copy(), s.g.copy()
-        s.rest[:] = self.rows.product(self._alpha_outside())
+        s.rest[:] = self.rows.product(self.margin.alpha_outside())
         self.path.compute_g()
         found = self.check_optimality()
         s.rest[:], s.g[:] = rest, g

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchlssvm.svm.compiled import compiled
-
-Array = Any
+from torchlssvm.svm.samples import Array, Vectors
 
 EPS = 2.220446049250313e-16
 """The distance of 1.0 to the next float64."""
@@ -89,18 +88,6 @@ class Margin(NamedTuple):
     a: Array  # (slots,)
     lower: Array  # (slots,)
     upper: Array  # (slots,)
-
-
-class Vectors(NamedTuple):
-    """Arrays of the samples, see ``samples.VECTOR_NAMES``."""
-
-    y: Array
-    u: Array
-    alpha: Array
-    side: Array
-    rest: Array
-    g: Array
-    root: Array
 
 
 class Watch(NamedTuple):
