@@ -1,9 +1,9 @@
-"""The robust way to a solution: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
+"""The robust method: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
 
-On S the conditions g_S = 0 are solved by Newton steps, each cut short where a coefficient comes to a bound; the sample leaves.
-When S is solved, the sample that is furthest on the wrong side enters. One that lies in the span of S cannot: along its null
-vector [beta_i; 1] no g changes, and the objective falls, or rests, until a margin vector or the sample itself is at a bound.
-The objective never rises, so that nothing depends on how well A is conditioned: linear systems are solved backward stable.
+On S the conditions g_S = 0 are solved by Newton steps. Where a coefficient comes to a bound, the step ends and the sample
+leaves S. When S is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter: along
+its null vector [beta_i; 1] no g changes, and the objective does not rise, until a margin vector or the sample itself is at a
+bound. The objective never rises, whatever the condition of A, since linear systems are solved by a backward stable method.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ActiveSet:
         self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], OptimalityCheck]
     ):
         self.samples, self.rows, self.margin, self.path, self.check_optimality = samples, rows, margin, path, certify
-        self.waiting: list[int] = []  # inside their box, and not in S yet
+        self.waiting: list[int] = []  # positions with alpha inside the box that are still to enter S
 
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
         """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
-        with np.errstate(all="ignore"):  # what overflows is not finite, and does not pass
+        with np.errstate(all="ignore"):  # values that overflow are not finite, and fail the checks below
             return self._run(alpha, b)
 
     def _run(self, alpha: Array, b: float) -> bool:
@@ -83,6 +83,7 @@ class ActiveSet:
         return False
 
     def _start(self, alpha: Array, b: float) -> None:
+        """Set samples and margin set by alpha: coefficients inside their box belong to S, the ones furthest inside first."""
         s, margin = self.samples, self.margin
         inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
         depth = np.minimum(alpha[inside], s.u[inside] - alpha[inside]) / s.u[inside]
@@ -101,11 +102,12 @@ class ActiveSet:
         self.waiting = rejected.tolist()
 
     def _g(self, i: int) -> float:
+        """Compute g_i."""
         m = self.margin.m
         return float(self.samples.rest[i] + m.a @ m.QS[:, i] - 1.0)
 
     def _newton(self) -> bool:
-        """One Newton step on S, as far as the box lets it; False if a sample had to leave S."""
+        """Take a Newton step on S, as far as the box allows; False if a sample had to leave S."""
         s, margin = self.samples, self.margin
         m = margin.m
         if not len(margin):
@@ -114,7 +116,7 @@ class ActiveSet:
         outside = margin.alpha_outside()
         r[0] = float(m.A[0] @ m.a + s.y @ outside)
         if abs(r[0]) <= 4 * EPS * (np.abs(m.a[1:]).sum() + outside.sum()):
-            r[0] = 0.0  # rounding, that would only push coefficients against their bounds
+            r[0] = 0.0  # rounding, which would only push coefficients against their bounds
         delta = margin.solve(r)
         if not np.isfinite(delta).all():
             delta = np.zeros(len(r))
@@ -127,14 +129,14 @@ class ActiveSet:
         return False
 
     def _leave(self, slot: int, up: bool) -> None:
-        """A margin vector is at a bound."""
+        """Take a margin vector that is at a bound out of S."""
         margin = self.margin
         margin.write_alpha()
         margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
         self.path.events += 1
 
     def _enter(self, i: int, direction: float) -> None:
-        """Sample i enters S, or moves in this direction along its null vector until it or a margin vector is at a bound."""
+        """Let sample i enter S, or move in this direction along its null vector until it or a margin vector is at a bound."""
         s, margin = self.samples, self.margin
         row = self.rows.row(i).copy()
         self.path.events += 1
@@ -162,9 +164,9 @@ class ActiveSet:
 def _first_bound(
     a: Array, rate: Array, lower: Array, upper: Array, slight: Array | float = 0.0
 ) -> tuple[float, int, bool]:
-    """The step at which the first coefficient is at a bound, its slot, and whether that is the upper one.
+    """Return the step at which the first coefficient is at a bound, its slot, and True if that is the upper bound.
 
-    Coefficients with a rate up to ``slight`` are left to be clipped.
+    Coefficients with a rate up to ``slight`` are ignored; the caller clips them.
     """
     floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
     with np.errstate(divide="ignore", invalid="ignore"):

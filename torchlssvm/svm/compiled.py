@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
-"""Liberties of the compiler: sums in another order. Infinities and NaN keep their meaning."""
+"""LLVM flags that let the compiler reorder sums; infinities and NaN keep their meaning."""
 
 
 def _numba() -> Any:

@@ -1,4 +1,4 @@
-"""Rows of Q = y y^T K: computed on the samples' device in blocks, used on the host, some of them kept."""
+"""Rows of Q = y y^T K: computed in blocks on the samples' device, used on the host, and cached there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_CACHED_ROWS = 2
 
 
 def index_of(at: Array) -> Any:  # (k,) int64
-    """An index of these positions: a slice where they follow one another, which NumPy reads and writes several times faster."""
+    """Return an index of these positions: a slice where they are consecutive, which NumPy handles several times faster."""
     k = len(at)
     if k == 1 or (k and at[-1] - at[0] == k - 1 and bool((at[1:] > at[:-1]).all())):
         return slice(int(at[0]), int(at[0]) + k)
@@ -37,7 +37,7 @@ def index_of(at: Array) -> Any:  # (k,) int64
 
 
 class RowCache(NamedTuple):
-    """Rows kept, the oldest overwritten first; a tuple of arrays, for compiled steps."""
+    """Cached rows, of which the oldest is overwritten first; a tuple of arrays, for compiled steps."""
 
     rows: Array  # (k, capacity)
     row_of: Array  # (capacity,) int64, the row of each position, or -1
@@ -48,8 +48,8 @@ class RowCache(NamedTuple):
 class KernelRows:
     """The samples' rows x on their device, or their Gram matrix, and rows of Q computed from them.
 
-    RBF on the host is computed here, for speed and to all digits: from x shifted by a centre, so that a common offset costs
-    none, by the expanded square, and by differences for samples that are far.
+    RBF on the host is computed here, for speed and to all digits: by the expanded square of x shifted by a centre, so that a
+    common offset costs no digits, and by differences for samples that are far from the centre.
     """
 
     def __init__(self, samples: Samples, kernel: Kernel | None, device: torch.device, cache_bytes: int):
@@ -62,12 +62,13 @@ class KernelRows:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def _index(self, at: Array) -> Tensor:  # (k,) int64
-        """Positions on the device; it need not be waited for, since the driver reads host memory before the call returns."""
+        """Copy positions to the device, without waiting: the driver reads host memory before the call returns."""
         return torch.from_numpy(at).to(self.device, non_blocking=True)
 
     def _start_rbf(self) -> None:
+        """Allocate the arrays for RBF values, if they are computed here."""
         n, J = self.x.shape
-        self.fake = checks.is_fake(self.x)  # no data, only shapes
+        self.fake = checks.is_fake(self.x)  # x has a shape and no data
         self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
         self._centre: Array = np.zeros(J)
         self._any_far = False
@@ -77,7 +78,7 @@ class KernelRows:
     # -- samples that come and go --------------------------------------------------------------------------------------
 
     def fit_capacity(self, J: int) -> None:
-        """Follow the samples' vectors when they have become longer, or begin with rows of width J."""
+        """Lengthen the arrays when the samples' vectors have become longer, or begin with rows of width J."""
         n = self.samples.capacity
         if len(self.x) == n and (self.kernel is None or self.x.shape[1] == J):
             return
@@ -111,11 +112,12 @@ class KernelRows:
         self._set_root(at)
 
     def _set_root(self, at: Array) -> None:
+        """Compute sqrt(K_ii) of new samples, and for RBF their shifted rows."""
         s = self.samples
         if self._rbf and isinstance(self.kernel, RBF):
             i = index_of(at)
             x = self.x.numpy()[i]
-            if s.n == len(at):  # the first ones
+            if s.n == len(at):  # there were none before
                 self._centre = np.median(x, 0)  # samples far from all others do not count
             x = (x - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
             squares = 0.5 * (x * x).sum(1)
@@ -134,14 +136,14 @@ class KernelRows:
         s.root[at] = np.sqrt(np.maximum(self._finite(own.cpu().numpy()), 0.0))
 
     def extend_cache(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
-        """Give cached rows their entries for new samples, whose rows these are."""
+        """Set the entries of cached rows for new samples, whose rows these are."""
         cache = self.cache
         high = int(cache.clock[1])
-        # of rows that hold nothing any more, it does not matter which
+        # rows that belong to no sample any more get any value
         cache.rows[:high, index_of(at)] = Q[:, cache.held[:high]].T
 
     def erase(self, at: Array) -> None:  # (k,)
-        """Overwrite what is here of these samples."""
+        """Set all entries of these samples to zero."""
         i = index_of(at)
         if self._rbf:
             self.x.numpy()[i] = 0.0
@@ -158,7 +160,7 @@ class KernelRows:
         cache.rows[rows], cache.held[rows], cache.row_of[i] = 0.0, -1, -1
 
     def change_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
+        """Use another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
         self.kernel = kernel
         if x is not None:
             self.x = x
@@ -178,14 +180,14 @@ class KernelRows:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def row(self, i: int) -> Array:  # -> (capacity,)
-        """Q_i:, from the cache, where it is afterwards. Not to be written to."""
+        """Return row i of Q from the cache, where it is put first if need be. It must not be written to."""
         if self.cache.row_of[i] < 0:
             for j, row in zip(*self._with_next_rows(i), strict=True):
                 self.cache_row(j, row)
         return self.cache.rows[self.cache.row_of[i]]
 
     def _with_next_rows(self, i: int) -> tuple[list[int], Array]:
-        """Position i and its row; on a device those of samples near the margin before it, which events to come will ask for."""
+        """Compute row i; on a device also the rows of samples near the margin, before it, which the next events will need."""
         at, s, room = np.array([i]), self.samples, len(self.cache.held) // 4
         if self.device.type != "cpu" and not self.fake and room > 1:
             missing = np.flatnonzero((s.ids >= 0) & (self.cache.row_of < 0))
@@ -205,11 +207,11 @@ class KernelRows:
         return out
 
     def cache_row(self, i: int, row: Array) -> None:  # (capacity,)
-        """Put a row of Q, computed already, into the cache."""
+        """Put this row of Q into the cache."""
         steps.keep_row(*self.cache, i, row)
 
     def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Q between these positions and all, or those in ``columns``; not from the cache."""
+        """Compute Q between these positions and all, or those in ``columns``."""
         s = self.samples
         y = s.y if columns is None else s.y[columns]
         if self._rbf:
@@ -262,7 +264,7 @@ class KernelRows:
         return K
 
     def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
-        """Factors of ln K between these samples in single precision; None where that is too coarse, or there are none."""
+        """Return factors of ln K between these samples in single precision; None where that is too coarse, or not an RBF."""
         if not self._rbf or float(self._squares[at].max(initial=0.0)) > MAX_HALF_SQUARE_FLOAT32:
             return None
         p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))
@@ -280,26 +282,26 @@ class KernelRows:
     def blocks(
         self, at: Array, columns: Array | None = None
     ) -> Iterator[tuple[Array, Array]]:  # (k,), (c,) -> (l,), (l, capacity) or (l, c)
-        """Positions and their rows of Q, or those columns of them, as many at a time as fit in KERNEL_VALUES_PER_BLOCK."""
+        """Yield positions and their rows of Q, or those columns of them, in blocks of KERNEL_VALUES_PER_BLOCK."""
         step = max(1, KERNEL_VALUES_PER_BLOCK // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):
             part = at[first : first + step]
             yield part, self.block(part, columns)
 
     def product(self, v: Array) -> Array:  # (capacity,) -> (capacity,)
-        """Q v, from the columns where v is not zero."""
+        """Return Q v, from the rows where v is not zero."""
         out = np.zeros(len(v))
         for part, Q in self.blocks(np.flatnonzero(v)):
             out += v[part] @ Q
         return out
 
     def product_at(self, at: Array, v: Array) -> Array:  # (k,), (capacity,) -> (k,)
-        """Q v of these samples."""
+        """Return the entries of Q v for these samples."""
         columns = np.flatnonzero(v)
         parts = [Q @ v[columns] for _, Q in self.blocks(at, columns)] if len(columns) else [np.zeros(len(at))]
         return np.concatenate(parts)
 
     def absolute_products(self, at: Array, alpha: Array) -> Array:  # (k,), (capacity,) -> (k,)
-        """sum_j |Q_ij| alpha_j of these samples."""
+        """Return sum_j |Q_ij| alpha_j for these samples i."""
         support = np.flatnonzero(alpha)
         return np.concatenate([np.zeros(0), *(np.abs(Q) @ alpha[support] for _, Q in self.blocks(at, support))])

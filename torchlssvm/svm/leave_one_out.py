@@ -10,9 +10,9 @@ An event exchanges the two for one k: (13) where it enters S, (14) where it leav
 
     w = u_k with w[k] = 1;    u_j <- u_j with u_j[k] = 0, minus w u_j[k] / p;    u_k <- w / p
 
-So a path needs no matrix of its own. It keeps (k, p, w) of its events; a column of its tableau is a column of the one it
-started from, pivoted as often as it has had events. Paths look at the support vectors and the nearest reserve vectors only.
-Where a path ends, every sample is checked: if (2) and (3) hold for all, that makes it the solution.
+So a path needs no matrix of its own. It keeps (k, p, w) of its events. A column of its tableau is a column of the common one,
+pivoted once for each event. Paths track the support vectors and the nearest reserve vectors only. Where a path ends, every
+sample is checked: if (2) and (3) hold for all, the end is the solution.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLOAT32_EPS = 2.0**-23
 
 
 class LeaveOneOut(NamedTuple):
-    """Each sample judged by the machine without it, in the order of ``ids``."""
+    """The margin of each sample by the machine without it, in the order of ``ids``."""
 
     ids: Tensor  # (n,)
     margin: Tensor  # (n,) g_c = y_c f(x_c) - 1 without c; where a path ended early, a value below -1 that it had passed
@@ -58,14 +58,14 @@ class LeaveOneOut(NamedTuple):
 
     @classmethod
     def from_margins(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
-        """From margins, NaN where there is no answer: these are not counted."""
+        """Count the errors among these margins; NaN, where there is no answer, is not counted."""
         error = margin < -1.0
         known = ~margin.isnan()
         return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
 
 
 def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
-    """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning: no answer."""
+    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. NaN, with a warning, is no answer."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
@@ -86,7 +86,7 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
 
 
 def margin_by_solver(solver: PathSolver, c: int) -> float:
-    """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
+    """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN if there is no certified solution."""
     before = solver.snapshot(with_R=True)
     try:
         solver.unlearn(np.array([c]))
@@ -102,7 +102,7 @@ def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
     """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
     s, m = solver.samples, solver.margin.m
     if not len(solver.margin):
-        return np.full(s.capacity, np.inf)  # alpha cannot move: nothing balances it
+        return np.full(s.capacity, np.inf)  # alpha cannot move, as no margin vector balances it
     H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
     R = solver.margin.R
     gamma = s.root**2 - ((R @ H) * H).sum(0)
@@ -121,7 +121,7 @@ def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
 
 
 class Tableau:
-    """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others looked at."""
+    """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others tracked."""
 
     def __init__(self, solver: PathSolver):
         self.samples, self.rows = solver.samples, solver.rows
@@ -150,11 +150,11 @@ class Tableau:
 
     @property
     def N(self) -> int:
-        """b, and the samples looked at."""
+        """The number of indices: b and the samples tracked."""
         return len(self.start.x)
 
     def track(self, new: Array) -> None:  # (k,) positions
-        """Look at more samples: new entries of every column."""
+        """Track more samples: every column gets entries for them."""
         s, m, N, t = self.samples, self.m, self.N, self.start
         Z = self.QS[:, new]
         X = self.R @ Z
@@ -175,7 +175,7 @@ class Tableau:
             self.ensure_columns(np.arange(m, self.N))
 
     def ensure_columns(self, k: Array) -> None:
-        """Have these columns."""
+        """Compute those of these columns that are missing."""
         t, m = self.start, self.m
         k = np.unique(k[t.row[k] < 0])
         if not len(k):
@@ -200,7 +200,7 @@ class Paths:
         self.result = np.full(len(c), np.nan)
 
     def run(self) -> Array:  # -> (B,)
-        """g_c when c is gone, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
+        """Return g_c without c, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
         paths = np.arange(len(self.c))
         for _ in range(MAX_TRACKING_ROUNDS):
             step = max(16, PATH_VALUES_PER_BLOCK // self.tableau.N)
@@ -213,7 +213,7 @@ class Paths:
         return self.result
 
     def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
-        """The results of these paths; returns the positions of samples they should have looked at."""
+        """Set the results of these paths; returns the positions of samples that they should have tracked."""
         t = self.tableau
         t.ensure_columns(self.c[paths])
         moved, beta = np.zeros((len(paths), t.N)), np.zeros((len(paths), t.N))
@@ -231,11 +231,11 @@ class Paths:
         return found
 
     def _ends(self, c: Array, moved: Array, beta: Array) -> tuple[Array, Array]:  # (B,), (B, N) twice -> (B,), (k,)
-        """g_c where paths end, and positions not looked at that have come to the wrong side there.
+        """Return g_c where paths end, and the positions of untracked samples that are on the wrong side there.
 
-        Both from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be what has become of
-        (3) and g_S, which should be 0: moving a by -R r mends that, and changes g_c by beta_c^T r. NaN: r is not small, or a
-        sample is on the wrong side by more than rounding and r.
+        Both follow from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be the residuals
+        of (3) and g_S, which should be 0: moving a by -R r makes them so, and changes g_c by beta_c^T r. The result is NaN
+        where r is not small, or a tracked sample is on the wrong side by more than rounding and r.
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]
@@ -270,7 +270,7 @@ class Paths:
         return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)
 
     def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
-        """A function: g of samples in these positions where paths end, in this precision."""
+        """Return a function that computes g of samples in given positions, where paths end, in a given precision."""
         s, t = self.samples, self.tableau
         m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: what leaves has a row of Q for itself
         rest = moved[:, m:].copy()

@@ -29,7 +29,7 @@ METHODS = ("auto", "path", "joint", "pivot")
 
 
 class Batch(NamedTuple):
-    """Checked samples."""
+    """Samples that have passed the input checks."""
 
     x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
     y: Any  # (B,) array of -1, +1, or a number for a single one
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 class Violation(float):
-    """The largest violation of the Kuhn-Tucker conditions; ``bound``: what one rounding of every term can make of it."""
+    """The largest violation of the Kuhn-Tucker conditions; ``bound`` is the effect of one rounding of every term."""
 
     bound: float
 
@@ -412,7 +412,7 @@ class IncrementalSVM(nn.Module):
         )
 
     def _follow(self, start: tuple[float, float], end: tuple[float, float], seen: list[Any], halvings: int) -> None:
-        """From one C to another, every breakpoint added to ``seen``; in two parts where it cannot be followed in one."""
+        """Follow the path from one C to another and append its breakpoints to ``seen``; in two halves where it must be."""
         solver, known = self._solver, len(seen)
         s = solver.samples
         one = int((s.y > 0).argmax())  # a sample of class 1, if there is any
@@ -454,7 +454,7 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def polish(self) -> IncrementalSVM:
-        """R and every g anew, and Newton corrections: optimality to machine precision."""
+        """Compute R and every g again and take Newton steps: optimality to machine precision."""
         self._solver.polish()
         self._support = None
         return self
@@ -532,7 +532,7 @@ class IncrementalSVM(nn.Module):
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
-        """Samples in the form the solver takes, or ValueError; fresh: as if none were held."""
+        """Check samples and bring them into the solver's form; ValueError. fresh: as if none were held."""
         kernel, held = self.kernel, 0 if fresh else self.n
         x = checks.as_tensor(x, "x", self.device)
         if kernel is None:
@@ -561,7 +561,7 @@ class IncrementalSVM(nn.Module):
         return Batch(rows, labels, w, _upper(labels, w, self._C))
 
     def _check_single(self, x: Any, y: Any) -> Batch | None:
-        """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
+        """Check a single sample in the usual types with few operations; None if it needs :meth:`_check`."""
         if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
             return None
         if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
@@ -576,7 +576,7 @@ class IncrementalSVM(nn.Module):
         return Batch(x, 2.0 * label - 1.0, 1.0, self._C[int(label)])
 
     def _labels(self, y: Any, count: int) -> Any:
-        """Labels 0 or 1 as an array of -1, +1."""
+        """Check labels 0 or 1 and return them as an array of -1, +1."""
         y = checks.as_tensor(y, "y", self.device)
         if y.shape != (count,):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
@@ -593,7 +593,7 @@ class IncrementalSVM(nn.Module):
         return labels * 2.0 - 1.0
 
     def _gram(self, K: Any) -> Tensor:
-        """A Gram matrix (n, n) in the order of ids as (capacity, capacity)."""
+        """Bring a Gram matrix (n, n) from the order of ids into that of positions, (capacity, capacity)."""
         gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
         s = self._solver.samples
         order = torch.from_numpy(s.order()).to(self.device)
@@ -613,7 +613,7 @@ class IncrementalSVM(nn.Module):
         self._support = None
 
     def _exchange(self, at: Any, batch: Batch | None, y: Any, method: str) -> None:
-        """Samples in these positions for others, under the same ids, along one parameter."""
+        """Exchange the samples in these positions for others, under the same ids."""
         solver = self._solver
         s, ids = solver.samples, solver.samples.ids[at].tolist()
         if batch is not None:
@@ -624,14 +624,14 @@ class IncrementalSVM(nn.Module):
             if self.kernel is None:
                 held = torch.from_numpy(s.order()).to(self.device)
                 x = torch.cat([x[:, held], x[:, index]], 1)
-        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
+        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are removed
         solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)
         self._drop_far_reserve()
         self._support = None
 
     def _known_ids(self, ids: Any) -> list[int]:
-        """Ids, each held or forgotten; RemovalError for any that is not."""
+        """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
         if ids is None:
             return []
         if isinstance(ids, Tensor) and checks.is_fake(ids):
@@ -662,7 +662,7 @@ class IncrementalSVM(nn.Module):
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 
     def _drop_far_reserve(self) -> None:
-        """The epsilon rule of section 2.6."""
+        """Forget reserve vectors beyond ``reserve_limit``: the epsilon rule of section 2.6."""
         if self.reserve_limit is None or self._solver.rows.fake:
             return
         s = self._solver.samples
@@ -673,7 +673,7 @@ class IncrementalSVM(nn.Module):
             self.inexact = True
 
     def _install_callback(self) -> None:
-        """Have events recorded and reported."""
+        """Let the path call a function that records and reports events, if that is asked for."""
 
         def watch(event: Event) -> None:
             if self.record:
@@ -764,7 +764,7 @@ def _kernel(kernel: Any) -> Kernel | None:
 
 
 def _bounds(C: Any) -> tuple[float, float]:
-    """C of class 0 and of class 1."""
+    """Check C and return it for class 0 and class 1."""
     if isinstance(C, Tensor):
         C = C.tolist()
     if isinstance(C, list | tuple) and len(C) == 2:
@@ -774,5 +774,5 @@ def _bounds(C: Any) -> tuple[float, float]:
 
 
 def _upper(y: Any, weight: Any, C: tuple[float, float]) -> Any:  # (n,), (n,) -> (n,)
-    """The bounds u of samples with these labels and weights."""
+    """Return the upper bounds u of samples with these labels and weights."""
     return weight * np.where(y > 0, C[1], C[0])

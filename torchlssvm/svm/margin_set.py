@@ -1,7 +1,7 @@
 r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
 
-Many margin vectors enter and leave in one block, by the block forms of (13) and (14). With columns H = [y_c; Q_Sc] of k samples
-c that are to enter, and V = -R H,
+Many margin vectors enter and leave at once, by the block forms of (13) and (14). With the columns H = [y_c; Q_Sc] of k samples
+c that enter, and V = -R H,
 
     Gamma = Q_cc + H^T V                                                                                          (12)
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
@@ -10,7 +10,7 @@ c that are to enter, and V = -R H,
 Gamma is the Gram matrix of what is left of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
 the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
 
-Made anew, A is factored: one triangle, a third of what its inverse costs. R of many is made when an event needs it.
+To start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 
 class MarginSet:
-    """Slot 0 for b, the others for margin vectors; ``m`` holds the arrays, ``top`` says where the slots in use end."""
+    """The arrays ``m`` of S: slot 0 is for b, the others for margin vectors. Slots in use lie below ``top``."""
 
     def __init__(self, samples: Samples):
         self.samples = samples
@@ -59,43 +59,45 @@ class MarginSet:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def clear(self, slots: int = 8, b: float = 0.0) -> None:
-        """No margin vectors."""
+        """Start without margin vectors, with so many slots."""
         self.top = 1
         self.watched: Watch | None = None  # None: to be chosen
-        self._made = False  # whether R has been made: it is all zero else
+        self._R_is_made = False  # all of R is zero otherwise, and its memory untouched
         self._factored: tuple[Array, BorderedFactor] | None = None  # slots and factor of A, until R is made
-        self._allocate(slots, None)
-        self.m.a[0] = b
+        self._allocate(slots)
+        self.m.a[0], self.m.used[0] = b, 1.0
 
-    def _allocate(self, slots: int, old: Margin | None) -> None:
-        n, k = self.samples.capacity, 0 if old is None else len(old.a)
-        square = [np.zeros((slots, slots)) for _ in range(2)]
-        V, f, pending = (
-            np.zeros((steps.MAX_PENDING_EVENTS, slots)),
-            np.zeros(steps.MAX_PENDING_EVENTS),
-            np.zeros(1, dtype=np.int64),
+    def _allocate(self, slots: int, old: Margin | None = None) -> None:
+        """Allocate arrays of so many slots, with the contents of the old ones."""
+        square, pending = (slots, slots), steps.MAX_PENDING_EVENTS
+        QS = np.zeros((slots, self.samples.capacity))
+        self.m = Margin(
+            R=np.zeros(square),
+            V=np.zeros((pending, slots)),
+            f=np.zeros(pending),
+            pending=np.zeros(1, dtype=np.int64),
+            A=np.zeros(square),
+            QS=QS,
+            W=QS if self.watched is None or old is None or old.W is old.QS else np.zeros((slots, old.W.shape[1])),
+            at=np.zeros(slots, dtype=np.int64),
+            used=np.zeros(slots),
+            a=np.zeros(slots),
+            lower=np.full(slots, -np.inf),
+            upper=np.full(slots, np.inf),
         )
-        QS, at, used, a = np.zeros((slots, n)), np.zeros(slots, dtype=np.int64), np.zeros(slots), np.zeros(slots)
-        lower, upper = np.full(slots, -np.inf), np.full(slots, np.inf)
-        used[0] = 1.0
-        W = QS
         if old is not None:
             steps.apply_pending(old)
-            for new, part in zip((*square, at, used, a, lower, upper), (old.R, old.A, *old[7:]), strict=True):
-                new[tuple(slice(0, d) for d in part.shape)] = part
-            QS[:k, : old.QS.shape[1]] = old.QS
-            if self.watched is not None and old.W is not old.QS:
-                W = np.zeros((slots, old.W.shape[1]))
-                W[:k] = old.W
+            for name, new, part in zip(Margin._fields, self.m, old, strict=True):
+                if name != "W" or new is not QS:
+                    new[tuple(slice(0, size) for size in part.shape)] = part
         QS[0] = self.samples.y
-        self.m = Margin(square[0], V, f, pending, square[1], QS, W, at, used, a, lower, upper)
 
     def grow(self) -> None:
-        """More slots."""
+        """Make room for more margin vectors."""
         self._allocate(_slots(len(self.m.a)), self.m)
 
     def fit_capacity(self) -> None:
-        """Follow the samples' vectors when they have become longer."""
+        """Lengthen the rows of Q when the samples' vectors have become longer."""
         self.watched = None
         self._allocate(len(self.m.a), self.m)
 
@@ -111,24 +113,24 @@ class MarginSet:
 
     @property
     def R(self) -> Array:  # (slots, slots)
-        """The inverse of A, no event pending."""
+        """The inverse of A, with all events applied."""
         self.ensure_R()
         steps.apply_pending(self.m)
         return self.m.R
 
     def ensure_R(self) -> None:
-        """Make R, if A has only been factored: before events, which keep it up to date."""
-        self._made = True
+        """Compute R from the factor of A, if there is only that. Events, which update R, need it."""
+        self._R_is_made = True
         if self._factored is not None:
             used, factor = self._factored
             self.m.R[np.ix_(used, used)], self._factored = factor.inverse().numpy(), None
 
     def slots(self) -> Array:  # -> (s,) int64
-        """The slots in use, without b's."""
+        """Return the slots in use, without slot 0."""
         return self.m.used.nonzero()[0][1:]
 
     def positions(self) -> Array:  # -> (s,) int64
-        """The margin vectors' positions, in the order of their slots."""
+        """Return the positions of the margin vectors, in the order of their slots."""
         return self.m.at[self.slots()]
 
     def alpha_outside(self) -> Array:  # -> (capacity,)
@@ -138,14 +140,14 @@ class MarginSet:
         return alpha
 
     def write_alpha(self) -> None:
-        """Write the coefficients back to the samples."""
+        """Copy the coefficients to the samples' alpha."""
         slots = self.slots()
         self.samples.alpha[self.m.at[slots]] = self.m.a[slots]
 
     # -- samples that come and go --------------------------------------------------------------------------------------
 
     def add_columns(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
-        """Entries of QS for new samples, whose rows of Q these are."""
+        """Set the entries of QS for new samples, whose rows of Q these are."""
         m, k, index = self.m, self.top, index_of(at)
         m.QS[:k, index] = (Q[:, m.at[:k]] * m.used[:k]).T
         m.QS[0, index] = self.samples.y[index]
@@ -153,7 +155,7 @@ class MarginSet:
             self.watched = None
 
     def erase_columns(self, at: Array) -> None:  # (k,)
-        """Overwrite what is here of samples that are not margin vectors."""
+        """Set the entries of samples outside S to zero."""
         w = self.watched
         self.m.QS[: self.top, index_of(at)] = 0.0
         if w is None:
@@ -167,10 +169,10 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """The samples watched, as they stand: all of them, or those near the margin and the driven ones.
+        """Return the samples that a walk watches, up to date: all of them, or those near the margin and the driven ones.
 
-        A sample far from the margin is not looked at on the way. Where the walk ends, every g is computed, and what is
-        on the wrong side is learned then. A margin vector is watched from when it leaves S.
+        Where the walk ends, every g is computed, and samples on the wrong side that were not watched are learned then. A margin
+        vector is watched from the moment it leaves S.
         """
         s, m, w = self.samples, self.m, self.watched
         if w is not None and m.W is not m.QS and int(w.count[0]) > 2 * self._chosen:
@@ -195,7 +197,7 @@ class MarginSet:
         return w
 
     def _start_watch(self, chosen: Array, columns: int) -> Watch:
-        """Watch these; W is QS if there is a column for every position."""
+        """Watch the samples in these positions; W is QS itself if there is a column for every position."""
         m, k = self.m, len(chosen)
         at, place = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
         at[:k], place[chosen] = chosen, np.arange(k)
@@ -209,7 +211,7 @@ class MarginSet:
         return self.watched
 
     def add_watch_columns(self) -> Watch:
-        """Room for more samples to be watched."""
+        """Make room for more watched samples."""
         w, m = self.watched, self.m
         assert w is not None
         more = SPARE_WATCH_COLUMNS + len(w.at) // 8
@@ -233,14 +235,15 @@ class MarginSet:
         s.rest -= s.alpha[i] * row
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
-        """The margin vector in this slot leaves with this coefficient."""
+        """Take the margin vector in this slot out of S, to the set ``side``, with this coefficient."""
         self.ensure_R()
         s, m = self.samples, self.m
         i = int(m.at[slot])
         s.rest += alpha * m.QS[slot]
         s.alpha[i], s.side[i] = alpha, side
-        if len(self) == 1 or steps.row_of_R(m, slot)[slot] > 0:
-            steps.leave(m, self.top, slot)
+        R_k = steps.row_of_R(m, slot)
+        if len(self) == 1 or R_k[slot] > 0:
+            steps.leave(m, self.top, slot, R_k)
             self._trim()
         else:  # 1 / R_kk is a squared distance: only rounding makes it negative
             self._free_slots(np.array([slot]))
@@ -260,15 +263,15 @@ class MarginSet:
 
     def set_arrays(self, arrays: Margin) -> None:
         """Take over arrays of :meth:`copy_arrays`."""
-        self.m, self.watched, self._made, self._factored = arrays._replace(W=arrays.QS), None, True, None
+        self.m, self.watched, self._R_is_made, self._factored = arrays._replace(W=arrays.QS), None, True, None
         self._trim()
 
     # -- many at a time ------------------------------------------------------------------------------------------------
 
     def exchange(self, out: Array, into: Array, rows: Array) -> Array:  # (k,), (l,), (l, capacity) -> (r,)
-        """Positions ``out`` leave S, ``into`` enter it; R follows. Their alpha, side and rest are not touched.
+        """Take positions ``out`` out of S and ``into`` into it, and update R; alpha, side and rest do not change.
 
-        Returns the positions, of ``into`` if possible, that lie in the span of the others: they are no margin vectors.
+        Returns the positions, of ``into`` if possible, that lie in the span of the others: they do not become margin vectors.
         """
         self.watched = None
         steps.apply_pending(self.m)
@@ -306,7 +309,7 @@ class MarginSet:
         return positions
 
     def _fill_slots(self, into: Array, rows: Array) -> Array:
-        """A slot for each, with its row of Q and of A; R is not touched, alpha is 0."""
+        """Give each position a slot, with its row of Q and of A, and coefficient 0; R does not change."""
         s = self.samples
         while len(self.m.a) - len(self) - 1 < len(into):
             self._allocate(_slots(len(self) + len(into)), self.m)
@@ -326,7 +329,7 @@ class MarginSet:
         return new
 
     def _downdate(self, slots: Array) -> bool:  # (l,)
-        """(14) for several; False if rounding forbids it."""
+        """Apply (14) for several slots; False if rounding errors make that impossible."""
         m, k = self.m, self.top
         columns = _tensor(m.R[:k, slots])
         L, info = torch.linalg.cholesky_ex(_tensor(m.R[np.ix_(slots, slots)]))
@@ -337,9 +340,10 @@ class MarginSet:
         return True
 
     def _free_slots(self, slots: Array) -> None:
+        """Set everything in these slots to zero; R of the others does not change."""
         m = self.m
         steps.apply_pending(m)
-        for array in (m.R, m.A) if self._made else (m.A,):
+        for array in (m.R, m.A) if self._R_is_made else (m.A,):
             array[slots] = 0.0
             array[:, slots] = 0.0
         m.QS[slots] = 0.0
@@ -349,6 +353,7 @@ class MarginSet:
         self._trim()
 
     def _trim(self) -> None:
+        """Set ``top`` behind the last slot in use."""
         self.top = int(self.m.used.nonzero()[0][-1]) + 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
@@ -357,9 +362,9 @@ class MarginSet:
         Returns the positions dropped. keep_dependent: drop none; where there would be any, A is not factored.
         """
         m = self.m
-        if self._made:
+        if self._R_is_made:
             m.R[:] = 0.0
-        m.pending[0], self._made, self._factored = 0, False, None
+        m.pending[0], self._R_is_made, self._factored = 0, False, None
         slots = self.slots()
         if not len(slots):
             return slots
@@ -386,23 +391,23 @@ class MarginSet:
     # -- linear systems with A -----------------------------------------------------------------------------------------
 
     def residual(self) -> float:
-        """The relative residual of R for one right-hand side."""
+        """Return the relative residual of R for one right-hand side."""
         m = self.m
         h = m.A.sum(1)
         return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
     def _equilibrated(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
-        """The slots in use, D A D with a unit diagonal, and D: outliers are a matter of scale."""
+        """Return the slots in use, D A D with a unit diagonal, and D; so scaled, outliers cost no digits."""
         m, used = self.m, np.flatnonzero(self.m.used)
         D = 1.0 / np.maximum(self.samples.root[m.at[used]], 1e-150)
         D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
         return used, m.A[np.ix_(used, used)] * D * D[:, None], D
 
     def invert_A(self) -> None:
-        """R from A anew, whatever the margin vectors are: where they are dependent it is of no use."""
+        """Compute R from A whatever the margin vectors are; it is of no use where they are dependent."""
         m = self.m
         m.R[:] = 0.0
-        m.pending[0], self._made, self._factored = 0, True, None
+        m.pending[0], self._R_is_made, self._factored = 0, True, None
         used, A, D = self._equilibrated()
         try:
             m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
@@ -410,7 +415,7 @@ class MarginSet:
             return
 
     def _times_R(self, r: Array) -> Array:  # (slots,) -> (slots,)
-        """R r, by the factor of A if that is what there is."""
+        """Return R r, by the factor of A if R is not made."""
         if self._factored is None:
             product: Array = self.R @ r
             return product
@@ -420,7 +425,7 @@ class MarginSet:
         return out
 
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
-        """delta with A delta = -r, refined; from A itself, backward stable, where R is of no use."""
+        """Return delta with A delta = -r, refined; by a backward stable method where R is of no use."""
         m = self.m
         for attempt in range(2):
             delta = self._times_R(-r)
@@ -446,7 +451,7 @@ class MarginSet:
 
 
 def _slots(count: int) -> int:
-    """Slots for so many margin vectors, b and some more: few, as events pass over all of them."""
+    """Return how many slots to allocate for so many margin vectors: few more, as events pass over all of them."""
     return 16 + count + count // 16
 
 

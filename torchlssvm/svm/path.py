@@ -30,16 +30,19 @@ class Event:
 
 
 class Path:
-    """Walks samples and margin set along a drive."""
+    """Moves samples and margin set along the path of a drive."""
 
     def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[Event], None] | None = None
         self.events = 0
-        self.roundings = 0.0  # see steps.walk: since rest was last looked at
+        self.roundings = 0.0  # of rest, see steps.walk; not counted in samples.rounding yet
 
     def walk(self, wrong: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
-        """Take alpha to its other bound for ``wrong``, unless g comes to 0 on the way, and to 0 for ``down``, not watched."""
+        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0 whatever its g.
+
+        False if the path cannot be followed. everything: watch all samples, not only those near the margin.
+        """
         s = self.samples
         d = np.zeros(s.capacity)
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
@@ -71,7 +74,7 @@ class Path:
         return Drive(d, rise, force, float(np.square(d * self.samples.root).sum()))
 
     def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
-        """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
+        """Walk from p = 0 to 1; False if the path cannot be followed: samples and margin set are then somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
         margin.ensure_R()
         watch = margin.watch(everything or callback is not None, moving)
@@ -114,7 +117,7 @@ class Path:
         return False
 
     def _shift_b(self, drive: Drive) -> tuple[Any, int]:
-        """S is empty and the drive unbalanced: move b, alone, until a sample that can give way is at its margin."""
+        """Move b alone until a sample that can balance the drive is at its margin; for an empty S."""
         s, margin = self.samples, self.margin
         self.compute_g()
         watch = margin.watch(True, np.flatnonzero(drive.d))
@@ -129,7 +132,7 @@ class Path:
         return watch, int(watch.at[k])
 
     def compute_g(self) -> None:
-        """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+        """Compute every g."""
         steps.compute_g(self.margin.m, self.margin.top, self.samples.arrays)
 
     def _report(self, callback: Callable[[Event], None], event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Samples of the incremental SVM: what is kept of each, by position, in host memory."""
+"""The vectors that the incremental SVM keeps of its samples, by position, in host memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Vectors(NamedTuple):
 
 
 class Samples:
-    """Vectors by position. A position belongs to a sample for as long as it is held, and is free before and after.
+    """Vectors by position. A sample keeps its position for as long as it is held.
 
     Every vector is ``capacity`` long; ``ids`` holds -1 where a position is free.
     """
@@ -86,7 +86,7 @@ class Samples:
         return at
 
     def drop(self, at: Array) -> None:  # (k,)
-        """Free these positions, and overwrite what was there."""
+        """Free these positions, and set their entries to zero."""
         for i in self.ids[at].tolist():
             del self.where[i]
         self.vectors[:, at] = 0.0
@@ -95,7 +95,7 @@ class Samples:
         self.n -= len(at)
 
     def order(self) -> Array:  # -> (n,) int64
-        """Positions in the order of ids."""
+        """Return the positions of the samples held, in the order of their ids."""
         held = np.flatnonzero(self.ids >= 0)
         return held[np.argsort(self.ids[held])]
 

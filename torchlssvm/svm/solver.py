@@ -1,4 +1,4 @@
-"""The solver of the incremental SVM: plans an operation, carries it out, certifies the end, or takes the robust way."""
+"""The solver of the incremental SVM: it chooses a method for an operation and certifies its result, or solves robustly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
 class OptimalityCheck(NamedTuple):
-    """The verdict on a solution."""
+    """The result of a check of alpha, b and the sets."""
 
     wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
     feasible: bool  # 0 <= alpha <= u, and |sum y alpha| is rounding
@@ -45,7 +45,7 @@ class OptimalityCheck(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether this is the solution."""
+        """True if this is the solution."""
         return self.feasible and not len(self.wrong)
 
 
@@ -176,7 +176,7 @@ class PathSolver:
         self.last_method = "path"
 
     def _prepare_new(self, new: Array) -> Array:  # (B,) -> (k,)
-        """rest, g and entries of QS for new samples, alpha = 0; returns those on the wrong side."""
+        """Compute rest, g and the entries of QS for new samples with alpha = 0; returns those on the wrong side."""
         s = self.samples
         outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
@@ -190,7 +190,7 @@ class PathSolver:
         return new[s.g[new] < 0]
 
     def _release(self, leaving: Array) -> None:
-        """Samples are to go: they leave S, and the conditions no longer concern them."""
+        """Take samples that are to be removed out of S, with their alpha, and out of the Kuhn-Tucker checks (side = 0)."""
         s, margin = self.samples, self.margin
         margin.write_alpha()
         for i in leaving.tolist():
@@ -202,9 +202,10 @@ class PathSolver:
                 self.rows.cache_row(i, row)
             s.side[i] = 0.0
 
-    # -- ways ----------------------------------------------------------------------------------------------------------
+    # -- methods -------------------------------------------------------------------------------------------------------
 
     def _walk(self, wrong: Array, down: Array) -> bool:
+        """Follow :meth:`Path.walk` for those of the samples that still have to move."""
         s = self.samples
         wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
         if not len(wrong) and not len(down):
@@ -215,7 +216,7 @@ class PathSolver:
         return True
 
     def _finish_walk(self, followed: bool) -> None:
-        """The end of a walk: correct S, look at every sample, learn what is on the wrong side, certify."""
+        """Correct S at the end of a walk, learn samples that are on the wrong side there, and certify."""
         s = self.samples
         for _ in range(MAX_WALKS):
             if not followed:
@@ -256,7 +257,7 @@ class PathSolver:
         return self.check_optimality().holds
 
     def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """The active-set method from one start after the other: here, near the optimum, nothing learned, where that ended."""
+        """Use the active-set method, from one start after the other: alpha, an approximate optimum, 0, the last end."""
         s = self.samples
         self.last_method = "fallback"
         attempt = ActiveSet(s, self.rows, self.margin, self.path, self.check_optimality)
@@ -283,7 +284,7 @@ class PathSolver:
         )
 
     def _rebalance(self) -> None:
-        """Put sum y alpha, where it is more than rounding, into the margin vector of the smallest K_ii that has room for it."""
+        """Add sum y alpha, where it is more than rounding, to the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
         m, slots, excess = margin.m, margin.slots(), float(s.y @ s.alpha)
         if abs(excess) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
@@ -297,7 +298,7 @@ class PathSolver:
             self.path.compute_g()
 
     def _feasible_alpha(self) -> Array:
-        """The present coefficients, in their box and balanced, without those of samples about to leave."""
+        """Return the present coefficients, in their box and balanced, without those of samples that are removed."""
         s = self.samples
         self.margin.write_alpha()
         alpha = np.where(s.u > 0, np.clip(np.nan_to_num(s.alpha), 0.0, s.u), 0.0)
@@ -306,7 +307,7 @@ class PathSolver:
     # -- the certificate -----------------------------------------------------------------------------------------------
 
     def check_optimality(self) -> OptimalityCheck:
-        """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
+        """Check alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows for doubtful samples only."""
         s, b = self.samples, self.margin.b
         wrong, feasible, violation = steps.find_violations(self.samples.arrays, b)
         if len(wrong):
@@ -317,7 +318,7 @@ class PathSolver:
         return OptimalityCheck(wrong, feasible, violation)
 
     def rounding_bound(self) -> float:
-        """The largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1) over the samples i held."""
+        """Return the largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), of the samples i held."""
         s = self.samples
         held = np.flatnonzero(s.ids >= 0)
         return EPS * float(self.rows.absolute_products(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
@@ -325,7 +326,7 @@ class PathSolver:
     # -- exact ends ----------------------------------------------------------------------------------------------------
 
     def _correct(self) -> None:
-        """A Newton step on S, then every g; where nothing on the margin holds b, b in the middle of its interval."""
+        """Take a Newton step on S and compute every g; where no margin vector fixes b, centre b in its interval."""
         margin = self.margin
         if len(margin) and not steps.newton_step(margin.m, margin.top, self.samples.arrays):
             self._empty_margin_set_at_bounds()
@@ -334,7 +335,7 @@ class PathSolver:
             self._centre_b()
 
     def _empty_margin_set_at_bounds(self) -> None:
-        """Empty S if every margin vector is at a bound, to rounding: then nothing on the margin holds b."""
+        """Move all of S to E and R if every margin vector is at a bound, to rounding: then no margin vector fixes b."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
         a, u = margin.m.a[slots], margin.m.upper[slots]
@@ -352,10 +353,10 @@ class PathSolver:
         margin.clear(b=margin.b)
 
     def _centre_b(self) -> None:
-        """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
+        """Set b, which an empty margin set leaves an interval, to its middle, or to the end that is finite."""
         low, high = self.b_interval()
         if high < low and max(low, -high) <= 2.0 * (low - high):
-            return  # one value and rounding, which differs from sample to sample: b is there
+            return  # the interval is one value and rounding, which differs between samples: b is there
         shift = 0.5 * (low + high) if low > -np.inf and high < np.inf else low if low > -np.inf else high
         narrow = NARROW_B_INTERVAL * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
@@ -363,7 +364,7 @@ class PathSolver:
             self.path.compute_g()
 
     def b_interval(self) -> tuple[float, float]:
-        """How far b can move down and up while every sample stays on its side; for an empty margin set."""
+        """Return how far b can move down and up while every sample stays on its side, if the margin set is empty."""
         s = self.samples
         # t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
         pull, at = s.y * s.side, -(s.y * s.g)
@@ -397,6 +398,7 @@ class PathSolver:
         self._correct()
 
     def _warn_if_undetermined(self) -> None:
+        """Warn where rounding alone changes g visibly."""
         s = self.samples
         unit = EPS * float(s.root.max(initial=0.0) * (s.root @ s.alpha) + abs(self.margin.b) + 1.0)
         if unit > MAX_DETERMINED_UNIT and (unit := self.rounding_bound()) > MAX_DETERMINED_UNIT:

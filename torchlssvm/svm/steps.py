@@ -1,4 +1,4 @@
-r"""Numeric steps of the incremental SVM, each written once: NumPy as it stands, compiled where numba is installed.
+r"""Numeric steps of the incremental SVM: NumPy code, compiled where numba is installed.
 
 Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; S is the set of margin vectors,
 a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficients outside S move at rates d,
@@ -8,9 +8,9 @@ a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficie
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1], beta_i for a unit of alpha_i alone                      (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                          (14)
 
-R is kept as R + V^T diag(f) V, with a row of V for each event since the last time that these were added to R: sixteen products
-of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled
-functions are in this file: a compiled function contains those that it calls, and numba looks at the time of one file only.
+R is stored as R + V^T diag(f) V, with a row of V for each pending event: adding sixteen of them to R in one product costs
+little more than adding one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled functions that call each other are
+in this file, because numba's cache compares the time of one file only.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Margin(NamedTuple):
 
     R: Array  # (slots, slots) without the pending events
     V: Array  # (MAX_PENDING_EVENTS, slots) pending events
-    f: Array  # (MAX_PENDING_EVENTS,) and their factors
-    pending: Array  # (1,) int64 how many there are
+    f: Array  # (MAX_PENDING_EVENTS,) their factors
+    pending: Array  # (1,) int64 number of pending events
     A: Array  # (slots, slots)
     QS: Array  # (slots, capacity) rows of Q; row 0 is y
-    W: Array  # (slots, watched) their part that is watched
+    W: Array  # (slots, watched) the columns of QS that are watched
     at: Array  # (slots,) int64 position of each slot
     used: Array  # (slots,) 1.0, or 0.0 where the slot is free
     a: Array  # (slots,)
@@ -91,28 +91,28 @@ class Margin(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """The samples a walk looks at: all, or those outside S that are near the margin."""
+    """The samples that a walk watches: all, or those outside S that are near the margin."""
 
     at: Array  # (watched,) int64 positions
     place: Array  # (capacity,) int64 where each position is among them, or -1
     slack: Array  # (watched,) side * g
     sign: Array  # (watched,) side; 0 where nothing is watched
     root: Array  # (watched,)
-    count: Array  # (1,) int64 how many there are; columns beyond are free
+    count: Array  # (1,) int64 number of columns in use
 
 
 class Drive(NamedTuple):
-    """What moves from p = 0 to 1."""
+    """The quantities that move from p = 0 to 1, at constant rates."""
 
     d: Array  # (capacity,) rates of coefficients outside S
-    rise: Array  # (capacity,) rates of upper bounds, or (0,) if they rest
+    rise: Array  # (capacity,) rates of upper bounds, or (0,) if they do not move
     force: Array  # (capacity,) Q d
     size: float  # sum (d_j sqrt(K_jj))^2 at the start: roundings of force are in proportion to it
 
 
 @compiled
 def apply_pending(m: Margin) -> None:
-    """Add the pending events to R."""
+    """Add the pending events to R, and leave none."""
     k = m.pending[0]
     if k == 0:
         return
@@ -139,7 +139,7 @@ def add_to_R(m: Margin, v: Array, factor: float) -> None:
 
 @compiled
 def times_R(m: Margin, top: int, h: Array) -> Array:
-    """R h (slots,)."""
+    """Return R h (slots,)."""
     out = np.zeros(len(h))
     out[:top] = m.R[:top] @ h
     k = m.pending[0]
@@ -150,7 +150,7 @@ def times_R(m: Margin, top: int, h: Array) -> Array:
 
 @compiled
 def row_of_R(m: Margin, slot: int) -> Array:
-    """R_k: (slots,)."""
+    """Return row ``slot`` of R (slots,)."""
     out = m.R[slot].copy()
     k = m.pending[0]
     if k > 0:
@@ -160,7 +160,7 @@ def row_of_R(m: Margin, slot: int) -> Array:
 
 @compiled
 def free_slot(used: Array, top: int) -> int:
-    """The first slot that is free; the number of slots if there is none."""
+    """Return the first free slot below ``top``, or ``top`` itself, which may be beyond the last slot."""
     for k in range(1, top):
         if used[k] == 0.0:
             return k
@@ -208,14 +208,13 @@ def enter(
 
 
 @compiled
-def leave(m: Margin, top: int, slot: int) -> None:
-    """The margin vector in this slot leaves, by (14)."""
+def leave(m: Margin, top: int, slot: int, R_k: Array) -> None:
+    """Take the margin vector in this slot out of S, by (14). R_k (slots,): its row of R."""
     if m.used[1:top].sum() == 1.0:
         m.R[:] = 0.0
         m.pending[0] = 0
     else:
-        v = row_of_R(m, slot)
-        add_to_R(m, v, -1.0 / v[slot])
+        add_to_R(m, R_k, -1.0 / R_k[slot])
     m.R[slot] = 0.0
     m.R[:, slot] = 0.0
     m.V[:, slot] = 0.0
@@ -228,7 +227,7 @@ def leave(m: Margin, top: int, slot: int) -> None:
 
 @compiled
 def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row: Array) -> None:
-    """Put a row of Q into the cache, in place of the oldest."""
+    """Put a row of Q into the cache, in place of the oldest, unless it is there."""
     if row_of[i] >= 0:
         return
     k = clock[0]
@@ -247,7 +246,7 @@ def add_to(x: Array, factor: float, v: Array) -> None:
 
 @compiled
 def move_driven(s: Vectors, drive: Drive, t: float) -> float:
-    """alpha and rest follow the drive for a step; returns what that adds to the roundings of rest, see :func:`walk`."""
+    """Move alpha and rest along the drive by a step t; returns what that adds to the roundings of rest, see :func:`walk`."""
     if t > 0.0:
         add_to(s.alpha, t, drive.d)
         add_to(s.rest, t, drive.force)
@@ -256,7 +255,7 @@ def move_driven(s: Vectors, drive: Drive, t: float) -> float:
 
 @compiled
 def compute_beta(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
-    """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
+    """Compute beta = -R h; if ``refined``, correct it once and return the relative residual that it had before."""
     beta[:] = -times_R(m, top, h)
     if not refined:
         return 0.0
@@ -277,23 +276,23 @@ def walk(
     most: int,  # events
     i: int,  # a sample that enters S first, or -1
 ) -> tuple[int, int, int, float, int, int, float]:
-    """Follow the path from p towards 1: (why it returns, the sample concerned, the last event, p, top, events, roundings).
+    """Follow the path from p towards 1, and return (reason, sample concerned, last event, p, top, events, roundings).
 
     Between events every rate is constant. An event is a margin vector that comes to a bound, or a watched sample whose g comes
-    to 0. alpha, side, rest and u of the samples follow; g does not. roundings: the sum of (c sqrt(K_jj))^2 over all c Q_j: that
-    were added to rest; rest_i has gathered rounding errors of about EPS sqrt(K_ii) times its root.
+    to 0. alpha, side, rest and u of the samples are kept up to date; g is not. roundings is the sum of (c sqrt(K_jj))^2 over
+    all c Q_j: that were added to rest: rest_i has gathered rounding errors of about EPS sqrt(K_ii) times the root of it.
     """
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
     beta = np.zeros(len(m.a))
-    known, since = False, EVENTS_PER_REFINEMENT if i < 0 else 0
-    stalled, events, kind, rate_in = 0, 0, NO_EVENT, 0.0
-    balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
-    pull, slight = drive.force[w.at], SIMULTANEOUS_STEP * np.abs(drive.d).sum()
+    beta_known, since_refined = False, EVENTS_PER_REFINEMENT if i < 0 else 0
+    stalled, events, event, rate_in = 0, 0, NO_EVENT, 0.0
+    balance, drive_size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
+    force, balanced_within = drive.force[w.at], SIMULTANEOUS_STEP * np.abs(drive.d).sum()
     root = s.root[m.at] * m.used
     root[0] = 0.0
     count = m.used[1:top].sum()
-    gone, roundings = 0.0, 0.0  # gone: the way that alpha and rest have not followed yet
+    behind, roundings = 0.0, 0.0  # behind: length of the steps that alpha and rest have not made yet
     while True:
         if i >= 0:  # sample i comes to the margin
             if cache.row_of[i] < 0:
@@ -304,8 +303,8 @@ def walk(
                 break
             row = cache.rows[cache.row_of[i]]
             if drive.d[i] != 0.0:
-                roundings += move_driven(s, drive, gone)
-                gone = 0.0
+                roundings += move_driven(s, drive, behind)
+                behind = 0.0
             v, gamma_i, terms = beta_and_gamma(m, top, row, s.y[i], i)
             if count > 0 and not gamma_i > DEPENDENT_SHARE * terms:
                 code = ENTERING_IS_DEPENDENT
@@ -318,15 +317,15 @@ def walk(
             if drive.d[i] != 0.0:
                 add_to(drive.force, -drive.d[i], row)
                 drive.d[i] = 0.0
-                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
-            elif known and count > 0:
+                balance, force, beta_known = (s.y * drive.d).sum(), drive.force[w.at], False
+            elif beta_known and count > 0:
                 add_to(beta, -rate_in / gamma_i, v)
             else:
-                known = False
+                beta_known = False
             count += 1
             s.side[i] = 0.0
             w.sign[w.place[i]] = 0.0
-            events, since, kind = events + 1, since + 1, TO_MARGIN
+            events, since_refined, event = events + 1, since_refined + 1, TO_MARGIN
             if not rising and not drive.d.any():  # all that moved are margin vectors now
                 code, p = WALK_ENDED, 1.0
                 break
@@ -334,44 +333,44 @@ def walk(
                 code = WALK_PAUSED
                 break
             i = -1
-        if count == 0 and abs(balance) > slight:
+        if count == 0 and abs(balance) > balanced_within:
             code = NEEDS_MARGIN_VECTOR
             break
         if rising:
             rise = drive.rise[m.at] * m.used
             rise[0] = 0.0
-        if not known or since >= EVENTS_PER_REFINEMENT:
+        if not beta_known or since_refined >= EVENTS_PER_REFINEMENT:
             h = drive.force[m.at] * m.used
             h[0] = balance
-            if count > 0 and compute_beta(m, top, h, beta, since >= EVENTS_PER_REFINEMENT) > MAX_R_RESIDUAL:
+            if count > 0 and compute_beta(m, top, h, beta, since_refined >= EVENTS_PER_REFINEMENT) > MAX_R_RESIDUAL:
                 code = NEEDS_NEW_R
                 break
             if count == 0:
                 beta[:] = 0.0
-            known, since = True, (0 if since >= EVENTS_PER_REFINEMENT else since)
-        gamma = pull + beta[:top] @ m.W[:top]
+            beta_known, since_refined = True, (0 if since_refined >= EVENTS_PER_REFINEMENT else since_refined)
+        gamma = force + beta[:top] @ m.W[:top]
         # the first margin vector at a bound
         speed = np.abs(beta)
         floor = RATE_ROUNDING_UNITS * EPS * max(speed[1:].max(), np.abs(rise).max())
         up = beta - rise
         t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, np.inf)
         t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, np.inf)
-        high, low = t_up.argmin(), t_down.argmin()
+        first_up, first_down = t_up.argmin(), t_down.argmin()
         # the first sample at the margin
         rate = gamma * w.sign
-        total = (speed * root).sum() + size
+        total = (speed * root).sum() + drive_size
         t_in = np.where(
             rate < -RATE_ROUNDING_UNITS * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, np.inf
         )
-        k = t_in.argmin()
-        t = min(min(t_up[high], t_down[low]), min(t_in[k], 1.0 - p))
+        first_in = t_in.argmin()
+        t = min(min(t_up[first_up], t_down[first_down]), min(t_in[first_in], 1.0 - p))
         stalled = stalled + 1 if t <= SIMULTANEOUS_STEP else 0
         if stalled > MAX_SIMULTANEOUS_EVENTS:
             code = EVENTS_CYCLE
             break
         add_to(m.a, t, beta)
         add_to(w.slack, t, rate)
-        gone += t
+        behind += t
         if rising:
             add_to(s.u, t, drive.rise)
             add_to(m.upper, t, rise)
@@ -379,11 +378,11 @@ def walk(
             code, p = WALK_ENDED, 1.0
             break
         p += t
-        if t_in[k] <= t:
-            i, rate_in = w.at[k], gamma[k]
+        if t_in[first_in] <= t:
+            i, rate_in = w.at[first_in], gamma[first_in]
             continue
-        to_error = t_up[high] <= t
-        slot = int(high if to_error else low)
+        to_error = t_up[first_up] <= t
+        slot = int(first_up if to_error else first_down)
         j, R_k = m.at[slot], row_of_R(m, slot)
         pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
@@ -395,7 +394,7 @@ def walk(
                 code = NEEDS_COLUMN
                 break
             m.W[:, c] = m.QS[:, j]
-            w.at[c], w.place[j], w.root[c], pull[c] = j, c, s.root[j], drive.force[j]
+            w.at[c], w.place[j], w.root[c], force[c] = j, c, s.root[j], drive.force[j]
             w.count[0] = c + 1
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
@@ -405,25 +404,25 @@ def walk(
             add_to(s.rest, s.u[j], m.QS[slot])
             roundings += (s.u[j] * s.root[j]) ** 2
             if rising and drive.rise[j] != 0.0:
-                roundings += move_driven(s, drive, gone)
-                gone, drive.d[j] = 0.0, drive.rise[j]
+                roundings += move_driven(s, drive, behind)
+                behind, drive.d[j] = 0.0, drive.rise[j]
                 add_to(drive.force, drive.rise[j], m.QS[slot])
-                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
-        if known and count > 1:
+                balance, force, beta_known = (s.y * drive.d).sum(), drive.force[w.at], False
+        if beta_known and count > 1:
             add_to(beta, -beta[slot] / pivot, R_k)
             beta[slot] = 0.0
         else:
-            known = False
-        leave(m, top, slot)
+            beta_known = False
+        leave(m, top, slot, R_k)
         count, root[slot] = count - 1, 0.0
         while top > 1 and m.used[top - 1] == 0.0:
             top -= 1
-        events, since, kind = events + 1, since + 1, TO_ERROR if to_error else TO_RESERVE
+        events, since_refined, event = events + 1, since_refined + 1, TO_ERROR if to_error else TO_RESERVE
         if events >= most:
             code, i = WALK_PAUSED, j
             break
-    roundings += move_driven(s, drive, gone)
-    return code, i, kind, p, top, events, roundings
+    roundings += move_driven(s, drive, behind)
+    return code, i, event, p, top, events, roundings
 
 
 # -- the end of an operation -----------------------------------------------------------------------------------------
@@ -431,15 +430,15 @@ def walk(
 
 @compiled
 def compute_g(m: Margin, top: int, s: Vectors) -> None:
-    """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+    """Compute every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
     s.g[:] = m.a[:top] @ m.QS[:top] + s.rest - np.abs(s.y)
 
 
 @compiled
 def newton_step(m: Margin, top: int, s: Vectors) -> bool:
-    """A Newton step on S with what is left of (2) and (3), if it stays in the box; alpha of the samples and every g follow.
+    """Take a Newton step on S with the residuals of (2) and (3), if it stays in the box; write alpha and every g.
 
-    Returns whether any margin vector is well inside its box, by more than AT_BOUND_SHARE of it. There must be a margin vector.
+    Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. There must be a margin vector.
     """
     slots = np.flatnonzero(m.used)[1:]
     at = m.at[slots]
@@ -459,26 +458,27 @@ def newton_step(m: Margin, top: int, s: Vectors) -> bool:
 
 @compiled
 def least_rounding_unit(s: Vectors, b: float) -> Array:
-    """A lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from sums of its terms with their signs: all, and rest."""
+    """Return a lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from signed sums of its terms: g and rest."""
     return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
 
 @compiled
-def add_rest_rounding(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> Array:
-    """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; positions where they could show.
+def add_rest_rounding(s: Vectors, b: float, variance: Array, before: Array, events: float, roundings: float) -> Array:
+    """Add to ``variance`` (capacity,) that of the rounding errors of rest, in units of EPS^2, since it was ``before``.
 
-    Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
-    square root of their number. Coefficients that were large once have left large roundings. g must be up to date.
+    Each event rounds rest_i once, and the product that is added to it once. Errors add up like the square root of their number.
+    Coefficients that were large at some time have left large errors. Returns the positions in which the errors could change the
+    side of g, which must be up to date.
     """
-    dust += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
+    variance += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
     unit = MAX_REST_ROUNDING_UNITS * least_rounding_unit(s, b)
-    unit *= np.where(s.side * s.g > CLEAR_SIDE_FACTOR * EPS * np.sqrt(dust), CLEAR_SIDE_FACTOR, 1.0)
-    return np.flatnonzero(~(dust <= unit * unit))
+    unit *= np.where(s.side * s.g > CLEAR_SIDE_FACTOR * EPS * np.sqrt(variance), CLEAR_SIDE_FACTOR, 1.0)
+    return np.flatnonzero(~(variance <= unit * unit))
 
 
 @compiled
 def find_violations(s: Vectors, b: float) -> tuple[Array, bool, float]:
-    """Positions that may be on the wrong side by more than rounding, whether alpha is feasible, and the largest violation."""
+    """Return the positions that may be on the wrong side by more than rounding, if alpha is feasible, the largest violation."""
     off = np.where(
         s.side == 0.0, np.where(s.u == 0.0, 0.0, np.abs(s.g)), -s.side * s.g
     )  # u = 0: free, or about to leave
@@ -495,7 +495,7 @@ PATH_ENDED, PATH_GIVEN_UP = -1, -2
 
 
 class PathStart(NamedTuple):
-    """Where paths start; index 0 is b, then S, then the others looked at."""
+    """The state in which all paths start; index 0 is b, then S, then the other samples tracked."""
 
     T: Array  # (rows, N) columns of the tableau, as rows
     row: Array  # (N,) int64 row of each column, or -1
@@ -509,7 +509,7 @@ class PathStart(NamedTuple):
 
 
 class Pivots(NamedTuple):
-    """The events of a path so far; rows beyond them hold nothing, and are zero in T and U."""
+    """The events of a path so far; rows beyond them are zero in T and U, and undefined in the others."""
 
     keys: Array  # (most,) int64, what entered or left
     before: Array  # (most,) int64, the last event with the same key, or -1
@@ -520,7 +520,7 @@ class Pivots(NamedTuple):
 
 @compiled
 def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: Array) -> None:
-    """Append the pivot on k with w, w[k] = 1."""
+    """Append the pivot on k with w, w[k] = 1; before: the last event with the same key, or -1."""
     first = max(before, 0)
     v.keys[events], v.before[events] = k, before
     if events > 0:
@@ -534,10 +534,10 @@ def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: A
 
 @compiled
 def pivoted_column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
-    """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size.
+    """Return column j, which is scale * base with the pivots from ``start`` on applied, and the size of the terms of entry j.
 
-    Pivot e takes away share_e W_e; share_e = (entry keys[e] as the pivots before it left it) / p_e. A pivot sets its own entry
-    to 0 first: what came before does not count there.
+    Pivot e subtracts share_e W_e; share_e = (entry keys[e] after the pivots before e) / p_e. A pivot sets its own entry to 0
+    first, so that earlier values do not count there.
     """
     out = scale * base
     if start == events:
@@ -565,9 +565,9 @@ def removal_path(
     moved: Array,
     beta: Array,
 ) -> int:
-    """The path of c leaving: PATH_ENDED, PATH_GIVEN_UP or the column it lacks.
+    """Follow the path on which sample c leaves; returns PATH_ENDED, PATH_GIVEN_UP or the index of a column that is missing.
 
-    moved (N,): how far each coefficient has moved; beta (N,): u_c[P] at the end; W (most, N): room.
+    moved (N,): receives how far each coefficient has moved; beta (N,): receives u_c[P] at the end; W (most, N): working memory.
     """
     N = len(t.x)
     keys, before, last = np.empty(most, np.int64), np.empty(most, np.int64), np.full(N, -1)
@@ -648,7 +648,7 @@ def removal_paths(
     t: PathStart, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array,
     beta: Array, answer: Array,
 ) -> None:  # fmt: skip
-    """The paths of samples c (B,) leaving, one after the other; ``paths`` says which of them."""
+    """Follow the paths with these numbers, of samples c (B,) leaving, one after the other; see :func:`removal_path`."""
     W = np.empty((most, len(t.x)))
     for b in paths:
         answer[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])

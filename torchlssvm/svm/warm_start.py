@@ -35,7 +35,7 @@ MAX_TRADES_PER_SAMPLE = 100
 def approximate_optimum(
     samples: Samples, rows: KernelRows, alpha: Array, report: Callable[[float], None] | None = None
 ) -> Array:  # (capacity,) -> (capacity,)
-    """alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
+    """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
 
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
@@ -77,7 +77,7 @@ class Level:
         self.left = MAX_TRADES_PER_SAMPLE * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
+        """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
         if self.factors is not None:
             left, right = self.factors
             K = left[these] @ (right if columns is None else right[:, columns])
@@ -90,11 +90,11 @@ class Level:
         return Q
 
     def offsets(self, alpha: Array) -> Array:  # (n,) -> (n,)
-        """F of these coefficients."""
+        """Compute F of these coefficients."""
         return self.move(self.y.copy(), alpha)
 
     def move(self, F: Array, change: Array) -> Array:  # (n,), (n,) -> (n,)
-        """F after a change of the coefficients, in place."""
+        """Update F in place for a change of the coefficients, and return it."""
         changed = np.flatnonzero(change)
         for k in range(0, len(changed), WORKING_SET_SIZE):
             part = changed[k : k + WORKING_SET_SIZE]
@@ -103,7 +103,7 @@ class Level:
         return F
 
     def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
-        """Coefficients and F, from those of a level that holds the first k of these samples with larger bounds."""
+        """Return coefficients and F to start from, given those of a level with the first k of these samples."""
         n, k = len(self.at), len(alpha)
         start = np.zeros(n)
         if not alpha.any():
@@ -124,9 +124,9 @@ class Level:
     def solve(
         self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
-        """Coefficients, and F, whose largest violation is ``close``: trades in one working set after the other.
+        """Trade in one working set after the other until the largest violation is ``close``; returns alpha and F.
 
-        Once most samples are at a bound and far from leaving it, the others are solved on their own: their rows are short.
+        Once most samples are at a bound and far from leaving it, the others are solved on their own, with shorter rows.
         report: called with the share done of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
@@ -173,13 +173,13 @@ class Level:
 
 
 def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
-    """Where the largest values above ``least`` are: half a working set of them at most."""
+    """Return the indices of the largest values above ``least``: half a working set of them at most."""
     above, k = np.flatnonzero(values > least), WORKING_SET_SIZE // 2
     return above if len(above) <= k else above[np.argpartition(-values[above], k)[:k]]
 
 
 class KeptRows:
-    """Kernel rows of one level in single precision, those that were used last."""
+    """Kernel rows of one level in single precision; the ones used last are kept."""
 
     def __init__(self, n: int, cache_bytes: int):
         count = min(n, max(WORKING_SET_SIZE, cache_bytes // (4 * n)))
@@ -188,7 +188,7 @@ class KeptRows:
         self.used, self.clock = np.zeros(count, dtype=np.int64), 0
 
     def find(self, W: Array, kernel: Callable[[Array], Array]) -> Array:  # (k,) -> (k,)
-        """Where the rows of these samples are, computed now if they are not kept."""
+        """Return the numbers of the rows of these samples, computing those that are not kept."""
         self.clock += 1
         at = self.row_of[W]
         self.used[at[at >= 0]] = self.clock
@@ -261,13 +261,13 @@ def trade(
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)
-    """alpha in its box with y^T alpha = 0: the heavier class gives way, its free coefficients first."""
+    """Return alpha with y^T alpha = 0 in its box: coefficients of the heavier class are scaled down, the free ones first."""
     excess = float(y @ alpha)
     heavy = y * excess > 0
     for giving in (heavy & (alpha < u), heavy):
         total, excess = float(alpha[giving].sum()), abs(float(y @ alpha))
         if excess <= 1e-15 * float(alpha.sum()):
-            break  # what is at its bound stays there
+            break  # coefficients at their bound stay there
         if total > 0:
             alpha = np.where(giving, alpha * max(1.0 - excess / total, 0.0), alpha)
     return alpha
