@@ -111,7 +111,10 @@ def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others():
     svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
     whole = svm.leave_one_out(batched=False)
     fails_once = Failing(ConvergenceError("no end"), at=3)
-    with replaced(leave_one_out.PathSolver, "unlearn", fails_once), pytest.warns(NumericalWarning, match="1 sample"):
+    with (
+        replaced(leave_one_out.PathSolver, "solve_change", fails_once),
+        pytest.warns(NumericalWarning, match="1 sample"),
+    ):
         found = svm.leave_one_out(batched=False)
     lost = found.margin.isnan()
     assert int(lost.sum()) == 1

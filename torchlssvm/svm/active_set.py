@@ -43,12 +43,9 @@ class ActiveSet:
         self.samples, self.rows, self.margin, self.path, self.check_optimality = samples, rows, margin, path, certify
         self.waiting: list[int] = []  # positions with alpha inside the box that are still to enter S
 
+    @np.errstate(all="ignore")  # values that overflow are not finite, and fail the checks below
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
         """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
-        with np.errstate(all="ignore"):  # values that overflow are not finite, and fail the checks below
-            return self._run(alpha, b)
-
-    def _run(self, alpha: Array, b: float) -> bool:
         s = self.samples
         self._start(alpha, b)
         generator = np.random.default_rng(0)

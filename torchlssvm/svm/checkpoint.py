@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.kernels import Kernel
+from torchlssvm.svm.samples import Batch
 from torchlssvm.svm.solver import PathSolver
 
 PER_SAMPLE = ("y", "weight", "u", "alpha", "sign", "slack")
@@ -21,7 +22,7 @@ in any order. R is written for that version; it is not read."""
 
 
 class Content(NamedTuple):
-    """What a checkpoint holds."""
+    """The content of a checkpoint, and of a machine."""
 
     solver: PathSolver
     C: tuple[float, float] | None  # None: the checkpoint has shapes and no data
@@ -62,7 +63,7 @@ def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cac
     solver, x = PathSolver(kernel, device, cache_bytes), state["x"]
     if checks.is_fake(x):
         if n := len(x):
-            solver.place(x.to(device), list(range(n)), *(np.ones(n) for _ in range(3)))
+            solver.place(Batch(x.to(device), np.ones(n), np.ones(n), np.ones(n)), list(range(n)))
         solver.next_id = n
         return Content(solver, None, False, set())
     host = {k: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for k, v in state.items() if k != "x"}
@@ -70,7 +71,7 @@ def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cac
     b, next_id, inexact, _, events = host["numbers"].tolist()
     if len(x):
         vectors = (host[name].astype(float) for name in ("y", "weight", "u"))
-        at = solver.place(x.detach().to(device, torch.float64), host["ids"].tolist(), *vectors)
+        at = solver.place(Batch(x.detach().to(device, torch.float64), *vectors), host["ids"].tolist())
         solver.samples.alpha[at], solver.samples.side[at] = host["alpha"], host["sign"]
         solver.resume(at[host["margin"]], b)
     solver.next_id, solver.path.events = int(next_id), int(events)

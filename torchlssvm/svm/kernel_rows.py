@@ -79,21 +79,17 @@ class KernelRows:
 
     def fit_capacity(self, J: int) -> None:
         """Lengthen the arrays when the samples' vectors have become longer, or begin with rows of width J."""
-        n = self.samples.capacity
-        if len(self.x) == n and (self.kernel is None or self.x.shape[1] == J):
+        n, k, old, centre = self.samples.capacity, len(self.x), self.x, self._centre
+        if k == n and (self.kernel is None or old.shape[1] == J):
             return
-        old, self.x = self.x, self._new(n, n if self.kernel is None else J)
+        self.x = self._new(n, n if self.kernel is None else J)
         self.empty_cache()
-        if self.kernel is not None and old.shape[1] != J:  # nothing was held
-            self._start_rbf()
-            return
-        k = len(old)
-        self.x[:k, : old.shape[1]] = old
-        if self._rbf:
-            shifted, squares, far, centre = self._shifted, self._squares, self._far, self._centre
-            self._start_rbf()
-            self._shifted[:k], self._squares[:k], self._far[:k], self._centre = shifted, squares, far, centre
-            self._any_far = bool(far.any())
+        self._start_rbf()
+        if self.kernel is None or old.shape[1] == J:  # nothing was held otherwise
+            self.x[:k, : old.shape[1]] = old
+            if self._rbf:
+                self._centre = centre
+                self._shift(np.flatnonzero(self.samples.ids[:k] >= 0))
 
     def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
         """Take over rows of new samples. Cached rows of Q lack them until :meth:`extend_cache`.
@@ -111,18 +107,23 @@ class KernelRows:
             self.x[columns[:, None], index] = x.T
         self._set_root(at)
 
+    def _shift(self, at: Array) -> None:
+        """Compute the rows of these samples about the centre, for RBF values."""
+        assert isinstance(self.kernel, RBF)
+        i = index_of(at)
+        x = (self.x.numpy()[i] - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
+        squares = 0.5 * (x * x).sum(1)
+        self._shifted[i], self._squares[i], self._far[i] = x, squares, squares > FAR_HALF_SQUARE
+        self._any_far = bool(self._far.any())
+
     def _set_root(self, at: Array) -> None:
         """Compute sqrt(K_ii) of new samples, and for RBF their shifted rows."""
         s = self.samples
-        if self._rbf and isinstance(self.kernel, RBF):
-            i = index_of(at)
-            x = self.x.numpy()[i]
+        if self._rbf:
             if s.n == len(at):  # there were none before
-                self._centre = np.median(x, 0)  # samples far from all others do not count
-            x = (x - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
-            squares = 0.5 * (x * x).sum(1)
-            self._shifted[i], self._squares[i], self._far[i], s.root[i] = x, squares, squares > FAR_HALF_SQUARE, 1.0
-            self._any_far = self._any_far or bool(squares.max() > FAR_HALF_SQUARE)
+                self._centre = np.median(self.x.numpy()[at], 0)  # samples far from all others do not count
+            self._shift(at)
+            s.root[index_of(at)] = 1.0
             return
         if self.fake:
             return
@@ -208,7 +209,7 @@ class KernelRows:
 
     def cache_row(self, i: int, row: Array) -> None:  # (capacity,)
         """Put this row of Q into the cache."""
-        steps.keep_row(*self.cache, i, row)
+        steps.cache_row(self.cache, i, row)
 
     def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """Compute Q between these positions and all, or those in ``columns``."""

@@ -89,7 +89,7 @@ def margin_by_solver(solver: PathSolver, c: int) -> float:
     """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN if there is no certified solution."""
     before = solver.snapshot(with_R=True)
     try:
-        solver.unlearn(np.array([c]))
+        solver.solve_change(NO_POSITIONS, np.array([c]))
         m = solver.margin.m
         return float(solver.samples.rest[c] + m.a @ m.QS[:, c] - 1.0)
     except ConvergenceError:
@@ -113,7 +113,7 @@ def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
 
 
 def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
-    """g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and nothing could balance it."""
+    """Compute g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and no margin vector can balance it."""
     s = solver.samples
     distance = squared_distances(solver)
     shift = np.where(s.alpha > 0, s.alpha, 1.0) * distance
@@ -246,7 +246,7 @@ class Paths:
         for first in range(0, s.capacity, SAMPLES_PER_CHECK):
             at = np.arange(first, min(s.capacity, first + SAMPLES_PER_CHECK))
             at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
-            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not clear
+            with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as not clear
                 clear = margins(at, np.float32).min(0, initial=np.inf) >= FLOAT32_EPS * t.N * (
                     size * s.root[at] + shift
                 )
@@ -272,7 +272,7 @@ class Paths:
     def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
         """Return a function that computes g of samples in given positions, where paths end, in a given precision."""
         s, t = self.samples, self.tableau
-        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: what leaves has a row of Q for itself
+        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: each has a row of Q of its own
         rest = moved[:, m:].copy()
         rest[own, c[own] - m] = 0.0
         used = np.flatnonzero(rest.any(0))

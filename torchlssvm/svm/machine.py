@@ -15,6 +15,7 @@ from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.svm.samples import Batch
 
 if TYPE_CHECKING:
     from torchlssvm.svm.checkpoint import Content
@@ -26,15 +27,6 @@ MAX_HALVINGS = 6
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
-
-
-class Batch(NamedTuple):
-    """Samples that have passed the input checks."""
-
-    x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
-    y: Any  # (B,) array of -1, +1, or a number for a single one
-    weight: Any  # (B,) array, or a number
-    u: Any  # (B,) array, or a number
 
 
 class Step(NamedTuple):
@@ -71,8 +63,8 @@ class IncrementalSVM(nn.Module):
     sample moves its coefficient while all others keep these conditions, in a number of steps each computed exactly.
 
     Every operation ends with a certificate: the box, sum y alpha = 0, and these conditions for every sample, each to its own
-    rounding. What does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is raised and
-    the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
+    rounding. A result that does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is
+    raised and the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``: then ``add`` takes
@@ -132,6 +124,7 @@ class IncrementalSVM(nn.Module):
         self._set_content(Content(PathSolver(self.kernel, device, self._cache_bytes), self._C, False, set()))
 
     def _set_content(self, content: Content) -> None:
+        """Take over a solver with its samples."""
         self._solver, self.device = content.solver, content.solver.rows.device
         self._C = content.C or self._C
         self.inexact = content.inexact
@@ -174,7 +167,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids of the samples held (n,), in the order in which they were added; what follows is in this order."""
+        """The ids of the samples held (n,), in the order in which they were added; other vectors are in this order too."""
         return self._ordered(self._solver.samples.ids)
 
     @property
@@ -231,7 +224,7 @@ class IncrementalSVM(nn.Module):
     def kkt_violation(self) -> Violation:
         """The largest violation of (2) and (3), every g computed from its definition; costs a kernel row per support vector.
 
-        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): what rounding alone may make.
+        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of rounding alone.
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
@@ -244,7 +237,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def events(self) -> int:
-        """How many events there have been: the unit of work of the path."""
+        """The number of events so far: the unit of work of the path."""
         return self._solver.path.events
 
     def decision(self, x: Any) -> Tensor:  # (B, J) -> (B,)
@@ -339,7 +332,13 @@ class IncrementalSVM(nn.Module):
         fake = self._solver.rows.fake
         other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
         if len(other):
-            self._exchange(at[other], None, labels[other], method)
+            at, y = at[other], labels[other]
+            index = torch.from_numpy(at).to(self.device)
+            x, weight = self._solver.rows.x[index].clone(), s.weight[at]
+            if self.kernel is None:
+                held = torch.from_numpy(s.order()).to(self.device)
+                x = torch.cat([x[:, held], x[:, index]], 1)
+            self._exchange(at, Batch(x, y, weight, _upper(y, weight, self._C)), method)
         return self
 
     @exactly
@@ -353,7 +352,7 @@ class IncrementalSVM(nn.Module):
             raise ValueError(f"replace got {len(wanted)} ids and {len(batch.y)} samples")
         self._require_rows(wanted)
         if wanted:
-            self._exchange(self._positions(wanted), batch, batch.y, method)
+            self._exchange(self._positions(wanted), batch, method)
         return self
 
     @exactly
@@ -604,28 +603,16 @@ class IncrementalSVM(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
-        if batch is None:
-            nothing = np.zeros(0)
-            self._solver.change(None, [], nothing, nothing, nothing, leaving, method)
-        else:
-            self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, leaving, method)
+        """Add samples under new ids, and remove those in positions ``leaving``."""
+        self._solver.change(batch, new, leaving, method)
         self._drop_far_reserve()
         self._support = None
 
-    def _exchange(self, at: Any, batch: Batch | None, y: Any, method: str) -> None:
+    def _exchange(self, at: Any, batch: Batch, method: str) -> None:
         """Exchange the samples in these positions for others, under the same ids."""
-        solver = self._solver
-        s, ids = solver.samples, solver.samples.ids[at].tolist()
-        if batch is not None:
-            x, weight = batch.x, batch.weight
-        else:
-            index = torch.from_numpy(at).to(self.device)
-            x, weight = solver.rows.x[index].clone(), s.weight[at]
-            if self.kernel is None:
-                held = torch.from_numpy(s.order()).to(self.device)
-                x = torch.cat([x[:, held], x[:, index]], 1)
-        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are removed
-        solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
+        s, first = self._solver.samples, self._solver.next_id
+        ids, new = s.ids[at].tolist(), list(range(first, first + len(at)))  # new ids, until the old samples are removed
+        self._solver.change(batch, new, at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)
         self._drop_far_reserve()
         self._support = None
@@ -650,6 +637,7 @@ class IncrementalSVM(nn.Module):
         return wanted
 
     def _require_rows(self, wanted: list[int]) -> None:
+        """Raise ValueError if any of these samples has been forgotten."""
         lost = [i for i in wanted if i in self._dropped]
         if lost:
             raise ValueError(
@@ -658,6 +646,7 @@ class IncrementalSVM(nn.Module):
             )
 
     def _positions(self, wanted: list[int]) -> Any:
+        """Return the positions of those of these ids that are held, int64."""
         where = self._solver.samples.where
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 

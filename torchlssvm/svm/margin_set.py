@@ -7,7 +7,7 @@ c that enter, and V = -R H,
     R <- [[R + V G V^T, V G], [G V^T, G]],  G = Gamma^-1                                                           (13)
     R <- R - R_:l R_ll^-1 R_l:                                                                                     (14)
 
-Gamma is the Gram matrix of what is left of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
+Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
 the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
 
 To start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
@@ -169,11 +169,12 @@ class MarginSet:
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
     def watch(self, everything: bool, driven: Array) -> Watch:  # (k,) positions
-        """Return the samples that a walk watches, up to date: all of them, or those near the margin and the driven ones.
+        """Prepare a walk: return the samples that it watches, all of them or those near the margin and the driven ones.
 
         Where the walk ends, every g is computed, and samples on the wrong side that were not watched are learned then. A margin
         vector is watched from the moment it leaves S.
         """
+        self.ensure_R()
         s, m, w = self.samples, self.m, self.watched
         if w is not None and m.W is not m.QS and int(w.count[0]) > 2 * self._chosen:
             w = None

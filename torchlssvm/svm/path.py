@@ -38,18 +38,20 @@ class Path:
         self.events = 0
         self.roundings = 0.0  # of rest, see steps.walk; not counted in samples.rounding yet
 
-    def walk(self, wrong: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
+    def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
         """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0 whatever its g.
 
-        False if the path cannot be followed. everything: watch all samples, not only those near the margin.
+        Samples of ``wrong`` that are in S, and of ``down`` with alpha = 0, stay. The coefficients of S are in the margin set
+        alone afterwards. False if the path cannot be followed.
         """
         s = self.samples
+        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
+        if not len(wrong) and not len(down):
+            return True
         d = np.zeros(s.capacity)
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
         d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
-        moving = np.flatnonzero(d)
-        force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
-        if not self._follow(self._drive(d, np.zeros(0), force), moving, everything):
+        if not self._follow(d, np.zeros(0)):
             return False
         s.alpha[down] = 0.0
         arrived = wrong[s.side[wrong] != 0]
@@ -57,11 +59,10 @@ class Path:
         return True
 
     def walk_to(self, u: Array) -> bool:  # (capacity,)
-        """Move the upper bounds to these, with the coefficients of E on them."""
+        """Move the upper bounds to these, with the coefficients of E on them; False if the path cannot be followed."""
         s = self.samples
         rise = u - s.u
-        d = np.where(s.side < 0, rise, 0.0)
-        if not self._follow(self._drive(d, rise, self.rows.product(d)), np.flatnonzero(d), True):
+        if not self._follow(np.where(s.side < 0, rise, 0.0), rise):
             return False
         s.u[:] = u
         s.alpha[s.side < 0] = u[s.side < 0]
@@ -70,25 +71,24 @@ class Path:
         m.upper[slots] = u[m.at[slots]]
         return True
 
-    def _drive(self, d: Array, rise: Array, force: Array) -> Drive:
-        return Drive(d, rise, force, float(np.square(d * self.samples.root).sum()))
-
-    def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
+    def _follow(self, d: Array, rise: Array) -> bool:
         """Walk from p = 0 to 1; False if the path cannot be followed: samples and margin set are then somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
-        margin.ensure_R()
-        watch = margin.watch(everything or callback is not None, moving)
+        moving = np.flatnonzero(d)
+        force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
+        drive = Drive(d, rise, force, float(np.square(d * s.root).sum()))
+        watch = margin.watch(len(rise) > 0 or callback is not None, moving)
         limit = MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n
         p, last, i, renewed = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
                 most = limit if callback is None else 1
-                code, i, kind, p, margin.top, events, roundings = steps.walk(
+                code, i, event, p, margin.top, events, roundings = steps.walk(
                     margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, most, i
                 )
                 limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
-                if callback is not None and kind and events:
-                    self._report(callback, Event(p, int(s.ids[i]), SET_NAMES[kind], p - last))
+                if callback is not None and event and events:
+                    self._report(callback, Event(p, int(s.ids[i]), SET_NAMES[event], p - last))
                     last = p
                 if code == steps.WALK_ENDED:
                     if callback is not None:

@@ -24,88 +24,85 @@ PIVOT_ROUNDING_UNITS = 64.0
 """Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its solution passes."""
 
 
-class Pivoting:
-    """Pivots on the margin set itself: R follows the sets from round to round."""
+def pivot(samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array) -> bool:  # (capacity,) each
+    """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
 
-    def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
-        self.samples, self.rows, self.margin = samples, rows, margin
-
-    def run(self, side: Array, alpha: Array) -> bool:  # (capacity,) each
-        """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
-
-        With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
-        goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
-        stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
-        coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
-        u = 0 take no part.
-        """
-        s, margin = self.samples, self.margin
-        taking_part = s.u > 0
-        side = np.where(taking_part, side, 1.0)
-        bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
-        held = s.u * (side < 0)
-        rest = self.rows.product(held)
-        fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
-        for _ in range(MAX_PIVOT_ROUNDS):
-            spanned, held, rest = self._exchange(side, bound, held, rest)
-            if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
-                return False
-            m, k = margin.m, margin.top
-            r = -m.used * (1.0 - rest[m.at])
-            r[0] = float(s.y @ held)
-            a = margin.solve(r)
-            g = a[:k] @ m.QS[:k] + rest - np.abs(s.y)
-            slots = margin.slots()
-            inside, inner = m.at[slots], a[slots]
-            unit = EPS * (
-                np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0
-            )
-            wrong = (g * side < -PIVOT_ROUNDING_UNITS * unit) & taking_part
-            new = np.where(wrong, np.where(spanned, -side, 0.0), side)
-            new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
-            moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
-            if not moved:
-                m.a[:] = a
-                m.upper[slots] = s.u[inside]
-                s.alpha[:] = held
-                s.alpha[inside] = inner
-                s.side[:] = np.where(taking_part, side, 0.0)
-                s.rest[:], s.g[:] = rest, g
-                return bool(np.isfinite(a).all())
-            if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
-                return False
-            patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
-            fewest = min(fewest, moved)
-            if not patience:
-                return False
-            side = new
-            bound = np.where(side == 0, bound, side)
-        return False
-
-    def _exchange(self, side: Array, bound: Array, held: Array, rest: Array) -> tuple[Array, Array, Array]:
-        """Bring S to side == 0. What cannot enter stays at its bound (``side`` is changed), marked in the first result."""
-        s, margin = self.samples, self.margin
-        inside = np.zeros(s.capacity, dtype=bool)
-        inside[margin.positions()] = True
-        out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
+    With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
+    goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
+    stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
+    coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
+    u = 0 take no part.
+    """
+    s = samples
+    taking_part = s.u > 0
+    side = np.where(taking_part, side, 1.0)
+    bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
+    held = s.u * (side < 0)
+    rest = rows.product(held)
+    fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
+    for _ in range(MAX_PIVOT_ROUNDS):
+        spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)
+        if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
+            return False
+        m, k = margin.m, margin.top
+        r = -m.used * (1.0 - rest[m.at])
+        r[0] = float(s.y @ held)
+        a = margin.solve(r)
+        g = a[:k] @ m.QS[:k] + rest - np.abs(s.y)
         slots = margin.slots()
-        slots = slots[np.isin(margin.m.at[slots], out)]
-        leaving, left = margin.m.at[slots], margin.m.QS[slots]
-        rows = self.rows.rows_of(into)
-        spanned = np.zeros(s.capacity, dtype=bool)
-        if len(out) or len(into):
-            rejected = margin.exchange(out, into, rows)
-            spanned[rejected] = True
-            side[rejected] = bound[rejected]
-        for i, row in (*zip(leaving.tolist(), left, strict=True), *zip(into.tolist(), rows, strict=True)):
-            if side[i] != 0:  # it may enter in a later round
-                self.rows.cache_row(i, row)
-        new = s.u * (side < 0)
-        change = new - held
-        for at, block in ((leaving, left), (into, rows)):
-            if len(at):
-                rest = rest + change[at] @ block
-                change[at] = 0.0
-        if change.any():
-            rest = rest + self.rows.product(change)
-        return spanned, new, rest
+        inside, inner = m.at[slots], a[slots]
+        unit = EPS * (np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0)
+        wrong = (g * side < -PIVOT_ROUNDING_UNITS * unit) & taking_part
+        new = np.where(wrong, np.where(spanned, -side, 0.0), side)
+        new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
+        moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
+        if not moved:
+            m.a[:] = a
+            m.upper[slots] = s.u[inside]
+            s.alpha[:] = held
+            s.alpha[inside] = inner
+            s.side[:] = np.where(taking_part, side, 0.0)
+            s.rest[:], s.g[:] = rest, g
+            return bool(np.isfinite(a).all())
+        if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
+            return False
+        patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
+        fewest = min(fewest, moved)
+        if not patience:
+            return False
+        side = new
+        bound = np.where(side == 0, bound, side)
+    return False
+
+
+def _exchange(
+    s: Samples, rows: KernelRows, margin: MarginSet, side: Array, bound: Array, held: Array, rest: Array
+) -> tuple[Array, Array, Array]:
+    """Bring S to side == 0; returns which samples are in the span of S, the coefficients of E, and Q times those.
+
+    Samples in the span of S cannot enter: ``side`` is set to their bound.
+    """
+    inside = np.zeros(s.capacity, dtype=bool)
+    inside[margin.positions()] = True
+    out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
+    slots = margin.slots()
+    slots = slots[np.isin(margin.m.at[slots], out)]
+    leaving, left = margin.m.at[slots], margin.m.QS[slots]
+    entering = rows.rows_of(into)
+    spanned = np.zeros(s.capacity, dtype=bool)
+    if len(out) or len(into):
+        rejected = margin.exchange(out, into, entering)
+        spanned[rejected] = True
+        side[rejected] = bound[rejected]
+    for i, row in (*zip(leaving.tolist(), left, strict=True), *zip(into.tolist(), entering, strict=True)):
+        if side[i] != 0:  # it may enter in a later round
+            rows.cache_row(i, row)
+    new = s.u * (side < 0)
+    change = new - held
+    for at, block in ((leaving, left), (into, entering)):
+        if len(at):
+            rest = rest + change[at] @ block
+            change[at] = 0.0
+    if change.any():
+        rest = rest + rows.product(change)
+    return spanned, new, rest

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 Array = Any  # a NumPy array, float64 unless said otherwise
 
@@ -14,6 +15,15 @@ VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "round
 E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
 units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All are zero where a position is free, so
 that a free position changes no sum and no comparison."""
+
+
+class Batch(NamedTuple):
+    """New samples that have passed the input checks."""
+
+    x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
+    y: Array  # (B,) -1, +1, or a number for a single one
+    weight: Array  # (B,) or a number
+    u: Array  # (B,) or a number
 
 
 class Vectors(NamedTuple):

@@ -18,8 +18,8 @@ from torchlssvm.svm.active_set import ActiveSet
 from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
-from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import VECTOR_NAMES, Array, Samples
+from torchlssvm.svm.pivoting import pivot
+from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, Margin
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
@@ -77,11 +77,9 @@ class PathSolver:
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
-    def change(
-        self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, leaving: Array, method: str = "auto"
-    ) -> None:
-        """Add samples x (B, J), or kernel values (B, n + B), under these ids, and remove those in positions ``leaving``."""
-        new = self.place(x, ids, y, weight, u) if x is not None and len(ids) else NO_POSITIONS
+    def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
+        """Add samples under these ids, and remove those in positions ``leaving``."""
+        new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
         if self.rows.fake:
             pass
         elif len(new) == 1 and not len(leaving) and len(self.margin):
@@ -93,31 +91,27 @@ class PathSolver:
             self.last_method = "path"
             if len(wrong):
                 with self.all_or_nothing(new):
-                    self._finish_walk(self._walk(wrong, NO_POSITIONS))
+                    self._finish_walk(self.path.walk(wrong, NO_POSITIONS))
         else:
             with self.all_or_nothing(new):
-                self._add_and_remove(new, leaving, method)
+                self.solve_change(new, leaving, method)
         if len(leaving):
             self.erase(leaving)
 
-    def place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
-        """Give new samples positions, with their rows and labels; alpha is 0. x as for :meth:`change`."""
+    def place(self, batch: Batch, ids: list[int]) -> Array:  # -> (B,)
+        """Give new samples positions, with their rows and labels; alpha is 0."""
         s = self.samples
         order = s.order() if self.rows.kernel is None else NO_POSITIONS
         if s.grow(len(ids)):
             self.margin.fit_capacity()
-        new = s.place(ids, y, weight, u)
+        new = s.place(ids, batch.y, batch.weight, batch.u)
         try:
-            self.rows.fit_capacity(x.shape[1])
-            self.rows.put(new, x, order)
+            self.rows.fit_capacity(batch.x.shape[1])
+            self.rows.put(new, batch.x, order)
         except BaseException:
             s.drop(new)
             raise
         return new
-
-    def unlearn(self, leaving: Array) -> None:  # (k,)
-        """Solve without these samples, which keep their positions; nothing is put back if that fails."""
-        self._add_and_remove(NO_POSITIONS, leaving, "auto")
 
     def erase(self, leaving: Array) -> None:  # (k,)
         """Erase samples that have no part in the solution."""
@@ -127,8 +121,11 @@ class PathSolver:
         if not self.samples.n:
             self.margin.m.a[0] = 0.0
 
-    def _add_and_remove(self, new: Array, leaving: Array, method: str) -> None:
-        """Choose a method by the number of samples: few follow the path, more are pivoted, many are solved from the start."""
+    def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
+        """Solve with new samples, and without those that are leaving, which keep their positions.
+
+        Few samples follow the path, more are pivoted, many are solved from the start. Nothing is put back if that fails.
+        """
         s = self.samples
         s.u[leaving] = 0.0
         if not s.has_both_classes():
@@ -156,13 +153,13 @@ class PathSolver:
         self.last_method = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
         self._release(leaving)
         if method == "path":
-            followed = all(self._walk(NO_POSITIONS, support[k : k + 1]) for k in range(len(support)))
+            followed = all(self.path.walk(NO_POSITIONS, support[k : k + 1]) for k in range(len(support)))
             # a walk before may have moved a sample to the right side
             followed = followed and all(
-                self._walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NO_POSITIONS) for k in range(len(wrong))
+                self.path.walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NO_POSITIONS) for k in range(len(wrong))
             )
         else:
-            followed = self._walk(wrong, support)
+            followed = self.path.walk(wrong, support)
         self._finish_walk(followed)
 
     def _solve_one_class(self) -> None:
@@ -204,17 +201,6 @@ class PathSolver:
 
     # -- methods -------------------------------------------------------------------------------------------------------
 
-    def _walk(self, wrong: Array, down: Array) -> bool:
-        """Follow :meth:`Path.walk` for those of the samples that still have to move."""
-        s = self.samples
-        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
-        if not len(wrong) and not len(down):
-            return True
-        if not self.path.walk(wrong, down):
-            return False
-        self.margin.write_alpha()
-        return True
-
     def _finish_walk(self, followed: bool) -> None:
         """Correct S at the end of a walk, learn samples that are on the wrong side there, and certify."""
         s = self.samples
@@ -230,7 +216,7 @@ class PathSolver:
             wrong = found.wrong
             if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
-            followed = self._walk(wrong, NO_POSITIONS)
+            followed = self.path.walk(wrong, NO_POSITIONS)
         self._solve_robustly(self._feasible_alpha())
 
     def _solve(self, start: Array, side: Array | None = None) -> None:  # (capacity,) each
@@ -250,7 +236,7 @@ class PathSolver:
 
     def _pivot(self, side: Array, alpha: Array) -> bool:  # (capacity,) each
         """Pivot from these sets, correct S, and tell whether the result is optimal."""
-        if not Pivoting(self.samples, self.rows, self.margin).run(side, alpha):
+        if not pivot(self.samples, self.rows, self.margin, side, alpha):
             return False
         self._count_no_rounding()
         self._correct()
@@ -261,11 +247,11 @@ class PathSolver:
         s = self.samples
         self.last_method = "fallback"
         attempt = ActiveSet(s, self.rows, self.margin, self.path, self.check_optimality)
-        found, nothing = None, np.zeros(s.capacity)
+        found, zero = None, np.zeros(s.capacity)
         for b, start in (
             (self.margin.b, lambda: alpha),
-            (0.0, lambda: approximate_optimum(s, self.rows, nothing)),
-            (0.0, lambda: nothing),
+            (0.0, lambda: approximate_optimum(s, self.rows, zero)),
+            (0.0, lambda: zero),
             (0.0, self._feasible_alpha),
         ):
             if attempt.run(start(), b):
@@ -312,9 +298,8 @@ class PathSolver:
         wrong, feasible, violation = steps.find_violations(self.samples.arrays, b)
         if len(wrong):
             off = np.where(s.side[wrong] == 0, np.abs(s.g[wrong]), -s.side[wrong] * s.g[wrong])
-            wrong = wrong[
-                ~(off <= MAX_ROUNDING_UNITS * EPS * (self.rows.absolute_products(wrong, s.alpha) + abs(b) + 1.0))
-            ]
+            units = EPS * (self.rows.absolute_products(wrong, s.alpha) + abs(b) + 1.0)
+            wrong = wrong[~(off <= MAX_ROUNDING_UNITS * units)]
         return OptimalityCheck(wrong, feasible, violation)
 
     def rounding_bound(self) -> float:
@@ -421,7 +406,6 @@ class PathSolver:
                 self.last_method = "joint"
                 followed = self.path.walk_to(u)
                 s.u[:] = u
-                self.margin.write_alpha()
                 self._recompute_rest()
                 self._finish_walk(followed)
             else:

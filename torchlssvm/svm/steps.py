@@ -96,7 +96,7 @@ class Watch(NamedTuple):
     at: Array  # (watched,) int64 positions
     place: Array  # (capacity,) int64 where each position is among them, or -1
     slack: Array  # (watched,) side * g
-    sign: Array  # (watched,) side; 0 where nothing is watched
+    sign: Array  # (watched,) side; 0 where the column is free, or the sample in S
     root: Array  # (watched,)
     count: Array  # (1,) int64 number of columns in use
 
@@ -226,16 +226,16 @@ def leave(m: Margin, top: int, slot: int, R_k: Array) -> None:
 
 
 @compiled
-def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row: Array) -> None:
+def cache_row(cache: Any, i: int, row: Array) -> None:  # RowCache
     """Put a row of Q into the cache, in place of the oldest, unless it is there."""
-    if row_of[i] >= 0:
+    if cache.row_of[i] >= 0:
         return
-    k = clock[0]
-    if held[k] >= 0:
-        row_of[held[k]] = -1
-    rows[k] = row
-    held[k], row_of[i], clock[0] = i, k, (k + 1) % len(held)
-    clock[1] = max(clock[1], k + 1)
+    k = cache.clock[0]
+    if cache.held[k] >= 0:
+        cache.row_of[cache.held[k]] = -1
+    cache.rows[k] = row
+    cache.held[k], cache.row_of[i], cache.clock[0] = i, k, (k + 1) % len(cache.held)
+    cache.clock[1] = max(cache.clock[1], k + 1)
 
 
 @compiled
@@ -246,7 +246,7 @@ def add_to(x: Array, factor: float, v: Array) -> None:
 
 @compiled
 def move_driven(s: Vectors, drive: Drive, t: float) -> float:
-    """Move alpha and rest along the drive by a step t; returns what that adds to the roundings of rest, see :func:`walk`."""
+    """Move alpha and rest along the drive by a step t; returns the increase of the roundings of rest, see :func:`walk`."""
     if t > 0.0:
         add_to(s.alpha, t, drive.d)
         add_to(s.rest, t, drive.force)
@@ -399,7 +399,7 @@ def walk(
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
         w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0
-        keep_row(cache.rows, cache.row_of, cache.held, cache.clock, j, m.QS[slot])
+        cache_row(cache, j, m.QS[slot])
         if to_error:
             add_to(s.rest, s.u[j], m.QS[slot])
             roundings += (s.u[j] * s.root[j]) ** 2
@@ -511,7 +511,7 @@ class PathStart(NamedTuple):
 class Pivots(NamedTuple):
     """The events of a path so far; rows beyond them are zero in T and U, and undefined in the others."""
 
-    keys: Array  # (most,) int64, what entered or left
+    keys: Array  # (most,) int64, the index that entered or left P
     before: Array  # (most,) int64, the last event with the same key, or -1
     W: Array  # (most, N)
     T: Array  # (most, most) inverse of the lower triangle that gives the share of each pivot in a column

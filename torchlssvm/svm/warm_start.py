@@ -218,7 +218,7 @@ def trade(
     u: Array,  # (n,) upper bounds
     diagonal: Array,  # (n,) K_ii
     alpha: Array,  # (n,) in its box
-    F: Array,  # (n,) y - K (y alpha), and what samples outside add to it
+    F: Array,  # (n,) y - K (y alpha), with the terms of samples outside
     close: float,
     most: int,
 ) -> int:
