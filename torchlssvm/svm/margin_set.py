@@ -161,10 +161,10 @@ class MarginSet:
         if w is None:
             return
         if self.m.W is not self.m.QS:
-            columns = w.place[at]
+            columns = w.column_of[at]
             columns = columns[columns >= 0]
             self.m.W[:, columns], w.at[columns] = 0.0, 0
-        w.place[at] = -1
+        w.column_of[at] = -1
 
     # -- the samples that a walk watches -------------------------------------------------------------------------------
 
@@ -187,12 +187,12 @@ class MarginSet:
                 w = self._start_watch(np.argpartition(slack, count - 1)[:count], count + SPARE_WATCH_COLUMNS)
         if w is None or (whole and m.W is not m.QS):
             w = self._start_watch(np.arange(s.capacity), s.capacity)
-        for i in driven[(w.place[driven] < 0) & (s.side[driven] != 0)].tolist():
+        for i in driven[(w.column_of[driven] < 0) & (s.side[driven] != 0)].tolist():
             w = self.add_watch_columns() if int(w.count[0]) == len(w.at) else w
             c = int(w.count[0])
             self.m.W[:, c] = m.QS[:, i]
-            w.at[c], w.place[i], w.count[0] = i, c, c + 1
-        w.sign[:] = np.where(w.place[w.at] == np.arange(len(w.at)), s.side[w.at], 0.0)
+            w.at[c], w.column_of[i], w.count[0] = i, c, c + 1
+        w.sign[:] = np.where(w.column_of[w.at] == np.arange(len(w.at)), s.side[w.at], 0.0)
         w.slack[:] = w.sign * s.g[w.at]
         w.root[:] = s.root[w.at]
         return w
@@ -200,15 +200,15 @@ class MarginSet:
     def _start_watch(self, chosen: Array, columns: int) -> Watch:
         """Watch the samples in these positions; W is QS itself if there is a column for every position."""
         m, k = self.m, len(chosen)
-        at, place = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
-        at[:k], place[chosen] = chosen, np.arange(k)
+        at, column_of = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
+        at[:k], column_of[chosen] = chosen, np.arange(k)
         W = m.QS
         if columns < self.samples.capacity:
             W = np.zeros((len(m.a), columns))
             W[: self.top, :k] = m.QS[: self.top, chosen]
         self.m, self._chosen = m._replace(W=W), k
         slack, sign, root = np.zeros((3, columns))
-        self.watched = Watch(at, place, slack, sign, root, np.array([k]))
+        self.watched = Watch(at, column_of, slack, sign, root, np.array([k]))
         return self.watched
 
     def add_watch_columns(self) -> Watch:
@@ -218,7 +218,7 @@ class MarginSet:
         more = SPARE_WATCH_COLUMNS + len(w.at) // 8
         at, slack, sign, root = (np.concatenate([v, np.zeros(more, v.dtype)]) for v in (w.at, *w[2:5]))
         self.m = m._replace(W=np.concatenate([m.W, np.zeros((len(m.W), more))], 1))
-        self.watched = Watch(at, w.place, slack, sign, root, w.count)
+        self.watched = Watch(at, w.column_of, slack, sign, root, w.count)
         return self.watched
 
     # -- one at a time -------------------------------------------------------------------------------------------------

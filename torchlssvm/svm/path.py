@@ -79,12 +79,12 @@ class Path:
         drive = Drive(d, rise, force, float(np.square(d * s.root).sum()))
         watch = margin.watch(len(rise) > 0 or callback is not None, moving)
         limit = MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n
-        p, last, i, renewed = 0.0, 0.0, -1, False
+        p, last, i, inverted = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
-                most = limit if callback is None else 1
+                max_events = limit if callback is None else 1
                 code, i, event, p, margin.top, events, roundings = steps.walk(
-                    margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, most, i
+                    margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, max_events, i
                 )
                 limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
                 if callback is not None and event and events:
@@ -104,10 +104,10 @@ class Path:
                 elif code == steps.NEEDS_COLUMN:
                     watch = margin.add_watch_columns()
                 elif code == steps.NEEDS_NEW_R:
-                    if renewed:
+                    if inverted:
                         return False
                     margin.invert_A()
-                    renewed = True
+                    inverted = True
                 elif code == steps.NEEDS_MARGIN_VECTOR:
                     watch, i = self._shift_b(drive)
                     if i < 0:

@@ -24,21 +24,23 @@ PIVOT_ROUNDING_UNITS = 64.0
 """Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its solution passes."""
 
 
-def pivot(samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array) -> bool:  # (capacity,) each
+def pivot(
+    samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array, rest: Array | None = None
+) -> bool:  # (capacity,) each
     """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
 
     With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
     goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
     stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
     coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
-    u = 0 take no part.
+    u = 0 take no part. rest: Q times the coefficients of E, where it is known.
     """
     s = samples
     taking_part = s.u > 0
     side = np.where(taking_part, side, 1.0)
     bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
     held = s.u * (side < 0)
-    rest = rows.product(held)
+    rest = rows.product(held) if rest is None else rest
     fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
     for _ in range(MAX_PIVOT_ROUNDS):
         spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)

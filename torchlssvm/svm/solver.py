@@ -219,14 +219,14 @@ class PathSolver:
             followed = self.path.walk(wrong, NO_POSITIONS)
         self._solve_robustly(self._feasible_alpha())
 
-    def _solve(self, start: Array, side: Array | None = None) -> None:  # (capacity,) each
+    def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
         """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
 
-        start: alpha in its box, with y^T alpha = 0.
+        start: alpha in its box, with y^T alpha = 0. rest: that of the sets ``side``, where it is known.
         """
         s = self.samples
         self.last_method = "pivot"
-        if side is not None and self._pivot(side, start):
+        if side is not None and self._pivot(side, start, rest):
             return
         self.last_method = "solve"
         alpha = approximate_optimum(s, self.rows, start, self.report)
@@ -234,11 +234,14 @@ class PathSolver:
         if not self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
             self._solve_robustly(alpha)
 
-    def _pivot(self, side: Array, alpha: Array) -> bool:  # (capacity,) each
+    def _pivot(self, side: Array, alpha: Array, rest: Array | None = None) -> bool:  # (capacity,) each
         """Pivot from these sets, correct S, and tell whether the result is optimal."""
-        if not pivot(self.samples, self.rows, self.margin, side, alpha):
+        if not pivot(self.samples, self.rows, self.margin, side, alpha, rest):
             return False
-        self._count_no_rounding()
+        if rest is None:  # pivoting has computed it from the kernel
+            self._count_no_rounding()
+        else:
+            self._recompute_rest()
         self._correct()
         return self.check_optimality().holds
 
@@ -410,9 +413,10 @@ class PathSolver:
                 self._finish_walk(followed)
             else:
                 factor = np.divide(u, s.u, out=np.ones(s.capacity), where=s.u > 0)
-                same = bool((factor[s.u > 0] == factor[s.u > 0][0]).all())
+                first = factor[s.u > 0][0]
+                sets = (s.side.copy(), s.rest * first) if bool((factor[s.u > 0] == first).all()) else ()
                 s.u[:] = u
-                self._solve(balanced(s.alpha * factor, u, s.y), s.side.copy() if same else None)
+                self._solve(balanced(s.alpha * factor, u, s.y), *sets)
 
     def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
         """Change the upper bounds along the path and report its events; False, and nothing changed, if that fails."""

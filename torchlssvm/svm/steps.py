@@ -94,7 +94,7 @@ class Watch(NamedTuple):
     """The samples that a walk watches: all, or those outside S that are near the margin."""
 
     at: Array  # (watched,) int64 positions
-    place: Array  # (capacity,) int64 where each position is among them, or -1
+    column_of: Array  # (capacity,) int64 column of each position, or -1
     slack: Array  # (watched,) side * g
     sign: Array  # (watched,) side; 0 where the column is free, or the sample in S
     root: Array  # (watched,)
@@ -273,7 +273,7 @@ def walk(
     drive: Drive,
     cache: Any,  # RowCache
     p: float,
-    most: int,  # events
+    max_events: int,
     i: int,  # a sample that enters S first, or -1
 ) -> tuple[int, int, int, float, int, int, float]:
     """Follow the path from p towards 1, and return (reason, sample concerned, last event, p, top, events, roundings).
@@ -324,12 +324,12 @@ def walk(
                 beta_known = False
             count += 1
             s.side[i] = 0.0
-            w.sign[w.place[i]] = 0.0
+            w.sign[w.column_of[i]] = 0.0
             events, since_refined, event = events + 1, since_refined + 1, TO_MARGIN
             if not rising and not drive.d.any():  # all that moved are margin vectors now
                 code, p = WALK_ENDED, 1.0
                 break
-            if events >= most:
+            if events >= max_events:
                 code = WALK_PAUSED
                 break
             i = -1
@@ -388,17 +388,17 @@ def walk(
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
             code = NEEDS_NEW_R
             break
-        if w.place[j] < 0:  # it is watched from now on
+        if w.column_of[j] < 0:  # it is watched from now on
             c = w.count[0]
             if c == len(w.at):
                 code = NEEDS_COLUMN
                 break
             m.W[:, c] = m.QS[:, j]
-            w.at[c], w.place[j], w.root[c], force[c] = j, c, s.root[j], drive.force[j]
+            w.at[c], w.column_of[j], w.root[c], force[c] = j, c, s.root[j], drive.force[j]
             w.count[0] = c + 1
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
-        w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0
+        w.sign[w.column_of[j]], w.slack[w.column_of[j]] = s.side[j], 0.0
         cache_row(cache, j, m.QS[slot])
         if to_error:
             add_to(s.rest, s.u[j], m.QS[slot])
@@ -418,7 +418,7 @@ def walk(
         while top > 1 and m.used[top - 1] == 0.0:
             top -= 1
         events, since_refined, event = events + 1, since_refined + 1, TO_ERROR if to_error else TO_RESERVE
-        if events >= most:
+        if events >= max_events:
             code, i = WALK_PAUSED, j
             break
     roundings += move_driven(s, drive, behind)
@@ -511,11 +511,11 @@ class PathStart(NamedTuple):
 class Pivots(NamedTuple):
     """The events of a path so far; rows beyond them are zero in T and U, and undefined in the others."""
 
-    keys: Array  # (most,) int64, the index that entered or left P
-    before: Array  # (most,) int64, the last event with the same key, or -1
-    W: Array  # (most, N)
-    T: Array  # (most, most) inverse of the lower triangle that gives the share of each pivot in a column
-    U: Array  # (most, most) U[e, f] = W[f, keys[e]], f >= e
+    keys: Array  # (max_events,) int64, the index that entered or left P
+    before: Array  # (max_events,) int64, the last event with the same key, or -1
+    W: Array  # (max_events, N)
+    T: Array  # (max_events, max_events) inverse of the lower triangle that gives the share of each pivot in a column
+    U: Array  # (max_events, max_events) U[e, f] = W[f, keys[e]], f >= e
 
 
 @compiled
@@ -560,18 +560,19 @@ def removal_path(
     alpha: float,
     g: float,
     stop_below: float,
-    most: int,
+    max_events: int,
     W: Array,
     moved: Array,
     beta: Array,
 ) -> int:
     """Follow the path on which sample c leaves; returns PATH_ENDED, PATH_GIVEN_UP or the index of a column that is missing.
 
-    moved (N,): receives how far each coefficient has moved; beta (N,): receives u_c[P] at the end; W (most, N): working memory.
+    m: the size of P; moved (N,): receives how far each coefficient has moved; beta (N,): receives u_c[P] at the end;
+    W (max_events, N): working memory.
     """
     N = len(t.x)
-    keys, before, last = np.empty(most, np.int64), np.empty(most, np.int64), np.full(N, -1)
-    v = Pivots(keys, before, W, np.zeros((most, most)), np.zeros((most, most)))
+    keys, before, last = np.empty(max_events, np.int64), np.empty(max_events, np.int64), np.full(N, -1)
+    v = Pivots(keys, before, W, np.zeros((max_events, max_events)), np.zeros((max_events, max_events)))
     x, lower, upper, inside = t.x.copy(), t.lower.copy(), t.upper.copy(), np.zeros(N)
     inside[:m] = 1.0
     moved[:] = 0.0
@@ -607,7 +608,7 @@ def removal_path(
         x += step * rate
         if p >= 1.0 or g < stop_below:
             break
-        if events == most:
+        if events == max_events:
             return PATH_GIVEN_UP
         e = last[k]
         if e >= 0:
@@ -645,10 +646,10 @@ def removal_path(
 
 @compiled
 def removal_paths(
-    t: PathStart, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array,
+    t: PathStart, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, max_events: int, moved: Array,
     beta: Array, answer: Array,
 ) -> None:  # fmt: skip
     """Follow the paths with these numbers, of samples c (B,) leaving, one after the other; see :func:`removal_path`."""
-    W = np.empty((most, len(t.x)))
+    W = np.empty((max_events, len(t.x)))
     for b in paths:
-        answer[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])
+        answer[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, max_events, W, moved[b], beta[b])

@@ -14,7 +14,7 @@ from torchlssvm.svm.compiled import compiled
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
-START_VIOLATION = 1e-3
+MAX_START_VIOLATION = 1e-3
 """The violation of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at the same."""
 LOWER_LEVEL_FACTOR = 30.0
 """The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
@@ -41,9 +41,8 @@ def approximate_optimum(
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    close = START_VIOLATION * min(
-        1.0, float((s.root**2).max() * s.u.max())
-    )  # small bounds: f differs little between samples
+    # where the bounds are small, f differs little between samples
+    tolerance = MAX_START_VIOLATION * min(1.0, float((s.root**2).max() * s.u.max()))
     if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at])
         start, F = alpha[at], top.offsets(alpha[at])
@@ -60,8 +59,8 @@ def approximate_optimum(
             if report is not None:
                 report(sum(below**2 for below in sizes if below < size) / work)
             if size < len(order):
-                start, F = top.solve(start, F, LOWER_LEVEL_FACTOR * close)
-    start, _ = top.solve(start, F, close, report)
+                start, F = top.solve(start, F, LOWER_LEVEL_FACTOR * tolerance)
+    start, _ = top.solve(start, F, tolerance, report)
     out = np.zeros(s.capacity)
     out[at] = start
     return balanced(out, s.u, s.y)
@@ -74,7 +73,7 @@ class Level:
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         self.factors = rows.factors(at)
-        self.left = MAX_TRADES_PER_SAMPLE * len(at)
+        self.trades_left = MAX_TRADES_PER_SAMPLE * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
@@ -122,9 +121,9 @@ class Level:
         return (start, F) if share > MIN_SHARE_TO_LEAST else (np.zeros(n), self.y.copy())
 
     def solve(
-        self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None
+        self, alpha: Array, F: Array, tolerance: float, report: Callable[[float], None] | None = None
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
-        """Trade in one working set after the other until the largest violation is ``close``; returns alpha and F.
+        """Trade in one working set after the other until the largest violation is ``tolerance``; returns alpha and F.
 
         Once most samples are at a bound and far from leaving it, the others are solved on their own, with shorter rows.
         report: called with the share done of the whole ladder, of which this level is the last.
@@ -133,29 +132,29 @@ class Level:
         if n <= MAX_SAMPLES_WHOLE_MATRIX:
             every = np.arange(n)
             K = self.kernel(every, every).astype(np.float64)
-            self.left -= trade(K, y, u, self.diagonal, alpha, F, close, self.left)
+            self.trades_left -= trade(K, y, u, self.diagonal, alpha, F, tolerance, self.trades_left)
             return alpha, F
         kept: KeptRows | None = None
         first = done = 0.0
-        while self.left > 0:
+        while self.trades_left > 0:
             rise = np.where(np.where(y > 0, alpha < u, alpha > 0), F, -np.inf)
             fall = np.where(np.where(y > 0, alpha > 0, alpha < u), F, np.inf)
             high, low = float(rise.max()), float(fall.min())
             gap = high - low
-            if not gap > close:
+            if not gap > tolerance:
                 break
             first = max(first, gap)
             if report is not None:
-                done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / close)))
+                done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / tolerance)))
                 report(done)
             near = np.flatnonzero((rise > low - gap) | (fall < high + gap))
             if len(near) < n // 2:
                 kept = None  # its memory is for those rows
                 some = Level(self.samples, self.rows, self.at[near], u[near])
-                some.left = self.left
+                some.trades_left = self.trades_left
                 before = alpha.copy()
-                alpha[near], _ = some.solve(alpha[near], F[near], max(close, SHRUNK_GAP_SHARE * gap))
-                self.left = some.left - 1
+                alpha[near], _ = some.solve(alpha[near], F[near], max(tolerance, SHRUNK_GAP_SHARE * gap))
+                self.trades_left = some.trades_left - 1
                 self.move(F, alpha - before)
                 continue
             kept = kept or KeptRows(n, self.rows.cache_bytes)
@@ -163,8 +162,15 @@ class Level:
             at = kept.find(W, self.kernel)
             K = self.kernel(W, W).astype(np.float64)
             a, Fw = alpha[W], F[W]
-            self.left -= 1 + trade(
-                K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, WORKING_SET_GAP_SHARE * gap), self.left
+            self.trades_left -= 1 + trade(
+                K,
+                y[W],
+                u[W],
+                self.diagonal[W],
+                a,
+                Fw,
+                max(0.5 * tolerance, WORKING_SET_GAP_SHARE * gap),
+                self.trades_left,
             )
             change = (a - alpha[W]) * y[W]
             alpha[W] = a
@@ -219,13 +225,13 @@ def trade(
     diagonal: Array,  # (n,) K_ii
     alpha: Array,  # (n,) in its box
     F: Array,  # (n,) y - K (y alpha), with the terms of samples outside
-    close: float,
-    most: int,
+    tolerance: float,
+    max_trades: int,
 ) -> int:
     """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
     F_i is what b would have to be for sample i to lie on its margin. At the optimum no sample whose y alpha may rise has a
-    larger F than one whose y alpha may fall. As long as there are such, by more than ``close``, i with the largest F, and j
+    larger F than one whose y alpha may fall. As long as there are such, by more than ``tolerance``, i with the largest F, and j
     with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same
     amount, to the optimum along that line or to the first bound. Returns the number of trades.
 
@@ -237,10 +243,10 @@ def trade(
     # 0 where y alpha may rise (fall), infinite where it may not
     rise = np.where(np.where(y > 0, alpha < u, alpha > 0), 0.0, -np.inf)
     fall = np.where(np.where(y > 0, alpha > 0, alpha < u), 0.0, np.inf)
-    for step in range(most):
+    for step in range(max_trades):
         i = (F + rise).argmax()
         lead = np.maximum(F[i] - (F + fall), 0.0)  # by how much i is ahead
-        if rise[i] < 0 or not lead.max() > close:
+        if rise[i] < 0 or not lead.max() > tolerance:
             return step
         curve = np.maximum(diagonal[i] + diagonal - 2.0 * K[i], 1e-12)
         j = (lead * lead / curve).argmax()
@@ -257,7 +263,7 @@ def trade(
             rise[k] = 0.0 if (value < u[k] if y[k] > 0 else value > 0) else -np.inf
             fall[k] = 0.0 if (value > 0 if y[k] > 0 else value < u[k]) else np.inf
         F -= amount * (K[i] - K[j])
-    return most
+    return max_trades
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)
