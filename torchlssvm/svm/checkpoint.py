@@ -13,8 +13,8 @@ from torchlssvm.kernels import Kernel
 from torchlssvm.svm.samples import Batch
 from torchlssvm.svm.solver import PathSolver
 
-PER_SAMPLE = ("y", "weight", "u", "alpha", "sign", "slack")
-SAVED = ("x", *PER_SAMPLE, "ids", "margin", "R", "C", "numbers", "dropped")
+SAVED_PER_SAMPLE = ("y", "weight", "u", "alpha", "sign", "slack")
+SAVED_NAMES = ("x", *SAVED_PER_SAMPLE, "ids", "margin", "R", "C", "numbers", "dropped")
 """Per sample, in the order of ids: row x (or Gram matrix), label -1 or +1, weight, upper bound, alpha, side (+1, -1, 0 for R,
 E, S), side * g (infinite in S), id; indices of the margin vectors, R of slot 0 and of them; C per class; numbers: b, next id,
 whether reserve vectors were forgotten, whether the kernel is precomputed, events; forgotten ids. Version 0.1.0 wrote samples
@@ -82,7 +82,7 @@ def load(state: dict[str, Any], kernel: Kernel | None, device: torch.device, cac
 def _check(x: Tensor, host: dict[str, Any], precomputed: bool) -> None:
     """ValueError where the parts do not fit each other or the machine."""
     n = len(host["ids"])
-    wrong = [name for name in PER_SAMPLE if host[name].shape != (n,)]
+    wrong = [name for name in SAVED_PER_SAMPLE if host[name].shape != (n,)]
     if host["numbers"].shape != (5,) or host["C"].shape != (2,) or wrong or x.ndim != 2 or len(x) != n:
         raise ValueError(f"not the state of an IncrementalSVM: {wrong or 'its parts'} do not fit {n} ids")
     if bool(host["numbers"][3]) != precomputed:

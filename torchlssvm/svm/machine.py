@@ -692,10 +692,10 @@ class IncrementalSVM(nn.Module):
     ) -> None:
         from torchlssvm.svm import checkpoint
 
-        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED if prefix + name in state_dict}
+        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED_NAMES if prefix + name in state_dict}
         if not own:
-            missing.extend(prefix + name for name in checkpoint.SAVED)
-        elif lacking := sorted(set(checkpoint.SAVED) - set(own)):
+            missing.extend(prefix + name for name in checkpoint.SAVED_NAMES)
+        elif lacking := sorted(set(checkpoint.SAVED_NAMES) - set(own)):
             errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {lacking}")
         else:
             before = None if self.kernel is None else self.kernel.get_extra_state()
@@ -708,7 +708,7 @@ class IncrementalSVM(nn.Module):
                 if self.kernel is not None and before is not None:
                     self.kernel.set_extra_state(before)
                 raise
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED_NAMES}
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:

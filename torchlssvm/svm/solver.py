@@ -14,7 +14,7 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
-from torchlssvm.svm.active_set import ActiveSet
+from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
 from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
@@ -459,7 +459,7 @@ class PathSolver:
         with self.all_or_nothing():
             self.margin.invert_A()
             self._recompute_rest()
-            for _ in range(3):
+            for _ in range(FINAL_NEWTON_STEPS):
                 self._correct()
             if not self.check_optimality().holds:
                 self._solve_from_present_sets()
