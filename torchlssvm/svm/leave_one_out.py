@@ -34,8 +34,6 @@ MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
 MAX_PATH_EVENTS = 64
 """Events of a path before its sample is left to the solver: the cost of a column grows with them."""
-MAX_TRACKED_FOR_ALL_COLUMNS = 1500
-"""Samples tracked up to which every column of the tableau is computed at once: 18 MB, one product."""
 PATH_VALUES_PER_BLOCK = 2**22
 """Values in an array (paths, samples tracked): 32 MiB."""
 MAX_TRACKING_ROUNDS = 4
@@ -133,14 +131,11 @@ class Tableau:
         self.tracked = m.at[slots]  # (N - 1,) position of index 1..
         self.index = np.full(s.capacity, -1, dtype=np.int64)  # of each position
         self.index[self.tracked] = np.arange(1, self.m)
-        self.Z = self.X = self.R[:, :0]  # (m, N - m), M_PO and R M_PO
-        a, count = m.a[used], self.m
-        self.index_of_row = np.arange(count)  # the index of each row of T
+        self.X = self.R[:, :0]  # (m, N - m), R M_PO
+        a = m.a[used]
         bounds = np.concatenate([[np.inf], s.u[self.tracked]])
         root = np.concatenate([[0.0], s.root[self.tracked]])
-        self.start = PathStart(
-            self.R, np.arange(count), np.zeros(count), a, m.lower[used], m.upper[used], a, bounds, root
-        )
+        self.start = PathStart(self.R, np.zeros(self.m), a, m.lower[used], m.upper[used], a, bounds, root)
         far = np.flatnonzero((self.index < 0) & (s.ids >= 0))
         slack = np.where(s.side[far] > 0, s.g[far], -1.0)
         error = int((slack < 0).sum())
@@ -154,39 +149,21 @@ class Tableau:
         return len(self.start.x)
 
     def track(self, new: Array) -> None:  # (k,) positions
-        """Track more samples: every column gets entries for them."""
-        s, m, N, t = self.samples, self.m, self.N, self.start
+        """Track more samples: they get columns, and entries of every column."""
+        s, m, N, t, k = self.samples, self.m, self.N, self.start, np.arange(len(new))
         Z = self.QS[:, new]
         X = self.R @ Z
-        T = np.empty((len(self.index_of_row), N + len(new)))
-        T[:, :N] = t.T
-        T[:m, N:] = X
-        if len(self.index_of_row) > m:
-            k = self.index_of_row[m:]
-            T[m:, N:] = self.rows.block(self.tracked[k - 1], new) - self.Z[:, k - m].T @ X
-        self.Z, self.X = np.concatenate([self.Z, Z], 1), np.concatenate([self.X, X], 1)
-        self.tracked = np.concatenate([self.tracked, new])
-        self.index[new] = np.arange(N, N + len(new))
+        self.X, self.tracked = np.concatenate([self.X, X], 1), np.concatenate([self.tracked, new])
+        self.index[new] = N + k
+        gamma = self.rows.block(new, self.tracked[m - 1 :])
+        size = np.abs(gamma[k, N - m + k]) + np.abs(X * Z).sum(0)
+        gamma -= Z.T @ self.X
+        T = np.empty((N + len(new), N + len(new)))
+        T[:N, :N], T[:m, N:], T[N:, :m] = t.T, X, -X.T
+        T[N:, m:], T[m:N, N:] = gamma, gamma[:, : N - m].T
         error, u = s.side[new] < 0, s.u[new]
-        more = (s.g[new], np.where(error, -np.inf, 0.0), np.where(error, 0.0, np.inf), u * error, u, s.root[new])
-        vectors = (np.concatenate(pair) for pair in zip(t[3:], more, strict=True))
-        self.start = PathStart(T, np.concatenate([t.row, np.full(len(new), -1)]), t.size, *vectors)
-        if self.N <= MAX_TRACKED_FOR_ALL_COLUMNS:
-            self.ensure_columns(np.arange(m, self.N))
-
-    def ensure_columns(self, k: Array) -> None:
-        """Compute those of these columns that are missing."""
-        t, m = self.start, self.m
-        k = np.unique(k[t.row[k] < 0])
-        if not len(k):
-            return
-        X, Z = self.X[:, k - m], self.Z[:, k - m]
-        Q = self.rows.block(self.tracked[k - 1], self.tracked[m - 1 :])
-        size = np.abs(Q[np.arange(len(k)), k - m]) + np.abs(X * Z).sum(0)
-        t.row[k] = np.arange(len(self.index_of_row), len(self.index_of_row) + len(k))
-        T = np.concatenate([t.T, np.concatenate([-X.T, Q - Z.T @ self.X], 1)])
-        self.start = t._replace(T=T, size=np.concatenate([t.size, size]))
-        self.index_of_row = np.concatenate([self.index_of_row, k])
+        more = (size, s.g[new], np.where(error, -np.inf, 0.0), np.where(error, 0.0, np.inf), u * error, u, s.root[new])
+        self.start = PathStart(T, *(np.concatenate(pair) for pair in zip(t[1:], more, strict=True)))
 
 
 class Paths:
@@ -214,19 +191,14 @@ class Paths:
 
     def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
         """Set the results of these paths; returns the positions of samples that they should have tracked."""
-        t = self.tableau
-        t.ensure_columns(self.c[paths])
+        t, c = self.tableau, self.c[paths]
         moved, beta = np.zeros((len(paths), t.N)), np.zeros((len(paths), t.N))
-        answer, ahead = np.zeros(len(paths), dtype=np.int64), np.arange(len(paths))
-        given = self.c[paths], self.alpha[paths], self.g[paths], self.stop_below, MAX_PATH_EVENTS
+        done = np.zeros(len(paths), dtype=bool)
+        given = c, self.alpha[paths], self.g[paths], self.stop_below, MAX_PATH_EVENTS
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            while len(ahead):
-                steps.removal_paths(t.start, t.m, ahead, *given, moved, beta, answer)
-                ahead = np.flatnonzero(answer >= 0)
-                t.ensure_columns(answer[ahead])
-        done = answer == steps.PATH_ENDED
-        out, found = self._ends(self.c[paths[done]], moved[done], beta[done])
-        early = moved[done, self.c[paths[done]]] > (1e-12 - 1.0) * self.alpha[paths[done]]
+            steps.removal_paths(t.start, t.m, *given, moved, beta, done)
+        out, found = self._ends(c[done], moved[done], beta[done])
+        early = moved[done, c[done]] > (1e-12 - 1.0) * self.alpha[paths[done]]
         self.result[paths[done]] = np.where(early & (out >= self.stop_below), np.nan, out)
         return found
 

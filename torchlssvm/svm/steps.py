@@ -490,16 +490,12 @@ def find_violations(s: Vectors, b: float) -> tuple[Array, bool, float]:
 
 # -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------
 
-PATH_ENDED, PATH_GIVEN_UP = -1, -2
-"""Results of :func:`removal_path`; a result that is not negative is the column that the path needs and does not have."""
-
 
 class PathStart(NamedTuple):
     """The state in which all paths start; index 0 is b, then S, then the other samples tracked."""
 
-    T: Array  # (rows, N) columns of the tableau, as rows
-    row: Array  # (N,) int64 row of each column, or -1
-    size: Array  # (rows,) the terms of u_k[k], added up by size
+    T: Array  # (N, N) columns of the tableau, as rows
+    size: Array  # (N,) the size of the terms of u_k[k]
     x: Array  # (N,) a inside P, g outside
     lower: Array  # (N,) of x
     upper: Array  # (N,) of x
@@ -564,8 +560,8 @@ def removal_path(
     W: Array,
     moved: Array,
     beta: Array,
-) -> int:
-    """Follow the path on which sample c leaves; returns PATH_ENDED, PATH_GIVEN_UP or the index of a column that is missing.
+) -> bool:
+    """Follow the path on which sample c leaves, and tell whether it has been followed to its end.
 
     m: the size of P; moved (N,): receives how far each coefficient has moved; beta (N,): receives u_c[P] at the end;
     W (max_events, N): working memory.
@@ -579,12 +575,12 @@ def removal_path(
     beta[:] = 0.0
     p, d, count, events = 0.0, -alpha, m, 0
     lower[c], upper[c] = -np.inf, np.inf
-    rate = d * t.T[t.row[c]]
+    rate = d * t.T[c]
     if c < m:  # it leaves P, by (14), before it is driven
-        pivot = t.T[t.row[c], c]
+        pivot = t.T[c, c]
         if not pivot > 0.0:
-            return PATH_GIVEN_UP
-        w = t.T[t.row[c]].copy()
+            return False
+        w = t.T[c].copy()
         w[c] = 1.0
         record_pivot(v, 0, c, -1, pivot, w)
         rate = (d / pivot) * w
@@ -592,9 +588,7 @@ def removal_path(
     while True:
         speed = np.abs(rate)
         inner = inside * speed
-        noise = (
-            RATE_ROUNDING_UNITS * EPS * (inner @ t.root + abs(d) * t.root[c])
-        ) * t.root + RATE_ROUNDING_UNITS * EPS * inner[0]
+        noise = RATE_ROUNDING_UNITS * EPS * ((inner @ t.root + abs(d) * t.root[c]) * t.root + inner[0])
         floor = np.where(inside > 0.0, EPS * inner[1:].max(), noise)
         floor[0] = np.inf
         room = np.abs(np.where(rate > 0.0, upper, lower) - x)
@@ -602,33 +596,31 @@ def removal_path(
         k = int(steps_to.argmin())
         step = min(steps_to[k], 1.0 - p)
         if step < SIMULTANEOUS_STEP and p + step < 1.0:
-            return PATH_GIVEN_UP
+            return False
         g += step * rate[c]
         p += step
         x += step * rate
         if p >= 1.0 or g < stop_below:
             break
         if events == max_events:
-            return PATH_GIVEN_UP
+            return False
         e = last[k]
         if e >= 0:
             w, terms = pivoted_column(W[e], v.T[e, e], e + 1, events, k, v)
             terms += abs(v.T[e, e])
-        elif t.row[k] >= 0:
-            w, terms = pivoted_column(t.T[t.row[k]], 1.0, 0, events, k, v)
-            terms += t.size[t.row[k]]
         else:
-            return k
+            w, terms = pivoted_column(t.T[k], 1.0, 0, events, k, v)
+            terms += t.size[k]
         pivot, up, u = w[k], rate[k] > 0.0, t.u[k]
         if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
             if not (pivot > 0.0 and count > 2):  # b, k and one more at least
-                return PATH_GIVEN_UP
+                return False
             moved[k] = (u if up else 0.0) - t.alpha[k]
             x[k], lower[k], upper[k], inside[k] = 0.0, (-np.inf if up else 0.0), (0.0 if up else np.inf), 0.0
             count -= 1
         else:  # it enters S, by (13): from E, with alpha = u, if its g has risen to 0
             if not pivot > TABLEAU_DEPENDENT_SHARE * terms:
-                return PATH_GIVEN_UP
+                return False
             x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
             count += 1
         w[k] = 1.0
@@ -641,15 +633,15 @@ def removal_path(
     moved[:] = np.where(inside > 0.0, x - t.alpha, moved)
     beta[:] = np.where(inside > 0.0, rate / d, 0.0)
     moved[c] = d * p
-    return PATH_ENDED
+    return True
 
 
 @compiled
 def removal_paths(
-    t: PathStart, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, max_events: int, moved: Array,
-    beta: Array, answer: Array,
+    t: PathStart, m: int, c: Array, alpha: Array, g: Array, stop_below: float, max_events: int, moved: Array, beta: Array,
+    ended: Array,
 ) -> None:  # fmt: skip
-    """Follow the paths with these numbers, of samples c (B,) leaving, one after the other; see :func:`removal_path`."""
+    """Follow the paths of samples c (B,) leaving, one after the other; see :func:`removal_path`."""
     W = np.empty((max_events, len(t.x)))
-    for b in paths:
-        answer[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, max_events, W, moved[b], beta[b])
+    for b in range(len(c)):
+        ended[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, max_events, W, moved[b], beta[b])
