@@ -12,6 +12,7 @@ from tests.svm.test_hostile import FILES, NAMES, WRONG, units
 from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.svm import leave_one_out, steps
+from torchlssvm.svm.samples import Vectors
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 
@@ -110,7 +111,10 @@ def test_a_sample_that_cannot_be_left_out_does_not_spoil_the_others():
     svm = IncrementalSVM(RBF(sigma=1.0), C=2.0).fit(x, y)
     whole = svm.leave_one_out(batched=False)
     fails_once = Failing(ConvergenceError("no end"), at=3)
-    with replaced(leave_one_out.PathSolver, "unlearn", fails_once), pytest.warns(NumericalWarning, match="1 sample"):
+    with (
+        replaced(leave_one_out.PathSolver, "solve_change", fails_once),
+        pytest.warns(NumericalWarning, match="1 sample"),
+    ):
         found = svm.leave_one_out(batched=False)
     lost = found.margin.isnan()
     assert int(lost.sum()) == 1
@@ -205,7 +209,8 @@ def test_roundings_of_thousands_of_events_do_not_show():
         held = np.append(held, i)
         now = held[k + 1 :]
         assert (
-            units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b) < steps.UNITS + 4 * steps.DUST
+            units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b)
+            < steps.MAX_ROUNDING_UNITS + 4 * steps.MAX_REST_ROUNDING_UNITS
         )
     assert svm.events > 2000
 
@@ -214,13 +219,13 @@ def test_roundings_are_removed_where_they_could_change_a_side():
     """Of three samples the same roundings matter at the margin, not to one well inside; in the end to that one too."""
     one, none = np.ones(3), np.zeros(3)
     g = np.array([0.0, 1e-15, 0.5])
-    s = steps.Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
-    limit = (steps.DUST * (2.0 + g)) ** 2  # b = 0
+    s = Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
+    limit = (steps.MAX_REST_ROUNDING_UNITS * (2.0 + g)) ** 2  # b = 0
     for share, expected in (
         (0.9, []),
         (1.3, [0, 1]),
-        (0.9 * steps.CLEAR**2, [0, 1]),
-        (1.1 * steps.CLEAR**2, [0, 1, 2]),
+        (0.9 * steps.CLEAR_SIDE_FACTOR**2, [0, 1]),
+        (1.1 * steps.CLEAR_SIDE_FACTOR**2, [0, 1, 2]),
     ):
-        assert steps.gather_dust(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
-    assert steps.gather_dust(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]
+        assert steps.add_rest_rounding(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
+    assert steps.add_rest_rounding(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]

@@ -267,7 +267,7 @@ def test_an_update_that_cannot_be_certified_changes_nothing(monkeypatch):
         "fit": lambda: svm.fit(x, 1 - y),
     }
     nothing = solver.OptimalityCheck(np.arange(3), False, 1.0)
-    monkeypatch.setattr(solver.PathSolver, "certify", lambda self: nothing)
+    monkeypatch.setattr(solver.PathSolver, "check_optimality", lambda self: nothing)
     for name, call in calls.items():
         with pytest.raises(ConvergenceError, match="certificate"):
             call()

@@ -190,7 +190,7 @@ class Judge:
         self.operations += 1
         assert self.svm.ids.tolist() == sorted(self.held)
         found = units(*self.problem(), self.svm.alpha.numpy(), self.svm.b)
-        assert found <= WRONG, (found, self.svm._solver.last)
+        assert found <= WRONG, (found, self.svm._solver.last_method)
         self.worst = max(self.worst, found)
 
     def add(self, count, method="auto"):

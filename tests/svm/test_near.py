@@ -32,7 +32,7 @@ def short_sight(monkeypatch):
         for name, value in constants.items():
             monkeypatch.setattr(margin_set, name, value)
 
-    see(WATCH_FROM=6, WATCH_LEAST=1, WATCH_SHARE=50)
+    see(MIN_SAMPLES_FOR_WATCH=6, MIN_WATCHED=1, SAMPLES_PER_WATCHED=50)
     return see
 
 
@@ -91,7 +91,10 @@ def test_error_vectors_that_no_walk_looks_at(short_sight, monkeypatch):
         svm.remove([i - 150])
         now = svm.ids.numpy()
         sign, u = 2.0 * svm.y.numpy() - 1.0, weight[now].numpy()
-        assert units(K[now][:, now], sign, u, svm.alpha.numpy(), svm.b) < steps.UNITS + 4 * steps.DUST
+        assert (
+            units(K[now][:, now], sign, u, svm.alpha.numpy(), svm.b)
+            < steps.MAX_ROUNDING_UNITS + 4 * steps.MAX_REST_ROUNDING_UNITS
+        )
 
 
 def test_no_near_sample_can_balance_the_drive(short_sight):
@@ -114,10 +117,10 @@ def test_events_that_are_watched_are_those_of_the_whole_path(short_sight):
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0, callback=seen.append).fit(x[:50], y[:50])
     seen.clear()
     whole = []
-    short_sight(WATCH_FROM=1000)
+    short_sight(MIN_SAMPLES_FOR_WATCH=1000)
     other = copy.deepcopy(svm).on_event(whole.append)
     other.add(x[50:], y[50:], method="path")
-    short_sight(WATCH_FROM=6)
+    short_sight(MIN_SAMPLES_FOR_WATCH=6)
     svm.add(x[50:], y[50:], method="path")
     assert seen
     assert [(event.id, event.to) for event in seen] == [(event.id, event.to) for event in whole]
@@ -127,8 +130,10 @@ class ShortSighted(Machine):
     """The stateful test once more, with a short sight."""
 
     def __init__(self):
-        self.old = {name: getattr(margin_set, name) for name in ("WATCH_FROM", "WATCH_LEAST", "WATCH_SHARE")}
-        for name, value in {"WATCH_FROM": 4, "WATCH_LEAST": 1, "WATCH_SHARE": 50}.items():
+        self.old = {
+            name: getattr(margin_set, name) for name in ("MIN_SAMPLES_FOR_WATCH", "MIN_WATCHED", "SAMPLES_PER_WATCHED")
+        }
+        for name, value in {"MIN_SAMPLES_FOR_WATCH": 4, "MIN_WATCHED": 1, "SAMPLES_PER_WATCHED": 50}.items():
             setattr(margin_set, name, value)
         super().__init__()
 

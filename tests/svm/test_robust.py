@@ -36,7 +36,7 @@ def test_an_interruption_changes_nothing(name, place):
     x, y = points()
     svm = IncrementalSVM(RBF(sigma=1.0), C=3.0).fit(x[:100], y[:100])
     before = (svm.ids, svm.alpha, svm.b, svm.C, svm(x))
-    owner, method = (PathSolver, "_correct") if place == "walk" else (MarginSet, "settle")
+    owner, method = (PathSolver, "_correct") if place == "walk" else (MarginSet, "write_alpha")
     interrupted = Failing(KeyboardInterrupt(), late=True)
     with replaced(owner, method, interrupted):
         try:

@@ -1,9 +1,9 @@
-"""The robust way to a solution: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
+"""The robust method: a primal active-set method that keeps the box and sum y alpha = 0 at every step.
 
-On S the conditions g_S = 0 are solved by Newton steps, each cut short where a coefficient comes to a bound; the sample leaves.
-When S is solved, the sample that is furthest on the wrong side enters. One that lies in the span of S cannot: along its null
-vector [beta_i; 1] no g changes, and the objective falls, or rests, until a margin vector or the sample itself is at a bound.
-The objective never rises, so that nothing depends on how well A is conditioned: linear systems are solved backward stable.
+On S the conditions g_S = 0 are solved by Newton steps. Where a coefficient comes to a bound, the step ends and the sample
+leaves S. When S is solved, the sample that is furthest on the wrong side enters. A sample in the span of S cannot enter: along
+its null vector [beta_i; 1] no g changes, and the objective does not rise, until a margin vector or the sample itself is at a
+bound. The objective never rises, whatever the condition of A, since linear systems are solved by a backward stable method.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import ENDLESS, EPS
+from torchlssvm.svm.steps import EPS
 
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
 
-SPANNED = 64 * EPS
-"""gamma_i below this share of its terms is rounding: what lies above it enters S, however badly conditioned A becomes."""
-STEPS_LEAST, STEPS_PER_SAMPLE = 100, 6
-"""Steps after which the method is given up."""
-POLISHED = 3
-"""Newton steps at the end."""
+ROUNDING_GAMMA_SHARE = 64 * EPS
+"""Share of its terms below which gamma_i is rounding. Whatever lies above enters S, however badly conditioned A becomes."""
+MAX_STEPS_FOR_FEW, MAX_STEPS_PER_SAMPLE = 100, 6
+"""Steps, plus so many for each sample held, after which the method is given up. From a good start each sample moves once."""
+MIN_GAIN = 1e-3
+"""Share by which the sum of violations must fall for a step to count as progress."""
+MAX_STEPS_WITHOUT_GAIN = 20
+"""Steps without progress after which the sample that enters is chosen at random, which breaks cycles."""
+FINAL_NEWTON_STEPS = 3
+"""Newton steps at the end: each corrects the rounding of the one before, in alpha and then in b."""
 
 
 class ActiveSet:
@@ -36,49 +40,47 @@ class ActiveSet:
     def __init__(
         self, samples: Samples, rows: KernelRows, margin: MarginSet, path: Path, certify: Callable[[], OptimalityCheck]
     ):
-        self.samples, self.rows, self.margin, self.path, self.certify = samples, rows, margin, path, certify
-        self.parked: list[int] = []  # inside their box, and not in S yet
+        self.samples, self.rows, self.margin, self.path, self.check_optimality = samples, rows, margin, path, certify
+        self.waiting: list[int] = []  # positions with alpha inside the box that are still to enter S
 
+    @np.errstate(all="ignore")  # values that overflow are not finite, and fail the checks below
     def run(self, alpha: Array, b: float) -> bool:  # (capacity,) in its box, with y^T alpha = 0
         """Solve from this alpha; False if steps run out. Samples with u = 0 and side 0 are left out."""
-        with np.errstate(all="ignore"):  # what overflows is not finite, and does not pass
-            return self._run(alpha, b)
-
-    def _run(self, alpha: Array, b: float) -> bool:
         s = self.samples
         self._start(alpha, b)
         generator = np.random.default_rng(0)
-        last, patience = ENDLESS, 0
-        for _ in range(STEPS_LEAST + STEPS_PER_SAMPLE * s.n):
-            if self.parked:
-                i = self.parked.pop()
+        last, patience = np.inf, 0
+        for _ in range(MAX_STEPS_FOR_FEW + MAX_STEPS_PER_SAMPLE * s.n):
+            if self.waiting:
+                i = self.waiting.pop()
                 self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
                 if not np.isfinite(self.margin.m.a).all():
                     return False
                 continue
             if not self._newton():
                 continue
-            self.margin.settle()
-            self.path.refresh()
+            self.margin.write_alpha()
+            self.path.compute_g()
             if not np.isfinite(s.g).all():
                 return False
-            found = self.certify()
+            found = self.check_optimality()
             wrong = found.wrong[s.side[found.wrong] != 0]
             if not len(wrong):
-                for _ in range(POLISHED):
+                for _ in range(FINAL_NEWTON_STEPS):
                     self._newton()
-                self.margin.settle()
-                self.path.refresh()
+                self.margin.write_alpha()
+                self.path.compute_g()
                 return True
             gain = np.abs(s.g[wrong]) / np.maximum(s.root[wrong], 1e-150)
             worst = float(np.abs(s.g[wrong]).sum())
-            patience = 0 if worst < 0.999 * last else patience + 1
+            patience = 0 if worst < (1.0 - MIN_GAIN) * last else patience + 1
             last = min(last, worst)
-            i = int(wrong[gain.argmax()] if patience < 20 else generator.choice(wrong))
+            i = int(wrong[gain.argmax()] if patience < MAX_STEPS_WITHOUT_GAIN else generator.choice(wrong))
             self._enter(i, s.side[i])
         return False
 
     def _start(self, alpha: Array, b: float) -> None:
+        """Set samples and margin set by alpha: coefficients inside their box belong to S, the ones furthest inside first."""
         s, margin = self.samples, self.margin
         inside = np.flatnonzero((alpha > 0) & (alpha < s.u))
         depth = np.minimum(alpha[inside], s.u[inside] - alpha[inside]) / s.u[inside]
@@ -90,30 +92,28 @@ class ActiveSet:
         margin.clear(16 + len(inside), b)
         rejected = inside[:0]
         if len(inside):
-            rejected = margin.exchange(inside[:0], inside, self.rows.block(inside))
+            rejected = margin.exchange(inside[:0], inside, self.rows.rows_of(inside))
             slots = margin.slots()
             margin.m.a[slots] = alpha[margin.m.at[slots]]
-        outside = alpha.copy()
-        outside[margin.positions()] = 0.0
-        s.rest[:] = self.rows.product(outside)
-        self.parked = rejected.tolist()
+        s.rest[:] = self.rows.product(margin.alpha_outside())
+        self.waiting = rejected.tolist()
 
     def _g(self, i: int) -> float:
+        """Compute g_i."""
         m = self.margin.m
         return float(self.samples.rest[i] + m.a @ m.QS[:, i] - 1.0)
 
     def _newton(self) -> bool:
-        """One Newton step on S, as far as the box lets it; False if a sample had to leave S."""
+        """Take a Newton step on S, as far as the box allows; False if a sample had to leave S."""
         s, margin = self.samples, self.margin
         m = margin.m
         if not len(margin):
             return True
         r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
-        outside = s.alpha.copy()
-        outside[margin.positions()] = 0.0
+        outside = margin.alpha_outside()
         r[0] = float(m.A[0] @ m.a + s.y @ outside)
         if abs(r[0]) <= 4 * EPS * (np.abs(m.a[1:]).sum() + outside.sum()):
-            r[0] = 0.0  # rounding, that would only push coefficients against their bounds
+            r[0] = 0.0  # rounding, which would only push coefficients against their bounds
         delta = margin.solve(r)
         if not np.isfinite(delta).all():
             delta = np.zeros(len(r))
@@ -126,14 +126,14 @@ class ActiveSet:
         return False
 
     def _leave(self, slot: int, up: bool) -> None:
-        """A margin vector is at a bound."""
+        """Take a margin vector that is at a bound out of S."""
         margin = self.margin
-        margin.settle()
+        margin.write_alpha()
         margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
         self.path.events += 1
 
     def _enter(self, i: int, direction: float) -> None:
-        """Sample i enters S, or moves in this direction along its null vector until it or a margin vector is at a bound."""
+        """Let sample i enter S, or move in this direction along its null vector until it or a margin vector is at a bound."""
         s, margin = self.samples, self.margin
         row = self.rows.row(i).copy()
         self.path.events += 1
@@ -143,7 +143,7 @@ class ActiveSet:
             h[0] = s.y[i]
             beta = margin.solve(h) if len(margin) else h * 0.0
             gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
-            if not len(margin) or gamma > SPANNED * terms:
+            if not len(margin) or gamma > ROUNDING_GAMMA_SHARE * terms:
                 margin.admit(i, row, beta, gamma)
                 return
             room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])
@@ -161,13 +161,13 @@ class ActiveSet:
 def _first_bound(
     a: Array, rate: Array, lower: Array, upper: Array, slight: Array | float = 0.0
 ) -> tuple[float, int, bool]:
-    """The step at which the first coefficient is at a bound, its slot, and whether that is the upper one.
+    """Return the step at which the first coefficient is at a bound, its slot, and True if that is the upper bound.
 
-    Coefficients with a rate up to ``slight`` are left to be clipped.
+    Coefficients with a rate up to ``slight`` are ignored; the caller clips them.
     """
     floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
     with np.errstate(divide="ignore", invalid="ignore"):
-        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, ENDLESS)
-        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, ENDLESS)
+        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, np.inf)
+        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, np.inf)
     high, low = int(up.argmin()), int(down.argmin())
     return (float(up[high]), high, True) if up[high] <= down[low] else (float(down[low]), low, False)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
-REORDER = {"reassoc", "contract", "arcp", "nsz"}
-"""Liberties of the compiler: sums in another order. Infinities and NaN keep their meaning."""
+FASTMATH_FLAGS = {"reassoc", "contract", "arcp", "nsz"}
+"""LLVM flags that let the compiler reorder sums; infinities and NaN keep their meaning."""
 
 
 def _numba() -> Any:
@@ -37,7 +37,7 @@ def compiled(function: F) -> F:
     """
     if numba is None:
         return function
-    options: dict[str, Any] = {"fastmath": REORDER, "error_model": "numpy", "nogil": True}
+    options: dict[str, Any] = {"fastmath": FASTMATH_FLAGS, "error_model": "numpy", "nogil": True}
     try:
         return cast(F, numba.njit(cache=True, **options)(function))
     except (RuntimeError, OSError):  # no folder to keep it in

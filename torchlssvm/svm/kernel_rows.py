@@ -1,4 +1,4 @@
-"""Rows of Q = y y^T K: computed on the samples' device in blocks, used on the host, some of them kept."""
+"""Rows of Q = y y^T K: computed in blocks on the samples' device, used on the host, and cached there."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array, Samples
 
-WIDE = 8.0
-"""gamma |x - centre|^2 beyond which a sample's RBF values come from differences: the expanded square would cost digits."""
-BLOCK_NUMBERS = 2**22
+FAR_HALF_SQUARE = 8.0
+"""gamma |x - centre|^2 beyond which RBF values are computed from differences: the expanded square would lose digits there."""
+KERNEL_VALUES_PER_BLOCK = 2**22
 """Kernel values computed at a time: 32 MiB."""
-WIDE_NUMBERS = 2**18
-"""Differences to wide samples computed at a time: 2 MiB, what the processor keeps near."""
-SINGLE = 2.0**12
-"""gamma |x - centre|^2 up to which single precision gives RBF values to three digits at least."""
-DEVICE_ROWS = 64
-"""Rows taken from a device at a time: one wait for all of them."""
-LEAST_ROWS = 2
-"""Rows kept whatever ``cache_bytes`` says: what an event needs."""
+DIFFERENCES_PER_BLOCK = 2**18
+"""Differences to far samples computed at a time: 2 MiB, which fit the processor's cache."""
+MAX_HALF_SQUARE_FLOAT32 = 2.0**12
+"""gamma |x - centre|^2 up to which single precision gives RBF values to three digits: 2^12 times 2^-24 is about 2e-4."""
+ROWS_PER_DEVICE_TRANSFER = 64
+"""Rows copied from a device at a time: the host waits once for all of them."""
+MIN_CACHED_ROWS = 2
+"""Rows cached whatever ``cache_bytes`` says: an event needs that many."""
 
 
 def index_of(at: Array) -> Any:  # (k,) int64
-    """An index of these positions: a slice where they follow one another, which NumPy reads and writes several times faster."""
+    """Return an index of these positions: a slice where they are consecutive, which NumPy handles several times faster."""
     k = len(at)
     if k == 1 or (k and at[-1] - at[0] == k - 1 and bool((at[1:] > at[:-1]).all())):
         return slice(int(at[0]), int(at[0]) + k)
@@ -37,7 +37,7 @@ def index_of(at: Array) -> Any:  # (k,) int64
 
 
 class RowCache(NamedTuple):
-    """Rows kept, the oldest overwritten first; a tuple of arrays, for compiled steps."""
+    """Cached rows, of which the oldest is overwritten first; a tuple of arrays, for compiled steps."""
 
     rows: Array  # (k, capacity)
     row_of: Array  # (capacity,) int64, the row of each position, or -1
@@ -48,76 +48,82 @@ class RowCache(NamedTuple):
 class KernelRows:
     """The samples' rows x on their device, or their Gram matrix, and rows of Q computed from them.
 
-    RBF on the host is computed here, for speed and to all digits: from x shifted by a centre, so that a common offset costs
-    none, by the expanded square, and by differences for samples that are wide.
+    RBF on the host is computed here, for speed and to all digits: by the expanded square of x shifted by a centre, so that a
+    common offset costs no digits, and by differences for samples that are far from the centre.
     """
 
     def __init__(self, samples: Samples, kernel: Kernel | None, device: torch.device, cache_bytes: int):
         self.samples, self.kernel, self.device, self.cache_bytes = samples, kernel, device, cache_bytes
         self.x = self._new(0, 0)  # (capacity, J), or (capacity, capacity) Gram matrix if there is no kernel
         self._start_rbf()
-        self.forget()
+        self.empty_cache()
 
     def _new(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def _index(self, at: Array) -> Tensor:  # (k,) int64
-        """Positions on the device; it need not be waited for, since the driver reads host memory before the call returns."""
+        """Copy positions to the device, without waiting: the driver reads host memory before the call returns."""
         return torch.from_numpy(at).to(self.device, non_blocking=True)
 
     def _start_rbf(self) -> None:
+        """Allocate the arrays for RBF values, if they are computed here."""
         n, J = self.x.shape
-        self.fake = checks.is_fake(self.x)  # no data, only shapes
+        self.fake = checks.is_fake(self.x)  # x has a shape and no data
         self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
         self._centre: Array = np.zeros(J)
-        self._any_wide = False
+        self._any_far = False
         if self._rbf:
-            self._shifted, self._squares, self._wide = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
+            self._shifted, self._squares, self._far = np.zeros((n, J)), np.zeros(n), np.zeros(n, dtype=bool)
 
     # -- samples that come and go --------------------------------------------------------------------------------------
 
     def fit_capacity(self, J: int) -> None:
-        """Follow the samples' vectors when they have become longer, or begin with rows of width J."""
-        n = self.samples.capacity
-        if len(self.x) == n and (self.kernel is None or self.x.shape[1] == J):
+        """Lengthen the arrays when the samples' vectors have become longer, or begin with rows of width J."""
+        n, k, old, centre = self.samples.capacity, len(self.x), self.x, self._centre
+        if k == n and (self.kernel is None or old.shape[1] == J):
             return
-        old, self.x = self.x, self._new(n, n if self.kernel is None else J)
-        self.forget()
-        if self.kernel is not None and old.shape[1] != J:  # nothing was held
-            self._start_rbf()
-            return
-        k = len(old)
-        self.x[:k, : old.shape[1]] = old
-        if self._rbf:
-            shifted, squares, wide, centre = self._shifted, self._squares, self._wide, self._centre
-            self._start_rbf()
-            self._shifted[:k], self._squares[:k], self._wide[:k], self._centre = shifted, squares, wide, centre
-            self._any_wide = bool(wide.any())
+        self.x = self._new(n, n if self.kernel is None else J)
+        self.empty_cache()
+        self._start_rbf()
+        if self.kernel is None or old.shape[1] == J:  # nothing was held otherwise
+            self.x[:k, : old.shape[1]] = old
+            if self._rbf:
+                self._centre = centre
+                self._shift(np.flatnonzero(self.samples.ids[:k] >= 0))
 
-    def put(
-        self, at: Array, x: Tensor
-    ) -> None:  # (B,), (B, J) or, with no kernel, (B, capacity) in the order of positions
-        """Take over new samples' rows. Cached rows of Q lack them until :meth:`extend`."""
+    def put(self, at: Array, x: Tensor, order: Array) -> None:  # (B,), (B, J), (n,)
+        """Take over rows of new samples. Cached rows of Q lack them until :meth:`extend_cache`.
+
+        With no kernel x (B, n + B) holds kernel values with the samples in positions ``order``, then with the new ones.
+        """
         if self._rbf:
             self.x.numpy()[index_of(at)] = x.numpy()
-        else:
-            index = self._index(at)
-            self.x[index] = x
-            if self.kernel is None:
-                self.x[:, index] = x.T
-        self._measure(at)
+        elif self.kernel is not None:
+            self.x[self._index(at)] = x
+        elif not self.fake:
+            index, columns = self._index(at), self._index(np.concatenate([order, at]))
+            x = torch.cat([x[:, : len(order)], (x[:, len(order) :] + x[:, len(order) :].T) * 0.5], 1)
+            self.x[index[:, None], columns] = x
+            self.x[columns[:, None], index] = x.T
+        self._set_root(at)
 
-    def _measure(self, at: Array) -> None:
+    def _shift(self, at: Array) -> None:
+        """Compute the rows of these samples about the centre, for RBF values."""
+        assert isinstance(self.kernel, RBF)
+        i = index_of(at)
+        x = (self.x.numpy()[i] - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
+        squares = 0.5 * (x * x).sum(1)
+        self._shifted[i], self._squares[i], self._far[i] = x, squares, squares > FAR_HALF_SQUARE
+        self._any_far = bool(self._far.any())
+
+    def _set_root(self, at: Array) -> None:
+        """Compute sqrt(K_ii) of new samples, and for RBF their shifted rows."""
         s = self.samples
-        if self._rbf and isinstance(self.kernel, RBF):
-            i = index_of(at)
-            x = self.x.numpy()[i]
-            if s.n == len(at):  # the first ones
-                self._centre = np.median(x, 0)  # samples far from all others do not count
-            x = (x - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
-            squares = 0.5 * (x * x).sum(1)
-            self._shifted[i], self._squares[i], self._wide[i], s.root[i] = x, squares, squares > WIDE, 1.0
-            self._any_wide = self._any_wide or bool(squares.max() > WIDE)
+        if self._rbf:
+            if s.n == len(at):  # there were none before
+                self._centre = np.median(self.x.numpy()[at], 0)  # samples far from all others do not count
+            self._shift(at)
+            s.root[index_of(at)] = 1.0
             return
         if self.fake:
             return
@@ -130,19 +136,19 @@ class KernelRows:
             own = torch.cat([self.kernel.tiled(part, part).diagonal() for part in self.x[index].split(64)])
         s.root[at] = np.sqrt(np.maximum(self._finite(own.cpu().numpy()), 0.0))
 
-    def extend(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
-        """Give cached rows their entries for new samples, whose rows these are."""
+    def extend_cache(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
+        """Set the entries of cached rows for new samples, whose rows these are."""
         cache = self.cache
         high = int(cache.clock[1])
-        # of rows that hold nothing any more, it does not matter which
+        # rows that belong to no sample any more get any value
         cache.rows[:high, index_of(at)] = Q[:, cache.held[:high]].T
 
     def erase(self, at: Array) -> None:  # (k,)
-        """Overwrite what is here of these samples."""
+        """Set all entries of these samples to zero."""
         i = index_of(at)
         if self._rbf:
             self.x.numpy()[i] = 0.0
-            self._shifted[i], self._squares[i], self._wide[i] = 0.0, 0.0, False
+            self._shifted[i], self._squares[i], self._far[i] = 0.0, 0.0, False
         else:
             index = self._index(at)
             self.x[index] = 0.0
@@ -155,47 +161,58 @@ class KernelRows:
         cache.rows[rows], cache.held[rows], cache.row_of[i] = 0.0, -1, -1
 
     def change_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
+        """Use another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
         self.kernel = kernel
         if x is not None:
             self.x = x
         self._start_rbf()
-        self.forget()
+        self.empty_cache()
         at = np.flatnonzero(self.samples.ids >= 0)
         if len(at):
-            self._measure(at)
+            self._set_root(at)
 
-    def forget(self) -> None:
+    def empty_cache(self) -> None:
         """Empty the cache."""
         n = self.samples.capacity
-        k = max(LEAST_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
+        k = max(MIN_CACHED_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
         empty = np.full(k, -1, dtype=np.int64)
         self.cache = RowCache(np.zeros((k, n)), np.full(n, -1, dtype=np.int64), empty, np.zeros(2, dtype=np.int64))
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def row(self, i: int) -> Array:  # -> (capacity,)
-        """Q_i:, from the cache, where it is afterwards. Not to be written to."""
+        """Return row i of Q from the cache, where it is put first if need be. It must not be written to."""
         if self.cache.row_of[i] < 0:
-            for j, row in zip(*self._ahead(i), strict=True):
-                self.keep(j, row)
+            for j, row in zip(*self._with_next_rows(i), strict=True):
+                self.cache_row(j, row)
         return self.cache.rows[self.cache.row_of[i]]
 
-    def _ahead(self, i: int) -> tuple[list[int], Array]:
-        """Position i and its row; on a device those of samples near the margin before it, which events to come will ask for."""
+    def _with_next_rows(self, i: int) -> tuple[list[int], Array]:
+        """Compute row i; on a device also the rows of samples near the margin, before it, which the next events will need."""
         at, s, room = np.array([i]), self.samples, len(self.cache.held) // 4
         if self.device.type != "cpu" and not self.fake and room > 1:
             missing = np.flatnonzero((s.ids >= 0) & (self.cache.row_of < 0))
-            near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, DEVICE_ROWS) - 1]
+            near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, ROWS_PER_DEVICE_TRANSFER) - 1]
             at = np.append(near[near != i], i)
         return at.tolist(), self.block(at)
 
-    def keep(self, i: int, row: Array) -> None:  # (capacity,)
-        """Put a row of Q, computed already, into the cache."""
-        steps.keep_row(*self.cache, i, row)
+    def rows_of(self, at: Array) -> Array:  # (k,) -> (k, capacity)
+        """Rows of Q, a copy: from the cache where they are there, the others computed."""
+        row_of = self.cache.row_of[at]
+        missing = row_of < 0
+        if len(at) and missing.all():
+            return self.block(at)
+        out: Array = self.cache.rows[row_of]
+        if missing.any():
+            out[missing] = self.block(at[missing])
+        return out
+
+    def cache_row(self, i: int, row: Array) -> None:  # (capacity,)
+        """Put this row of Q into the cache."""
+        steps.cache_row(self.cache, i, row)
 
     def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """Q between these positions and all, or those in ``columns``; not from the cache."""
+        """Compute Q between these positions and all, or those in ``columns``."""
         s = self.samples
         y = s.y if columns is None else s.y[columns]
         if self._rbf:
@@ -221,13 +238,13 @@ class KernelRows:
         return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
 
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
-        """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for wide samples."""
+        """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for far samples."""
         assert isinstance(self.kernel, RBF)
         i = index_of(at)
         p, own = self._shifted[i], self._squares[i]
-        q, other, wide = self._shifted, self._squares, self._wide
+        q, other, far = self._shifted, self._squares, self._far
         if columns is not None:
-            q, other, wide = q[columns], other[columns], wide[columns]
+            q, other, far = q[columns], other[columns], far[columns]
         K = (q @ p[0])[None] if len(at) == 1 else p @ q.T
         K -= other
         K -= own[:, None]
@@ -236,20 +253,20 @@ class KernelRows:
             np.exp(K, out=K)
         else:
             torch.from_numpy(K).exp_()
-        if self._any_wide:
+        if self._any_far:
             x = self.x.numpy()
             z, x, gamma = x if columns is None else x[columns], x[i], self.kernel.gamma
-            for k in np.flatnonzero(self._wide[i]).tolist():
+            for k in np.flatnonzero(self._far[i]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
-            far = np.flatnonzero(wide)
-            step = max(1, WIDE_NUMBERS // max(1, len(far) * x.shape[1]))
+            far = np.flatnonzero(far)
+            step = max(1, DIFFERENCES_PER_BLOCK // max(1, len(far) * x.shape[1]))
             for k in range(0, len(at) if len(far) else 0, step):
                 K[k : k + step, far] = np.exp(-gamma * ((x[k : k + step, None] - z[far]) ** 2).sum(2))
         return K
 
     def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
-        """Factors of ln K between these samples in single precision; None where that is too coarse, or there are none."""
-        if not self._rbf or float(self._squares[at].max(initial=0.0)) > SINGLE:
+        """Return factors of ln K between these samples in single precision; None where that is too coarse, or not an RBF."""
+        if not self._rbf or float(self._squares[at].max(initial=0.0)) > MAX_HALF_SQUARE_FLOAT32:
             return None
         p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))
         left, right = np.concatenate([p, own, one], 1), np.concatenate([p, one, own], 1)
@@ -266,26 +283,26 @@ class KernelRows:
     def blocks(
         self, at: Array, columns: Array | None = None
     ) -> Iterator[tuple[Array, Array]]:  # (k,), (c,) -> (l,), (l, capacity) or (l, c)
-        """Positions and their rows of Q, or those columns of them, as many at a time as fit in BLOCK_NUMBERS."""
-        step = max(1, BLOCK_NUMBERS // max(1, self.samples.capacity if columns is None else len(columns)))
+        """Yield positions and their rows of Q, or those columns of them, in blocks of KERNEL_VALUES_PER_BLOCK."""
+        step = max(1, KERNEL_VALUES_PER_BLOCK // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):
             part = at[first : first + step]
             yield part, self.block(part, columns)
 
     def product(self, v: Array) -> Array:  # (capacity,) -> (capacity,)
-        """Q v, from the columns where v is not zero."""
+        """Return Q v, from the rows where v is not zero."""
         out = np.zeros(len(v))
         for part, Q in self.blocks(np.flatnonzero(v)):
             out += v[part] @ Q
         return out
 
     def product_at(self, at: Array, v: Array) -> Array:  # (k,), (capacity,) -> (k,)
-        """Q v of these samples."""
+        """Return the entries of Q v for these samples."""
         columns = np.flatnonzero(v)
         parts = [Q @ v[columns] for _, Q in self.blocks(at, columns)] if len(columns) else [np.zeros(len(at))]
         return np.concatenate(parts)
 
-    def sums(self, at: Array, alpha: Array) -> Array:  # (k,), (capacity,) -> (k,)
-        """sum_j |Q_ij| alpha_j of these samples."""
+    def absolute_products(self, at: Array, alpha: Array) -> Array:  # (k,), (capacity,) -> (k,)
+        """Return sum_j |Q_ij| alpha_j for these samples i."""
         support = np.flatnonzero(alpha)
         return np.concatenate([np.zeros(0), *(np.abs(Q) @ alpha[support] for _, Q in self.blocks(at, support))])

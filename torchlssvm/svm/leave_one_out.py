@@ -10,9 +10,9 @@ An event exchanges the two for one k: (13) where it enters S, (14) where it leav
 
     w = u_k with w[k] = 1;    u_j <- u_j with u_j[k] = 0, minus w u_j[k] / p;    u_k <- w / p
 
-So a path needs no matrix of its own. It keeps (k, p, w) of its events; a column of its tableau is a column of the one it
-started from, pivoted as often as it has had events. Paths look at the support vectors and the nearest reserve vectors only.
-Where a path ends, every sample is checked: if (2) and (3) hold for all, that makes it the solution.
+So a path needs no matrix of its own. It keeps (k, p, w) of its events. A column of its tableau is a column of the common one,
+pivoted once for each event. Paths track the support vectors and the nearest reserve vectors only. Where a path ends, every
+sample is checked: if (2) and (3) hold for all, the end is the solution.
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import NOTHING, PathSolver
-from torchlssvm.svm.steps import ENDLESS, EPS, UNITS, Margin, Start
+from torchlssvm.svm.solver import NO_POSITIONS, PathSolver
+from torchlssvm.svm.steps import EPS, MAX_ROUNDING_UNITS, PathStart
 
-LOOK_SHARE, LOOK_LEAST = 16, 64
-"""The nearest sixteenth of the reserve vectors is looked at, and not fewer than so many."""
-EVENTS = 64
-"""Events of a path before it is left to the solver."""
-EAGER = 1500
-"""Samples looked at up to which every column of the tableau is computed at once."""
-PATH_NUMBERS = 2**22
-"""Numbers in an array (paths, samples looked at): 32 MiB."""
-AGAIN = 4
-"""Times that more samples are looked at."""
-LOOSE = 1e-8
-"""A path that ends with g_S beyond this is left to the solver; what is below is corrected."""
-PART = 4096
-"""Samples checked at a time."""
-SINGLE = 2.0**-23
-"""A rounding in single precision: one for each term of g bounds its error."""
+MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
+"""Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
+MAX_PATH_EVENTS = 64
+"""Events of a path before its sample is left to the solver: the cost of a column grows with them."""
+PATH_VALUES_PER_BLOCK = 2**22
+"""Values in an array (paths, samples tracked): 32 MiB."""
+MAX_TRACKING_ROUNDS = 4
+"""Rounds in which paths are repeated with more samples tracked; one or two are usual."""
+MAX_END_RESIDUAL = 1e-8
+"""Residual of g_S and (3) at the end of a path up to which one correction mends it; beyond, the solver takes over."""
+SAMPLES_PER_CHECK = 4096
+"""Untracked samples checked at a time, which bounds the memory for their kernel values."""
+FLOAT32_EPS = 2.0**-23
+"""The distance of 1.0 to the next float32: one for each term of g bounds its error in single precision."""
 
 
 class LeaveOneOut(NamedTuple):
-    """Each sample judged by the machine without it, in the order of ``ids``."""
+    """The margin of each sample by the machine without it, in the order of ``ids``."""
 
     ids: Tensor  # (n,)
     margin: Tensor  # (n,) g_c = y_c f(x_c) - 1 without c; where a path ended early, a value below -1 that it had passed
@@ -57,15 +55,15 @@ class LeaveOneOut(NamedTuple):
     rate: float  # the share of errors
 
     @classmethod
-    def of(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
-        """From margins, NaN where there is no answer: these are not counted."""
+    def from_margins(cls, ids: Tensor, margin: Tensor) -> LeaveOneOut:
+        """Count the errors among these margins; NaN, where there is no answer, is not counted."""
         error = margin < -1.0
         known = ~margin.isnan()
         return cls(ids, margin, error, float(error[known].double().mean()) if bool(known.any()) else float("nan"))
 
 
 def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> (capacity,)
-    """g_c of every sample without itself; paths end early below ``stop_below``. NaN, with a warning: no answer."""
+    """Compute g_c of every sample without itself. Paths end early below ``stop_below``. NaN, with a warning, is no answer."""
     s = solver.samples
     out = np.where(s.side == 0, 0.0, s.g)
     support = np.flatnonzero((s.alpha > 0) & (out >= stop_below))
@@ -73,7 +71,7 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     if batched and len(solver.margin) > 2:
         found = Paths(solver, support, stop_below).run()
     for k in np.flatnonzero(np.isnan(found)).tolist():
-        found[k] = alone(solver, int(support[k]))
+        found[k] = margin_by_solver(solver, int(support[k]))
     if (lost := np.isnan(found)).any():
         warnings.warn(
             f"{int(lost.sum())} sample(s) have no leave-one-out margin, the first is {int(s.ids[support[lost][0]])}: without "
@@ -85,42 +83,35 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     return out
 
 
-def alone(solver: PathSolver, c: int) -> float:
-    """g_c without sample c, by the solver, which is as before afterwards; NaN if there is no certified solution."""
-    s, margin, path = solver.samples, solver.margin, solver.path
-    margin.need_R()
-    vectors, arrays = s.vectors.copy(), Margin(*(array.copy() for array in margin.m))
-    top, events, last = margin.top, path.events, solver.last
-    solver.snapshot()
+def margin_by_solver(solver: PathSolver, c: int) -> float:
+    """Compute g_c without sample c by the solver, which is unchanged afterwards; NaN if there is no certified solution."""
+    before = solver.snapshot(with_R=True)
     try:
-        solver.unlearn(np.array([c]))
-        m = margin.m
-        return float(s.rest[c] + m.a @ m.QS[:, c] - 1.0)
+        solver.solve_change(NO_POSITIONS, np.array([c]))
+        m = solver.margin.m
+        return float(solver.samples.rest[c] + m.a @ m.QS[:, c] - 1.0)
     except ConvergenceError:
         return float("nan")
     finally:
-        s.vectors[:] = vectors
-        margin.m, margin.watched = arrays._replace(W=arrays.QS), None
-        margin.top, path.events, solver.last = top, events, last
-        solver.stir()
+        solver.restore(before)
 
 
 def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
     """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
     s, m = solver.samples, solver.margin.m
     if not len(solver.margin):
-        return np.full(s.capacity, ENDLESS)  # alpha cannot move: nothing balances it
+        return np.full(s.capacity, np.inf)  # alpha cannot move, as no margin vector balances it
     H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
     R = solver.margin.R
     gamma = s.root**2 - ((R @ H) * H).sum(0)
     slots = solver.margin.slots()
     own = R[slots, slots]
-    gamma[m.at[slots]] = 1.0 / np.where(own > 0, own, np.nan) if len(slots) > 1 else ENDLESS
+    gamma[m.at[slots]] = 1.0 / np.where(own > 0, own, np.nan) if len(slots) > 1 else np.inf
     return np.maximum(gamma, 0.0)
 
 
 def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
-    """g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and nothing could balance it."""
+    """Compute g_c - alpha_c gamma_c; -infinity where alpha_c > 0 and no margin vector can balance it."""
     s = solver.samples
     distance = squared_distances(solver)
     shift = np.where(s.alpha > 0, s.alpha, 1.0) * distance
@@ -128,7 +119,7 @@ def span_rule(solver: PathSolver) -> Array:  # -> (capacity,)
 
 
 class Tableau:
-    """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others looked at."""
+    """Columns of the tableau, as rows of T. Index 0 is b, then come the m - 1 margin vectors, then the others tracked."""
 
     def __init__(self, solver: PathSolver):
         self.samples, self.rows = solver.samples, solver.rows
@@ -137,59 +128,42 @@ class Tableau:
         used = np.concatenate([[0], slots])
         self.m = len(used)
         self.R, self.QS = solver.margin.R[np.ix_(used, used)], m.QS[used]
-        self.seen = m.at[slots]  # (N - 1,) position of index 1..
+        self.tracked = m.at[slots]  # (N - 1,) position of index 1..
         self.index = np.full(s.capacity, -1, dtype=np.int64)  # of each position
-        self.index[self.seen] = np.arange(1, self.m)
-        self.Z = self.X = self.R[:, :0]  # (m, N - m), M_PO and R M_PO
-        a, count = m.a[used], self.m
-        self.of = np.arange(count)  # the index of each row of T
-        bounds = np.concatenate([[ENDLESS], s.u[self.seen]])
-        root = np.concatenate([[0.0], s.root[self.seen]])
-        self.start = Start(self.R, np.arange(count), np.zeros(count), a, m.lower[used], m.upper[used], a, bounds, root)
+        self.index[self.tracked] = np.arange(1, self.m)
+        self.X = self.R[:, :0]  # (m, N - m), R M_PO
+        a = m.a[used]
+        bounds = np.concatenate([[np.inf], s.u[self.tracked]])
+        root = np.concatenate([[0.0], s.root[self.tracked]])
+        self.start = PathStart(self.R, np.zeros(self.m), a, m.lower[used], m.upper[used], a, bounds, root)
         far = np.flatnonzero((self.index < 0) & (s.ids >= 0))
         slack = np.where(s.side[far] > 0, s.g[far], -1.0)
         error = int((slack < 0).sum())
-        self.see(far[np.argsort(slack)[: error + max(LOOK_LEAST, (len(slack) - error) // LOOK_SHARE)]])
+        self.track(
+            far[np.argsort(slack)[: error + max(MIN_RESERVE_TRACKED, (len(slack) - error) // RESERVE_PER_TRACKED)]]
+        )
 
     @property
     def N(self) -> int:
-        """b, and the samples looked at."""
+        """The number of indices: b and the samples tracked."""
         return len(self.start.x)
 
-    def see(self, new: Array) -> None:  # (k,) positions
-        """Look at more samples: new entries of every column."""
-        s, m, N, t = self.samples, self.m, self.N, self.start
+    def track(self, new: Array) -> None:  # (k,) positions
+        """Track more samples: they get columns, and entries of every column."""
+        s, m, N, t, k = self.samples, self.m, self.N, self.start, np.arange(len(new))
         Z = self.QS[:, new]
         X = self.R @ Z
-        T = np.empty((len(self.of), N + len(new)))
-        T[:, :N] = t.T
-        T[:m, N:] = X
-        if len(self.of) > m:
-            k = self.of[m:]
-            T[m:, N:] = self.rows.block(self.seen[k - 1], new) - self.Z[:, k - m].T @ X
-        self.Z, self.X = np.concatenate([self.Z, Z], 1), np.concatenate([self.X, X], 1)
-        self.seen = np.concatenate([self.seen, new])
-        self.index[new] = np.arange(N, N + len(new))
+        self.X, self.tracked = np.concatenate([self.X, X], 1), np.concatenate([self.tracked, new])
+        self.index[new] = N + k
+        gamma = self.rows.block(new, self.tracked[m - 1 :])
+        size = np.abs(gamma[k, N - m + k]) + np.abs(X * Z).sum(0)
+        gamma -= Z.T @ self.X
+        T = np.empty((N + len(new), N + len(new)))
+        T[:N, :N], T[:m, N:], T[N:, :m] = t.T, X, -X.T
+        T[N:, m:], T[m:N, N:] = gamma, gamma[:, : N - m].T
         error, u = s.side[new] < 0, s.u[new]
-        more = (s.g[new], np.where(error, -ENDLESS, 0.0), np.where(error, 0.0, ENDLESS), u * error, u, s.root[new])
-        vectors = (np.concatenate(pair) for pair in zip(t[3:], more, strict=True))
-        self.start = Start(T, np.concatenate([t.row, np.full(len(new), -1)]), t.size, *vectors)
-        if self.N <= EAGER:
-            self.need(np.arange(m, self.N))
-
-    def need(self, k: Array) -> None:
-        """Have these columns."""
-        t, m = self.start, self.m
-        k = np.unique(k[t.row[k] < 0])
-        if not len(k):
-            return
-        X, Z = self.X[:, k - m], self.Z[:, k - m]
-        Q = self.rows.block(self.seen[k - 1], self.seen[m - 1 :])
-        size = np.abs(Q[np.arange(len(k)), k - m]) + np.abs(X * Z).sum(0)
-        t.row[k] = np.arange(len(self.of), len(self.of) + len(k))
-        T = np.concatenate([t.T, np.concatenate([-X.T, Q - Z.T @ self.X], 1)])
-        self.start = t._replace(T=T, size=np.concatenate([t.size, size]))
-        self.of = np.concatenate([self.of, k])
+        more = (size, s.g[new], np.where(error, -np.inf, 0.0), np.where(error, 0.0, np.inf), u * error, u, s.root[new])
+        self.start = PathStart(T, *(np.concatenate(pair) for pair in zip(t[1:], more, strict=True)))
 
 
 class Paths:
@@ -203,58 +177,55 @@ class Paths:
         self.result = np.full(len(c), np.nan)
 
     def run(self) -> Array:  # -> (B,)
-        """g_c when c is gone, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
+        """Return g_c without c, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
         paths = np.arange(len(self.c))
-        for _ in range(AGAIN):
-            step = max(16, PATH_NUMBERS // self.tableau.N)
+        for _ in range(MAX_TRACKING_ROUNDS):
+            step = max(16, PATH_VALUES_PER_BLOCK // self.tableau.N)
             found = [self._walk(paths[first : first + step]) for first in range(0, len(paths), step)]
             paths = paths[np.isnan(self.result[paths])]
-            more = np.unique(np.concatenate(found)) if found else NOTHING
+            more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(paths):
                 break
-            self.tableau.see(more)
+            self.tableau.track(more)
         return self.result
 
     def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
-        """The results of these paths; returns the positions of samples they should have looked at."""
-        t = self.tableau
-        t.need(self.c[paths])
+        """Set the results of these paths; returns the positions of samples that they should have tracked."""
+        t, c = self.tableau, self.c[paths]
         moved, beta = np.zeros((len(paths), t.N)), np.zeros((len(paths), t.N))
-        answer, ahead = np.zeros(len(paths), dtype=np.int64), np.arange(len(paths))
-        given = self.c[paths], self.alpha[paths], self.g[paths], self.stop_below, EVENTS
+        done = np.zeros(len(paths), dtype=bool)
+        given = c, self.alpha[paths], self.g[paths], self.stop_below, MAX_PATH_EVENTS
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            while len(ahead):
-                steps.leave_paths(t.start, t.m, ahead, *given, moved, beta, answer)
-                ahead = np.flatnonzero(answer >= 0)
-                t.need(answer[ahead])
-        done = answer == steps.DONE
-        out, found = self._ends(self.c[paths[done]], moved[done], beta[done])
-        early = moved[done, self.c[paths[done]]] > (1e-12 - 1.0) * self.alpha[paths[done]]
+            steps.removal_paths(t.start, t.m, *given, moved, beta, done)
+        out, found = self._ends(c[done], moved[done], beta[done])
+        early = moved[done, c[done]] > (1e-12 - 1.0) * self.alpha[paths[done]]
         self.result[paths[done]] = np.where(early & (out >= self.stop_below), np.nan, out)
         return found
 
     def _ends(self, c: Array, moved: Array, beta: Array) -> tuple[Array, Array]:  # (B,), (B, N) twice -> (B,), (k,)
-        """g_c where paths end, and positions not looked at that have come to the wrong side there.
+        """Return g_c where paths end, and the positions of untracked samples that are on the wrong side there.
 
-        Both from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be what has become of
-        (3) and g_S, which should be 0: moving a by -R r mends that, and changes g_c by beta_c^T r. NaN: r is not small, or a
-        sample is on the wrong side by more than rounding and r.
+        Both follow from how far the coefficients have moved; beta is beta_c at the end, zero outside P. Let r be the residuals
+        of (3) and g_S, which should be 0: moving a by -R r makes them so, and changes g_c by beta_c^T r. The result is NaN
+        where r is not small, or a tracked sample is on the wrong side by more than rounding and r.
         """
         s, t = self.samples, self.tableau
         B, b = len(c), self.b + moved[:, :1]
         margins = self._margins(c, moved)
-        g = np.concatenate([moved[:, 1:] @ s.y[t.seen, None], margins(t.seen, np.float64)], 1)
-        wrong, found = np.zeros(B, dtype=bool), [NOTHING]
+        g = np.concatenate([moved[:, 1:] @ s.y[t.tracked, None], margins(t.tracked, np.float64)], 1)
+        wrong, found = np.zeros(B, dtype=bool), [NO_POSITIONS]
         size, shift = (np.abs(moved) @ t.start.root).max(initial=0.0), np.abs(moved[:, 0]).max(initial=0.0)
-        for first in range(0, s.capacity, PART):
-            at = np.arange(first, min(s.capacity, first + PART))
+        for first in range(0, s.capacity, SAMPLES_PER_CHECK):
+            at = np.arange(first, min(s.capacity, first + SAMPLES_PER_CHECK))
             at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
-            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not clear
-                clear = margins(at, np.float32).min(0, initial=ENDLESS) >= SINGLE * t.N * (size * s.root[at] + shift)
+            with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as not clear
+                clear = margins(at, np.float32).min(0, initial=np.inf) >= FLOAT32_EPS * t.N * (
+                    size * s.root[at] + shift
+                )
             at = at[~clear]
             part = margins(at, np.float64)
             unit = EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)
-            bad = part < -UNITS * unit
+            bad = part < -MAX_ROUNDING_UNITS * unit
             wrong |= bad.any(1)
             found.append(at[bad.any(0)])
         out, outside = g[np.arange(B), c], beta == 0
@@ -262,22 +233,22 @@ class Paths:
         out += (beta * r).sum(1)
         r[:, 0] /= np.maximum(np.abs(moved[:, 1:]).max(1), 1e-300)
         loose = np.abs(r).max(1)
-        wrong |= ~(loose <= LOOSE)
-        y = np.concatenate([[0.0], s.y[t.seen]])
+        wrong |= ~(loose <= MAX_END_RESIDUAL)
+        y = np.concatenate([[0.0], s.y[t.tracked]])
         unit = EPS * (np.abs(g + 1.0 - b * y) + np.abs(b) + 1.0)
         error = moved + t.start.alpha > 0.5 * t.start.u
-        off = (np.where(error, g, -g) > UNITS * unit + 16.0 * loose[:, None]) & outside
+        off = (np.where(error, g, -g) > MAX_ROUNDING_UNITS * unit + 16.0 * loose[:, None]) & outside
         off[np.arange(B), c] = False
         return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)
 
     def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)
-        """A function: g of samples in these positions where paths end, in this precision."""
+        """Return a function that computes g of samples in given positions, where paths end, in a given precision."""
         s, t = self.samples, self.tableau
-        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: what leaves has a row of Q for itself
+        m, own = t.m, np.flatnonzero(c >= t.m)  # paths of error vectors: each has a row of Q of its own
         rest = moved[:, m:].copy()
         rest[own, c[own] - m] = 0.0
         used = np.flatnonzero(rest.any(0))
-        rest, others = rest[:, used], t.seen[used + m - 1]
+        rest, others = rest[:, used], t.tracked[used + m - 1]
 
         def margins(at: Array, precision: type) -> Array:
             g = moved[:, :m].astype(precision) @ t.QS[:, at].astype(precision)
@@ -285,7 +256,7 @@ class Paths:
             if len(others):
                 g += rest.astype(precision) @ self.rows.block(others, at).astype(precision)
             if len(own):
-                g[own] += self.rows.block(t.seen[c[own] - 1], at) * moved[own, c[own]][:, None]
+                g[own] += self.rows.block(t.tracked[c[own] - 1], at) * moved[own, c[own]][:, None]
             return g
 
         return margins

@@ -15,25 +15,18 @@ from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import exactly
 from torchlssvm.kernels import Kernel, as_kernel
+from torchlssvm.svm.samples import Batch
 
 if TYPE_CHECKING:
+    from torchlssvm.svm.checkpoint import Content
     from torchlssvm.svm.leave_one_out import LeaveOneOut
     from torchlssvm.svm.path import Event
 
-HALVINGS = 6
-"""How often the way from one C to another is halved where rounding keeps it from being followed, before giving up."""
+MAX_HALVINGS = 6
+"""Times that the way from one C to another is halved, where rounding keeps it from being followed, before giving up."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
-
-
-class Batch(NamedTuple):
-    """Checked samples."""
-
-    x: Tensor  # (B, J) prepared rows, or (B, capacity) kernel values in the order of positions
-    y: Any  # (B,) array of -1, +1, or a number for a single one
-    weight: Any  # (B,) array, or a number
-    u: Any  # (B,) array, or a number
 
 
 class Step(NamedTuple):
@@ -47,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Violation(float):
-    """The largest violation of the Kuhn-Tucker conditions; ``bound``: what one rounding of every term can make of it."""
+    """The largest violation of the Kuhn-Tucker conditions; ``bound`` is the effect of one rounding of every term."""
 
     bound: float
 
@@ -70,8 +63,8 @@ class IncrementalSVM(nn.Module):
     sample moves its coefficient while all others keep these conditions, in a number of steps each computed exactly.
 
     Every operation ends with a certificate: the box, sum y alpha = 0, and these conditions for every sample, each to its own
-    rounding. What does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is raised and
-    the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
+    rounding. A result that does not pass is solved by a robust method; if that does not pass either, ``ConvergenceError`` is
+    raised and the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
 
     Args:
         kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``: then ``add`` takes
@@ -120,24 +113,42 @@ class IncrementalSVM(nn.Module):
         self._cache_bytes = cache_bytes
         self._callback, self.record = callback, bool(record)
         self.num_classes = 2
-        self._start(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
+        self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
     @exactly
-    def _start(self, device: torch.device) -> None:
+    def _reset_state(self, device: torch.device) -> None:
+        """Begin without samples."""
+        from torchlssvm.svm.checkpoint import Content
         from torchlssvm.svm.solver import PathSolver  # with numba, which takes its time to load
 
-        self.device = device
-        self._solver = PathSolver(self.kernel, device, self._cache_bytes)
-        self._dropped: set[int] = set()  # ids of samples that reserve_limit has forgotten
+        self._set_content(Content(PathSolver(self.kernel, device, self._cache_bytes), self._C, False, set()))
+
+    def _set_content(self, content: Content) -> None:
+        """Take over a solver with its samples."""
+        self._solver, self.device = content.solver, content.solver.rows.device
+        self._C = content.C or self._C
+        self.inexact = content.inexact
+        self._dropped = content.dropped  # ids of samples that reserve_limit has forgotten
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
-        self.inexact = False
         self.trajectory: list[Step] = []
-        self._watch()
+        self._install_callback()
+
+    def _content(self) -> Content:
+        from torchlssvm.svm.checkpoint import Content
+
+        return Content(self._solver, self._C, self.inexact, self._dropped)
+
+    @exactly
+    def _load(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over a state of :mod:`~torchlssvm.svm.checkpoint`, whole; ValueError, and nothing changed, if it is not one."""
+        from torchlssvm.svm import checkpoint
+
+        self._set_content(checkpoint.load(state, self.kernel, device, self._cache_bytes))
 
     @exactly
     def reset(self) -> None:
         """Forget everything."""
-        self._start(self.device)
+        self._reset_state(self.device)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -156,7 +167,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The ids of the samples held (n,), in the order in which they were added; what follows is in this order."""
+        """The ids of the samples held (n,), in the order in which they were added; other vectors are in this order too."""
         return self._ordered(self._solver.samples.ids)
 
     @property
@@ -213,11 +224,11 @@ class IncrementalSVM(nn.Module):
     def kkt_violation(self) -> Violation:
         """The largest violation of (2) and (3), every g computed from its definition; costs a kernel row per support vector.
 
-        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): what rounding alone may make.
+        A number, whose attribute ``bound`` is the largest EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of rounding alone.
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
-            found, bound = self._solver.judge()
+            found, bound = self._solver.check_from_kernel()
             box = max(float((-s.alpha).max()), float((s.alpha - s.u).max()), abs(float(s.y @ s.alpha)))
             violation = max(found.violation, box / max(1.0, float(s.u.max())))
         out = Violation(violation)
@@ -226,7 +237,7 @@ class IncrementalSVM(nn.Module):
 
     @property
     def events(self) -> int:
-        """How many events there have been: the unit of work of the path."""
+        """The number of events so far: the unit of work of the path."""
         return self._solver.path.events
 
     def decision(self, x: Any) -> Tensor:  # (B, J) -> (B,)
@@ -301,9 +312,9 @@ class IncrementalSVM(nn.Module):
         if add is not None:
             if not isinstance(add, tuple | list) or not 2 <= len(add) <= 3:
                 raise ValueError("add must be (x, y) or (x, y, weight)")
-            batch = (self._one(*add[:2]) if add[-1] is None else None) or self._check(*add)
+            batch = (self._check_single(*add[:2]) if add[-1] is None else None) or self._check(*add)
             new = list(range(self._solver.next_id, self._solver.next_id + len(batch.x)))
-        wanted = self._known(remove)
+        wanted = self._known_ids(remove)
         if new or wanted:
             self._change(batch, new, self._positions(wanted), method)
             self._dropped.difference_update(wanted)
@@ -314,28 +325,34 @@ class IncrementalSVM(nn.Module):
     @exactly
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
         """Give samples held other labels; their ids stay. One that ``reserve_limit`` has forgotten has no row to learn from."""
-        wanted = self._known(ids)
+        wanted = self._known_ids(ids)
         labels = self._labels(y, len(wanted))
-        self._need_rows(wanted)
+        self._require_rows(wanted)
         at, s = self._positions(wanted), self._solver.samples
         fake = self._solver.rows.fake
         other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
         if len(other):
-            self._exchange(at[other], None, labels[other], method)
+            at, y = at[other], labels[other]
+            index = torch.from_numpy(at).to(self.device)
+            x, weight = self._solver.rows.x[index].clone(), s.weight[at]
+            if self.kernel is None:
+                held = torch.from_numpy(s.order()).to(self.device)
+                x = torch.cat([x[:, held], x[:, index]], 1)
+            self._exchange(at, Batch(x, y, weight, _upper(y, weight, self._C)), method)
         return self
 
     @exactly
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
         """Exchange samples held for others; their ids stay. x: (B, J)."""
-        wanted = self._known(ids)
+        wanted = self._known_ids(ids)
         if self.kernel is None:
             raise ValueError("replace needs a kernel; with precomputed values use update(add=..., remove=...)")
         batch = self._check(x, y, weight)
         if len(batch.y) != len(wanted):
             raise ValueError(f"replace got {len(wanted)} ids and {len(batch.y)} samples")
-        self._need_rows(wanted)
+        self._require_rows(wanted)
         if wanted:
-            self._exchange(self._positions(wanted), batch, batch.y, method)
+            self._exchange(self._positions(wanted), batch, method)
         return self
 
     @exactly
@@ -385,13 +402,8 @@ class IncrementalSVM(nn.Module):
         start, end = self._C, _bounds(C)
         seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
         if self.n:
-            before = self._solver.snapshot()
-            try:
-                self._follow(start, end, seen, HALVINGS)
-            except BaseException:
-                self._C = start
-                self._solver.restore(before)
-                raise
+            with self._solver.all_or_nothing():
+                self._follow(start, end, seen, MAX_HALVINGS)
         self._C, self._support = end, None
         along, alpha, b = zip(*seen, strict=True)
         return RegularizationPath(
@@ -399,7 +411,7 @@ class IncrementalSVM(nn.Module):
         )
 
     def _follow(self, start: tuple[float, float], end: tuple[float, float], seen: list[Any], halvings: int) -> None:
-        """From one C to another, every breakpoint added to ``seen``; in two parts where it cannot be followed in one."""
+        """Follow the path from one C to another and append its breakpoints to ``seen``; in two halves where it must be."""
         solver, known = self._solver, len(seen)
         s = solver.samples
         one = int((s.y > 0).argmax())  # a sample of class 1, if there is any
@@ -420,7 +432,6 @@ class IncrementalSVM(nn.Module):
             solver.polish()
             self._follow(middle, end, seen, halvings - 1)
             return
-        self._C = end
         seen.append((end[1], self.alpha, self.b))
 
     @exactly
@@ -442,7 +453,7 @@ class IncrementalSVM(nn.Module):
 
     @exactly
     def polish(self) -> IncrementalSVM:
-        """R and every g anew, and Newton corrections: optimality to machine precision."""
+        """Compute R and every g again and take Newton steps: optimality to machine precision."""
         self._solver.polish()
         self._support = None
         return self
@@ -450,7 +461,7 @@ class IncrementalSVM(nn.Module):
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
         """Call this after each event from now on; None: no longer."""
         self._callback = callback
-        self._watch()
+        self._install_callback()
         return self
 
     # -- estimates -----------------------------------------------------------------------------------------------------
@@ -479,7 +490,7 @@ class IncrementalSVM(nn.Module):
                 margin = leave_one_out.span_rule(solver)
         finally:
             solver.path.callback = watch
-        return leave_one_out.LeaveOneOut.of(self.ids, self._ordered(margin))
+        return leave_one_out.LeaveOneOut.from_margins(self.ids, self._ordered(margin))
 
     @exactly
     def distance_to_span(self) -> Tensor:
@@ -520,7 +531,7 @@ class IncrementalSVM(nn.Module):
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Any, y: Any, weight: Any = None, fresh: bool = False) -> Batch:
-        """Samples in the form the solver takes, or ValueError; fresh: as if none were held."""
+        """Check samples and bring them into the solver's form; ValueError. fresh: as if none were held."""
         kernel, held = self.kernel, 0 if fresh else self.n
         x = checks.as_tensor(x, "x", self.device)
         if kernel is None:
@@ -541,12 +552,15 @@ class IncrementalSVM(nn.Module):
             w = given.cpu().numpy().copy() if not checks.is_fake(given) else w
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
-        if kernel is None and len(x):
-            rows = self._in_positions(rows, held)
+        new = rows[:, held:]
+        if kernel is None and not checks.is_fake(rows) and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
+            raise ValueError(
+                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
+            )
         return Batch(rows, labels, w, _upper(labels, w, self._C))
 
-    def _one(self, x: Any, y: Any) -> Batch | None:
-        """One sample as it usually comes, checked in a few operations; None: for :meth:`_check` to look at."""
+    def _check_single(self, x: Any, y: Any) -> Batch | None:
+        """Check a single sample in the usual types with few operations; None if it needs :meth:`_check`."""
         if type(x) is not Tensor or type(y) is not Tensor or self.kernel is None or self.kernel.deep or not self.n:
             return None
         if x.dtype is not torch.float64 or y.dtype is not torch.int64 or x.device.type != "cpu" or x.is_neg():
@@ -561,7 +575,7 @@ class IncrementalSVM(nn.Module):
         return Batch(x, 2.0 * label - 1.0, 1.0, self._C[int(label)])
 
     def _labels(self, y: Any, count: int) -> Any:
-        """Labels 0 or 1 as an array of -1, +1."""
+        """Check labels 0 or 1 and return them as an array of -1, +1."""
         y = checks.as_tensor(y, "y", self.device)
         if y.shape != (count,):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
@@ -577,25 +591,8 @@ class IncrementalSVM(nn.Module):
             )
         return labels * 2.0 - 1.0
 
-    def _in_positions(self, K: Tensor, held: int) -> Tensor:
-        """Kernel values (B, n + B) in the order of ids as columns in the order of positions, new samples in the free ones."""
-        s, B = self._solver.samples, len(K)
-        new = K[:, held:]
-        if checks.is_fake(K):
-            return K
-        if not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
-            raise ValueError(
-                "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
-            )
-        order = s.order() if held else np.zeros(0, dtype=np.int64)
-        at = s.next_free(B) if held else np.arange(B)
-        out = K.new_zeros(B, max(int(at.max()) + 1, s.capacity if held else 0))
-        out[:, torch.from_numpy(order).to(self.device)] = K[:, :held]
-        out[:, torch.from_numpy(at).to(self.device)] = (new + new.T) * 0.5
-        return out
-
     def _gram(self, K: Any) -> Tensor:
-        """A Gram matrix (n, n) in the order of ids as (capacity, capacity)."""
+        """Bring a Gram matrix (n, n) from the order of ids into that of positions, (capacity, capacity)."""
         gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
         s = self._solver.samples
         order = torch.from_numpy(s.order()).to(self.device)
@@ -605,35 +602,23 @@ class IncrementalSVM(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _change(self, batch: Batch | None, new: list[int], gone: Any, method: str) -> None:
-        if batch is None:
-            nothing = np.zeros(0)
-            self._solver.change(None, [], nothing, nothing, nothing, gone, method)
-        else:
-            self._solver.change(batch.x, new, batch.y, batch.weight, batch.u, gone, method)
-        self._forget_far()
+    def _change(self, batch: Batch | None, new: list[int], leaving: Any, method: str) -> None:
+        """Add samples under new ids, and remove those in positions ``leaving``."""
+        self._solver.change(batch, new, leaving, method)
+        self._drop_far_reserve()
         self._support = None
 
-    def _exchange(self, at: Any, batch: Batch | None, y: Any, method: str) -> None:
-        """Samples in these positions for others, under the same ids, along one parameter."""
-        solver = self._solver
-        s, ids = solver.samples, solver.samples.ids[at].tolist()
-        if batch is not None:
-            x, weight = batch.x, batch.weight
-        else:
-            index = torch.from_numpy(at).to(self.device)
-            x, weight = solver.rows.x[index].clone(), s.weight[at]
-            if self.kernel is None:
-                held = torch.from_numpy(s.order()).to(self.device)
-                x = self._in_positions(torch.cat([x[:, held], x[:, index]], 1), self.n)
-        new = list(range(solver.next_id, solver.next_id + len(ids)))  # until the samples they replace are gone
-        solver.change(x, new, y, weight, _upper(y, weight, self._C), at, method)
+    def _exchange(self, at: Any, batch: Batch, method: str) -> None:
+        """Exchange the samples in these positions for others, under the same ids."""
+        s, first = self._solver.samples, self._solver.next_id
+        ids, new = s.ids[at].tolist(), list(range(first, first + len(at)))  # new ids, until the old samples are removed
+        self._solver.change(batch, new, at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)
-        self._forget_far()
+        self._drop_far_reserve()
         self._support = None
 
-    def _known(self, ids: Any) -> list[int]:
-        """Ids, each held or forgotten; RemovalError for any that is not."""
+    def _known_ids(self, ids: Any) -> list[int]:
+        """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
         if ids is None:
             return []
         if isinstance(ids, Tensor) and checks.is_fake(ids):
@@ -651,7 +636,8 @@ class IncrementalSVM(nn.Module):
             raise RemovalError("an id is given twice: each sample can be removed once")
         return wanted
 
-    def _need_rows(self, wanted: list[int]) -> None:
+    def _require_rows(self, wanted: list[int]) -> None:
+        """Raise ValueError if any of these samples has been forgotten."""
         lost = [i for i in wanted if i in self._dropped]
         if lost:
             raise ValueError(
@@ -660,22 +646,23 @@ class IncrementalSVM(nn.Module):
             )
 
     def _positions(self, wanted: list[int]) -> Any:
+        """Return the positions of those of these ids that are held, int64."""
         where = self._solver.samples.where
         return np.array([where[i] for i in wanted if i in where], dtype=np.int64)
 
-    def _forget_far(self) -> None:
-        """The epsilon rule of section 2.6."""
+    def _drop_far_reserve(self) -> None:
+        """Forget reserve vectors beyond ``reserve_limit``: the epsilon rule of section 2.6."""
         if self.reserve_limit is None or self._solver.rows.fake:
             return
         s = self._solver.samples
         far = np.flatnonzero((s.side > 0) & (s.g >= self.reserve_limit))
         if len(far):
             self._dropped |= set(s.ids[far].tolist())
-            self._solver.forget(far)
+            self._solver.erase(far)
             self.inexact = True
 
-    def _watch(self) -> None:
-        """Have events recorded and reported."""
+    def _install_callback(self) -> None:
+        """Let the path call a function that records and reports events, if that is asked for."""
 
         def watch(event: Event) -> None:
             if self.record:
@@ -698,17 +685,17 @@ class IncrementalSVM(nn.Module):
         from torchlssvm.svm import checkpoint
 
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({prefix + name: value for name, value in checkpoint.save(self).items()})
+        destination.update({prefix + name: value for name, value in checkpoint.save(self._content()).items()})
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         from torchlssvm.svm import checkpoint
 
-        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED if prefix + name in state_dict}
+        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED_NAMES if prefix + name in state_dict}
         if not own:
-            missing.extend(prefix + name for name in checkpoint.SAVED)
-        elif lacking := sorted(set(checkpoint.SAVED) - set(own)):
+            missing.extend(prefix + name for name in checkpoint.SAVED_NAMES)
+        elif lacking := sorted(set(checkpoint.SAVED_NAMES) - set(own)):
             errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {lacking}")
         else:
             before = None if self.kernel is None else self.kernel.get_extra_state()
@@ -716,33 +703,31 @@ class IncrementalSVM(nn.Module):
             if self.kernel is not None and extra is not None and not self.kernel.deep:
                 self.kernel.set_extra_state(extra)
             try:
-                checkpoint.load(self, own, self.device)
+                self._load(own, self.device)
             except BaseException:
                 if self.kernel is not None and before is not None:
                     self.kernel.set_extra_state(before)
                 raise
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED_NAMES}
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
         from torchlssvm.svm import checkpoint
 
         state = self.__dict__.copy()
-        state["_solver"] = checkpoint.parts(self) if self.n else None
+        state["_solver"] = checkpoint.parts(self._content()) if self.n else None
         state["_next_id"] = self._solver.next_id
         state["_support"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from torchlssvm.svm import checkpoint
-
         saved, next_id = state.pop("_solver"), state.pop("_next_id")
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if saved is None:
-            self._start(self.device)
+            self._reset_state(self.device)
         else:
-            checkpoint.load(self, saved, self.device)
+            self._load(saved, self.device)
         self.__dict__.update(kept)
         self._solver.next_id = next_id
 
@@ -754,7 +739,7 @@ class IncrementalSVM(nn.Module):
         device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
         if device != self.device:
             trajectory = self.trajectory
-            checkpoint.load(self, checkpoint.parts(self), device)
+            self._load(checkpoint.parts(self._content()), device)
             self.trajectory = trajectory
         return self
 
@@ -768,7 +753,7 @@ def _kernel(kernel: Any) -> Kernel | None:
 
 
 def _bounds(C: Any) -> tuple[float, float]:
-    """C of class 0 and of class 1."""
+    """Check C and return it for class 0 and class 1."""
     if isinstance(C, Tensor):
         C = C.tolist()
     if isinstance(C, list | tuple) and len(C) == 2:
@@ -778,5 +763,5 @@ def _bounds(C: Any) -> tuple[float, float]:
 
 
 def _upper(y: Any, weight: Any, C: tuple[float, float]) -> Any:  # (n,), (n,) -> (n,)
-    """The bounds u of samples with these labels and weights."""
+    """Return the upper bounds u of samples with these labels and weights."""
     return weight * np.where(y > 0, C[1], C[0])

@@ -12,12 +12,11 @@ from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import ENDLESS, TINY, Drive, Vectors
+from torchlssvm.svm.steps import SIMULTANEOUS_STEP, Drive
 
-EVENTS_PER_SAMPLE = 40
-"""A walk with more events than this for each sample, and EVENTS_LEAST, is given up."""
-EVENTS_LEAST = 1500
-KINDS = {steps.MARGIN: "margin", steps.ERROR: "error", steps.RESERVE: "reserve"}
+MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1500, 40
+"""Events of a walk, plus so many for each sample held, after which it is given up. A path visits each sample a few times."""
+SET_NAMES = {steps.TO_MARGIN: "margin", steps.TO_ERROR: "error", steps.TO_RESERVE: "reserve"}
 
 
 @dataclass
@@ -31,23 +30,28 @@ class Event:
 
 
 class Path:
-    """Walks samples and margin set along a drive."""
+    """Moves samples and margin set along the path of a drive."""
 
     def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
         self.samples, self.rows, self.margin = samples, rows, margin
         self.callback: Callable[[Event], None] | None = None
         self.events = 0
-        self.roundings = 0.0  # see steps.walk: since rest was last looked at
+        self.roundings = 0.0  # of rest, see steps.walk; not counted in samples.rounding yet
 
-    def walk(self, wrong: Array, down: Array, everything: bool = False) -> bool:  # (k,), (l,) positions
-        """Take alpha to its other bound for ``wrong``, unless g comes to 0 on the way, and to 0 for ``down``, not watched."""
+    def walk(self, wrong: Array, down: Array) -> bool:  # (k,), (l,) positions
+        """Move alpha of ``wrong`` to its other bound, or until g is 0, and alpha of ``down`` to 0 whatever its g.
+
+        Samples of ``wrong`` that are in S, and of ``down`` with alpha = 0, stay. The coefficients of S are in the margin set
+        alone afterwards. False if the path cannot be followed.
+        """
         s = self.samples
+        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
+        if not len(wrong) and not len(down):
+            return True
         d = np.zeros(s.capacity)
         s.side[wrong], s.side[down] = -s.side[wrong], 0.0
         d[wrong], d[down] = np.where(s.side[wrong] < 0, s.u[wrong], 0.0) - s.alpha[wrong], -s.alpha[down]
-        moving = np.flatnonzero(d)
-        force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
-        if not self._follow(self._drive(d, np.zeros(0), force), moving, everything):
+        if not self._follow(d, np.zeros(0)):
             return False
         s.alpha[down] = 0.0
         arrived = wrong[s.side[wrong] != 0]
@@ -55,11 +59,10 @@ class Path:
         return True
 
     def walk_to(self, u: Array) -> bool:  # (capacity,)
-        """Move the upper bounds to these, with the coefficients of E on them."""
+        """Move the upper bounds to these, with the coefficients of E on them; False if the path cannot be followed."""
         s = self.samples
         rise = u - s.u
-        d = np.where(s.side < 0, rise, 0.0)
-        if not self._follow(self._drive(d, rise, self.rows.product(d)), np.flatnonzero(d), True):
+        if not self._follow(np.where(s.side < 0, rise, 0.0), rise):
             return False
         s.u[:] = u
         s.alpha[s.side < 0] = u[s.side < 0]
@@ -68,78 +71,71 @@ class Path:
         m.upper[slots] = u[m.at[slots]]
         return True
 
-    def _drive(self, d: Array, rise: Array, force: Array) -> Drive:
-        return Drive(d, rise, force, float(np.square(d * self.samples.root).sum()))
-
-    def _follow(self, drive: Drive, moving: Array, everything: bool) -> bool:
-        """From p = 0 to 1; False if the path cannot be followed: then samples and margin set are somewhere on it."""
+    def _follow(self, d: Array, rise: Array) -> bool:
+        """Walk from p = 0 to 1; False if the path cannot be followed: samples and margin set are then somewhere on it."""
         s, margin, callback = self.samples, self.margin, self.callback
-        margin.need_R()
-        watch = margin.watch(everything or callback is not None, moving)
-        vectors = self.vectors()
-        limit = EVENTS_LEAST + EVENTS_PER_SAMPLE * s.n
-        p, last, i, renewed = 0.0, 0.0, -1, False
+        moving = np.flatnonzero(d)
+        force = d[moving[0]] * self.rows.row(int(moving[0])) if len(moving) == 1 else self.rows.product(d)
+        drive = Drive(d, rise, force, float(np.square(d * s.root).sum()))
+        watch = margin.watch(len(rise) > 0 or callback is not None, moving)
+        limit = MAX_EVENTS_FOR_FEW + MAX_EVENTS_PER_SAMPLE * s.n
+        p, last, i, inverted = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
-                most = limit if callback is None else 1
-                code, i, kind, p, margin.top, events, roundings = steps.walk(
-                    margin.m, margin.top, vectors, watch, drive, self.rows.cache, p, most, i
+                max_events = limit if callback is None else 1
+                code, i, event, p, margin.top, events, roundings = steps.walk(
+                    margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, max_events, i
                 )
                 limit, self.events, self.roundings = limit - events, self.events + events, self.roundings + roundings
-                if callback is not None and kind and events:
-                    self._report(callback, Event(p, int(s.ids[i]), KINDS[kind], p - last))
+                if callback is not None and event and events:
+                    self._report(callback, Event(p, int(s.ids[i]), SET_NAMES[event], p - last))
                     last = p
-                if code == steps.END:
+                if code == steps.WALK_ENDED:
                     if callback is not None:
                         self._report(callback, Event(1.0, None, "end", 1.0 - last))
                     self.events += 1
                     return True
-                if code == steps.PAUSE:
+                if code == steps.WALK_PAUSED:
                     i = -1
-                elif code == steps.ROW:
+                elif code == steps.NEEDS_ROW:
                     self.rows.row(i)
-                elif code == steps.FULL:
+                elif code == steps.NEEDS_SLOT:
                     margin.grow()
-                elif code == steps.CROWDED:
-                    watch = margin.widen()
-                elif code == steps.STALE:
-                    if renewed:
+                elif code == steps.NEEDS_COLUMN:
+                    watch = margin.add_watch_columns()
+                elif code == steps.NEEDS_NEW_R:
+                    if inverted:
                         return False
-                    margin.invert()
-                    renewed = True
-                elif code == steps.EMPTY:
+                    margin.invert_A()
+                    inverted = True
+                elif code == steps.NEEDS_MARGIN_VECTOR:
                     watch, i = self._shift_b(drive)
                     if i < 0:
-                        return bool((np.abs(drive.d) * (1.0 - p) <= TINY * s.u.max()).all())
+                        return bool((np.abs(drive.d) * (1.0 - p) <= SIMULTANEOUS_STEP * s.u.max()).all())
                 else:
                     return False
         return False
 
     def _shift_b(self, drive: Drive) -> tuple[Any, int]:
-        """S is empty and the drive unbalanced: move b, alone, until a sample that can give way is at its margin."""
+        """Move b alone until a sample that can balance the drive is at its margin; for an empty S."""
         s, margin = self.samples, self.margin
-        self.refresh()
+        self.compute_g()
         watch = margin.watch(True, np.flatnonzero(drive.d))
         direction = 1.0 if float((s.y * drive.d).sum()) > 0 else -1.0
         rate = watch.sign * s.y[watch.at] * direction
-        t = np.where(rate < 0, np.maximum(watch.slack, 0.0), ENDLESS)
+        t = np.where(rate < 0, np.maximum(watch.slack, 0.0), np.inf)
         k = int(t.argmin())
-        if not t[k] < ENDLESS:
+        if not t[k] < np.inf:
             return watch, -1
         margin.m.a[0] += t[k] * direction
         watch.slack[:] += t[k] * rate
         return watch, int(watch.at[k])
 
-    def refresh(self) -> None:
-        """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
-        steps.refresh(self.margin.m, self.margin.top, self.vectors())
-
-    def vectors(self) -> Vectors:
-        """The samples' arrays, for compiled steps."""
-        s = self.samples
-        return Vectors(s.y, s.u, s.alpha, s.side, s.rest, s.g, s.root)
+    def compute_g(self) -> None:
+        """Compute every g."""
+        steps.compute_g(self.margin.m, self.margin.top, self.samples.arrays)
 
     def _report(self, callback: Callable[[Event], None], event: Event) -> None:
-        self.margin.settle()
-        self.refresh()
+        self.margin.write_alpha()
+        self.compute_g()
         callback(event)

@@ -9,115 +9,102 @@ from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
 from torchlssvm.svm.steps import EPS
 
-ROUNDS = 30
-"""Most rounds."""
-PATIENCE = 6
-"""Rounds in which no fewer samples move than before that end it,"""
-ASTRAY = 50
-"""or a round in which this many more move than twice the fewest,"""
-FLIPS = 10
-"""or in which more than these, and one for eight margin vectors, lie in the span of S and are wrong there."""
-MOST = 8000
-"""Margin vectors beyond which it is not tried: A and R would take a gigabyte."""
-UNITS = 64.0
-"""Units of rounding that g may be on the wrong side by."""
+MAX_PIVOT_ROUNDS = 30
+"""Rounds after which pivoting is given up. One to ten are usual."""
+MAX_ROUNDS_WITHOUT_GAIN = 6
+"""Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
+MAX_EXTRA_MOVES = 50
+"""Samples by which a round may exceed twice the fewest moves so far; beyond that pivoting diverges and is given up."""
+MAX_WRONG_IN_SPAN = 10
+"""Samples in the span of S that may be on the wrong side in one round, besides one for eight margin vectors. More of them mean
+that the margin vectors chosen are not the right ones."""
+MAX_MARGIN_VECTORS = 8000
+"""Margin vectors beyond which pivoting is not tried: A and R would take a gigabyte."""
+PIVOT_ROUNDING_UNITS = 64.0
+"""Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its solution passes."""
 
 
-class Pivoting:
-    """Pivots on the margin set itself: R follows the sets from round to round."""
+def pivot(
+    samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array, rest: Array | None = None
+) -> bool:  # (capacity,) each
+    """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
 
-    def __init__(self, samples: Samples, rows: KernelRows, margin: MarginSet):
-        self.samples, self.rows, self.margin = samples, rows, margin
-        self.seen: dict[int, Array] = {}  # rows of Q of samples that have left S
-
-    def run(self, side: Array, bound: Array, rest: Array | None = None) -> bool:  # (capacity,) each
-        """Solve from the sets ``side``; False if pivoting does not get there, and everything is then of no use.
-
-        With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
-        goes to the bound it passed; a sample with g on the wrong side goes to S; until nothing moves. A sample in the span of S
-        stays at its bound: either its g is 0 with theirs, as that of a copy, or no coefficient of its own makes it so (a copy
-        with the other label), then it goes to the other bound. bound: where each sample goes if it lies in the span of S.
-        rest: Q times the coefficients of E, if they are known. Samples with u = 0 take no part.
-        """
-        s, margin = self.samples, self.margin
-        taking_part = s.u > 0
-        side = np.where(taking_part, side, 1.0)
-        held = s.u * (side < 0)
-        rest = self.rows.product(held) if rest is None else rest
-        fewest, patience = s.n + 1, PATIENCE
-        for _ in range(ROUNDS):
-            spanned, held, rest = self._exchange(side, bound, held, rest)
-            if not 1 < len(margin) <= MOST:
-                return False
-            m, k = margin.m, margin.top
-            r = -m.used * (1.0 - rest[m.at])
-            r[0] = float(s.y @ held)
-            a = margin.solve(r)
-            g = a[:k] @ m.QS[:k] + rest - np.abs(s.y)
-            slots = margin.slots()
-            inside, inner = m.at[slots], a[slots]
-            unit = EPS * (
-                np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0
-            )
-            wrong = (g * side < -UNITS * unit) & taking_part
-            new = np.where(wrong, np.where(spanned, -side, 0.0), side)
-            new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
-            moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
-            if not moved:
-                m.a[:] = a
-                m.upper[slots] = s.u[inside]
-                s.alpha[:] = held
-                s.alpha[inside] = inner
-                s.side[:] = np.where(taking_part, side, 0.0)
-                s.rest[:], s.g[:] = rest, g
-                return bool(np.isfinite(a).all())
-            if moved > 2 * fewest + ASTRAY or flips > FLIPS + len(margin) // 8:
-                return False
-            patience = PATIENCE if moved < fewest else patience - 1
-            fewest = min(fewest, moved)
-            if not patience:
-                return False
-            side = new
-            bound = np.where(side == 0, bound, side)
-        return False
-
-    def _exchange(self, side: Array, bound: Array, held: Array, rest: Array) -> tuple[Array, Array, Array]:
-        """Bring S to side == 0. What cannot enter stays at its bound (``side`` is changed), marked in the first result."""
-        s, margin = self.samples, self.margin
-        inside = np.zeros(s.capacity, dtype=bool)
-        inside[margin.positions()] = True
-        out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
+    With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
+    goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
+    stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
+    coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
+    u = 0 take no part. rest: Q times the coefficients of E, where it is known.
+    """
+    s = samples
+    taking_part = s.u > 0
+    side = np.where(taking_part, side, 1.0)
+    bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
+    held = s.u * (side < 0)
+    rest = rows.product(held) if rest is None else rest
+    fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
+    for _ in range(MAX_PIVOT_ROUNDS):
+        spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)
+        if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
+            return False
+        m, k = margin.m, margin.top
+        r = -m.used * (1.0 - rest[m.at])
+        r[0] = float(s.y @ held)
+        a = margin.solve(r)
+        g = a[:k] @ m.QS[:k] + rest - np.abs(s.y)
         slots = margin.slots()
-        slots = slots[np.isin(margin.m.at[slots], out)]
-        leaving, left = margin.m.at[slots].copy(), margin.m.QS[slots].copy()
-        rows = self._rows(into)
-        self.seen.update(zip(leaving.tolist(), left, strict=True))
-        spanned = np.zeros(s.capacity, dtype=bool)
-        if len(out) or len(into):
-            rejected = margin.exchange(out, into, rows)
-            spanned[rejected] = True
-            side[rejected] = bound[rejected]
-            if len(rejected):
-                self.seen.update(zip(into.tolist(), rows, strict=True))
-        new = s.u * (side < 0)
-        change = new - held
-        for at, block in ((leaving, left), (into, rows)):
-            if len(at):
-                rest = rest + change[at] @ block
-                change[at] = 0.0
-        if change.any():
-            rest = rest + self.rows.product(change)
-        return spanned, new, rest
+        inside, inner = m.at[slots], a[slots]
+        unit = EPS * (np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0)
+        wrong = (g * side < -PIVOT_ROUNDING_UNITS * unit) & taking_part
+        new = np.where(wrong, np.where(spanned, -side, 0.0), side)
+        new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
+        moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
+        if not moved:
+            m.a[:] = a
+            m.upper[slots] = s.u[inside]
+            s.alpha[:] = held
+            s.alpha[inside] = inner
+            s.side[:] = np.where(taking_part, side, 0.0)
+            s.rest[:], s.g[:] = rest, g
+            return bool(np.isfinite(a).all())
+        if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
+            return False
+        patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
+        fewest = min(fewest, moved)
+        if not patience:
+            return False
+        side = new
+        bound = np.where(side == 0, bound, side)
+    return False
 
-    def _rows(self, positions: Array) -> Array:  # -> (k, capacity)
-        """Rows of Q: those seen before, those in the cache, and the others computed."""
-        cache = self.rows.cache
-        new = [i for i in positions.tolist() if i not in self.seen and cache.row_of[i] < 0]
-        if len(new) == len(positions) > 0:
-            return self.rows.block(positions)
-        fresh = dict(zip(new, self.rows.block(np.array(new, dtype=np.int64)), strict=True)) if new else {}
-        out = np.empty((len(positions), self.samples.capacity))
-        for k, i in enumerate(positions.tolist()):
-            found = self.seen.get(i, fresh.get(i))
-            out[k] = cache.rows[cache.row_of[i]] if found is None else found
-        return out
+
+def _exchange(
+    s: Samples, rows: KernelRows, margin: MarginSet, side: Array, bound: Array, held: Array, rest: Array
+) -> tuple[Array, Array, Array]:
+    """Bring S to side == 0; returns which samples are in the span of S, the coefficients of E, and Q times those.
+
+    Samples in the span of S cannot enter: ``side`` is set to their bound.
+    """
+    inside = np.zeros(s.capacity, dtype=bool)
+    inside[margin.positions()] = True
+    out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
+    slots = margin.slots()
+    slots = slots[np.isin(margin.m.at[slots], out)]
+    leaving, left = margin.m.at[slots], margin.m.QS[slots]
+    entering = rows.rows_of(into)
+    spanned = np.zeros(s.capacity, dtype=bool)
+    if len(out) or len(into):
+        rejected = margin.exchange(out, into, entering)
+        spanned[rejected] = True
+        side[rejected] = bound[rejected]
+    for i, row in (*zip(leaving.tolist(), left, strict=True), *zip(into.tolist(), entering, strict=True)):
+        if side[i] != 0:  # it may enter in a later round
+            rows.cache_row(i, row)
+    new = s.u * (side < 0)
+    change = new - held
+    for at, block in ((leaving, left), (into, entering)):
+        if len(at):
+            rest = rest + change[at] @ block
+            change[at] = 0.0
+    if change.any():
+        rest = rest + rows.product(change)
+    return spanned, new, rest

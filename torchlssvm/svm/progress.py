@@ -11,7 +11,7 @@ BAR_AFTER_SECONDS = 2.0
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
-    """Give a function that takes the share done, between 0 and 1, or None where nothing is to be told.
+    """Give a function that takes the share done, between 0 and 1, or None where no progress is shown.
 
     wanted: a function of the caller's; True for a bar by tqdm; None for one if tqdm is installed, stderr is a terminal and
     the fit takes some seconds; False for nothing.

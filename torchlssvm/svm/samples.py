@@ -1,4 +1,4 @@
-"""Samples of the incremental SVM: what is kept of each, by position, in host memory."""
+"""The vectors that the incremental SVM keeps of its samples, by position, in host memory."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 Array = Any  # a NumPy array, float64 unless said otherwise
 
-VECTORS = ("y", "weight", "u", "alpha", "side", "rest", "g", "root")
+VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
 """Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
-E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii). All zero where a position
-is free, which makes free positions inert in every sum and comparison."""
+E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
+units of EPS^2, of the rounding errors in rest since it was computed from the kernel. All are zero where a position is free, so
+that a free position changes no sum and no comparison."""
 
 
-class Snapshot(NamedTuple):
-    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
+class Batch(NamedTuple):
+    """New samples that have passed the input checks."""
 
-    vectors: Array  # (8, capacity)
-    ids: Array  # (capacity,) int64
-    margin: Array  # (s,) positions
-    a: Array  # (s,) their coefficients
-    b: float
-    events: int
+    x: Tensor  # (B, J) prepared rows, or (B, n + B) kernel values in the order of ids, new samples last
+    y: Array  # (B,) -1, +1, or a number for a single one
+    weight: Array  # (B,) or a number
+    u: Array  # (B,) or a number
+
+
+class Vectors(NamedTuple):
+    """The vectors that compiled steps use, see ``VECTOR_NAMES``; views of :attr:`Samples.vectors`."""
+
+    y: Array
+    u: Array
+    alpha: Array
+    side: Array
+    rest: Array
+    g: Array
+    root: Array
 
 
 class Samples:
-    """Vectors by position. A position belongs to a sample for as long as it is held, and is free before and after.
+    """Vectors by position. A sample keeps its position for as long as it is held.
 
     Every vector is ``capacity`` long; ``ids`` holds -1 where a position is free.
     """
@@ -40,25 +52,32 @@ class Samples:
     rest: Array
     g: Array
     root: Array
+    rounding: Array
 
     def __init__(self) -> None:
         self.n, self.capacity = 0, 0  # samples held; the length of every vector
         self.ids = np.full(0, -1, dtype=np.int64)
         self.where: dict[int, int] = {}  # id -> position
         self._free: list[int] = []  # free positions, the lowest last
-        self._set(np.zeros((len(VECTORS), 0)))
+        self._set(np.zeros((len(VECTOR_NAMES), 0)))
 
     def _set(self, vectors: Array) -> None:
         self.vectors = vectors
-        for name, row in zip(VECTORS, vectors, strict=True):
+        for name, row in zip(VECTOR_NAMES, vectors, strict=True):
             setattr(self, name, row)
+        self.arrays = Vectors(self.y, self.u, self.alpha, self.side, self.rest, self.g, self.root)
+
+    def has_both_classes(self) -> bool:
+        """Tell whether there are samples of either label with u > 0: without them every alpha is 0."""
+        y = self.y * (self.u > 0)
+        return bool(y.max(initial=0.0) > 0.0 > y.min(initial=0.0))
 
     def grow(self, count: int) -> bool:
         """Make room for so many more samples; True if the vectors became longer."""
         if self.n + count <= self.capacity:
             return False
         longer = 16 + self.n + count + (self.n + count) // 8
-        vectors = np.zeros((len(VECTORS), longer))
+        vectors = np.zeros((len(VECTOR_NAMES), longer))
         vectors[:, : self.capacity] = self.vectors
         ids = np.full(longer, -1, dtype=np.int64)
         ids[: self.capacity] = self.ids
@@ -77,7 +96,7 @@ class Samples:
         return at
 
     def drop(self, at: Array) -> None:  # (k,)
-        """Free these positions, and overwrite what was there."""
+        """Free these positions, and set their entries to zero."""
         for i in self.ids[at].tolist():
             del self.where[i]
         self.vectors[:, at] = 0.0
@@ -85,13 +104,8 @@ class Samples:
         self._free += at[::-1].tolist()
         self.n -= len(at)
 
-    def next_free(self, count: int) -> Array:  # -> (count,) int64
-        """The positions that so many new samples will get."""
-        late = np.arange(self.capacity, self.capacity + max(0, count - len(self._free)))
-        return np.concatenate([np.array(self._free[::-1][:count], dtype=np.int64), late])
-
     def order(self) -> Array:  # -> (n,) int64
-        """Positions in the order of ids."""
+        """Return the positions of the samples held, in the order of their ids."""
         held = np.flatnonzero(self.ids >= 0)
         return held[np.argsort(self.ids[held])]
 

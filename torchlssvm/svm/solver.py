@@ -1,4 +1,4 @@
-"""The solver of the incremental SVM: plans an operation, carries it out, certifies the end, or takes the robust way."""
+"""The solver of the incremental SVM: it chooses a method for an operation and certifies its result, or solves robustly."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from torch import Tensor
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
 from torchlssvm.svm import steps
-from torchlssvm.svm.active_set import ActiveSet
+from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
 from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
-from torchlssvm.svm.pivoting import Pivoting
-from torchlssvm.svm.samples import Array, Samples, Snapshot
-from torchlssvm.svm.steps import AT_BOUND, ENDLESS, EPS, UNITS
-from torchlssvm.svm.warm_start import balanced, near_optimum
+from torchlssvm.svm.pivoting import pivot
+from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
+from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, Margin
+from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
-WALKED = 32
+MIN_SAMPLES_PIVOTED = 32
 """New samples on the wrong side from which block pivoting is faster than one walk for all of them."""
-FEW = 200
-"""Samples up to which a change of C walks: pivoting saves nothing."""
-ROUNDS = 8
-"""Walks that learn what the walk before did not look at, before the robust way is taken."""
-UNDETERMINED = 1e-3
-"""A unit of rounding of g above this: alpha is not determined in float64."""
-NARROW = 1e-9
-"""An interval for b narrower than this is one value and rounding: b stays where it was found."""
-NOTHING = np.zeros(0, dtype=np.int64)
+MAX_SAMPLES_WALKED_FOR_C = 200
+"""Samples held up to which a change of C follows the path: pivoting is not faster there."""
+MAX_WALKS = 8
+"""Walks that learn samples which the walk before did not watch, before the robust method is used. One or two are usual."""
+MAX_DETERMINED_UNIT = 1e-3
+"""Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
+NARROW_B_INTERVAL = 1e-9
+"""Width, as a share of |b| + 1, of an interval for b that is one value and rounding: b is left where it is."""
+NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
 class OptimalityCheck(NamedTuple):
-    """The verdict on a solution."""
+    """The result of a check of alpha, b and the sets."""
 
     wrong: Array  # (k,) positions whose g is on the wrong side by more than rounding
     feasible: bool  # 0 <= alpha <= u, and |sum y alpha| is rounding
@@ -45,8 +45,20 @@ class OptimalityCheck(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether this is the solution."""
+        """True if this is the solution."""
         return self.feasible and not len(self.wrong)
+
+
+class Snapshot(NamedTuple):
+    """The state before an operation; :meth:`PathSolver.restore` brings it back bit for bit."""
+
+    vectors: Array  # (9, capacity)
+    ids: Array  # (capacity,) int64
+    margin: Array  # (s,) positions
+    a: Array  # (s,) their coefficients
+    b: float
+    counters: tuple[int, float, int, str]  # events, roundings, counted events, last method
+    arrays: Margin | None  # a copy of all arrays of the margin set; None: R is to be computed again
 
 
 class PathSolver:
@@ -58,238 +70,201 @@ class PathSolver:
         self.margin = MarginSet(self.samples)
         self.path = Path(self.samples, self.rows, self.margin)
         self.next_id = 0
-        self.report: Callable[[float], None] | None = None  # told the share of a fit that is done
-        self.last = ""  # how the last operation was done: "path", "pivot", "solve" or "fallback"
-        self._dust = np.zeros(0)  # (capacity,) squared roundings in rest since it was fresh, in units of EPS
-        self._dusted = 0  # events that are in it
-        self._before = np.zeros(0)  # (capacity,) rest at the start of the operation
+        self.report: Callable[[float], None] | None = None  # called with the share of a fit that is done
+        self.last_method = ""  # of the last operation: "path", "joint", "pivot", "solve" or "fallback"
+        self._counted_events = 0  # events whose rounding errors are in samples.rounding
+        self._rest_before = np.zeros(0)  # (capacity,) rest at the start of the operation
 
     # -- adding and removing -------------------------------------------------------------------------------------------
 
-    def change(
-        self, x: Tensor | None, ids: list[int], y: Array, weight: Array, u: Array, gone: Array, method: str = "auto"
-    ) -> None:
-        """Add samples x (B, J), or (B, capacity) if precomputed, under these ids, and remove those in positions ``gone``."""
-        new, wrong = NOTHING, NOTHING
-        if x is not None and len(ids):
-            new = self._place(x, ids, y, weight, u)
+    def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
+        """Add samples under these ids, and remove those in positions ``leaving``."""
+        new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
         if self.rows.fake:
             pass
-        elif len(new) == 1 and not len(gone) and len(self.margin):
+        elif len(new) == 1 and not len(leaving) and len(self.margin):
             try:
-                wrong = self._arrive(new)
+                wrong = self._prepare_new(new)
             except BaseException:
-                self.forget(new)
+                self.erase(new)
                 raise
-            self.last = "path"
+            self.last_method = "path"
             if len(wrong):
-                with self._all_or_nothing(new):
-                    self._finish(self._walk(wrong, NOTHING))
+                with self.all_or_nothing(new):
+                    self._finish_walk(self.path.walk(wrong, NO_POSITIONS))
         else:
-            with self._all_or_nothing(new):
-                self._learn(new, gone, method)
-        if len(gone):
-            self.forget(gone)
+            with self.all_or_nothing(new):
+                self.solve_change(new, leaving, method)
+        if len(leaving):
+            self.erase(leaving)
 
-    def _place(self, x: Tensor, ids: list[int], y: Array, weight: Array, u: Array) -> Array:  # -> (B,)
-        """Positions for new samples, with their rows and labels."""
+    def place(self, batch: Batch, ids: list[int]) -> Array:  # -> (B,)
+        """Give new samples positions, with their rows and labels; alpha is 0."""
         s = self.samples
+        order = s.order() if self.rows.kernel is None else NO_POSITIONS
         if s.grow(len(ids)):
             self.margin.fit_capacity()
-        new = s.place(ids, y, weight, u)
+        new = s.place(ids, batch.y, batch.weight, batch.u)
         try:
-            self.rows.fit_capacity(x.shape[1])
-            if self.rows.kernel is None:
-                x = torch.cat([x, x.new_zeros(len(x), s.capacity - x.shape[1])], 1)
-            self.rows.put(new, x)
+            self.rows.fit_capacity(batch.x.shape[1])
+            self.rows.put(new, batch.x, order)
         except BaseException:
             s.drop(new)
             raise
         return new
 
-    def unlearn(self, gone: Array) -> None:  # (k,)
-        """Solve without these samples, which keep their positions; nothing is put back if that fails."""
-        self._learn(NOTHING, gone, "auto")
-
-    def forget(self, gone: Array) -> None:  # (k,)
+    def erase(self, leaving: Array) -> None:  # (k,)
         """Erase samples that have no part in the solution."""
-        self.rows.erase(gone)
-        self.margin.erase(gone)
-        self.samples.drop(gone)
-        self._dust[gone[gone < len(self._dust)]] = 0.0
+        self.rows.erase(leaving)
+        self.margin.erase_columns(leaving)
+        self.samples.drop(leaving)
         if not self.samples.n:
             self.margin.m.a[0] = 0.0
 
-    def _learn(self, new: Array, gone: Array, method: str) -> None:
-        """Few samples walk; many are pivoted; a multitude is solved anew from a warm start."""
+    def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
+        """Solve with new samples, and without those that are leaving, which keep their positions.
+
+        Few samples follow the path, more are pivoted, many are solved from the start. Nothing is put back if that fails.
+        """
         s = self.samples
-        left = s.y.copy()
-        left[gone] = 0.0
-        if not left.max(initial=0.0) > 0.0 > left.min(initial=0.0):
-            self._one_class(gone, left)
+        s.u[leaving] = 0.0
+        if not s.has_both_classes():
+            self._solve_one_class()
             return
-        held = s.n - len(new) - len(gone)
-        if method == "auto" and len(new) > max(WALKED, 2 * held):
-            s.u[gone], s.side[gone] = 0.0, 0.0
-            self.rows.forget()
-            self.last = "solve"
-            start = balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)
-            self._solve(near_optimum(s, self.rows, start, self.report))
+        held = s.n - len(new) - len(leaving)
+        if method == "auto" and len(new) > max(MIN_SAMPLES_PIVOTED, 2 * held):
+            self.rows.empty_cache()
+            self._solve(self._feasible_alpha())
             return
-        wrong = self._arrive(new) if len(new) else new
-        support = gone[s.alpha[gone] > 0]
+        wrong = self._prepare_new(new) if len(new) else new
+        support = leaving[s.alpha[leaving] > 0]
         if not len(wrong) and not len(support):
-            self.last = "path"
-            self._withdraw(gone)
+            self.last_method = "path"
+            self._release(leaving)
             if not len(self.margin):
                 self._centre_b()
             return
-        many = len(wrong) >= WALKED or len(support) > s.n // 4
+        many = len(wrong) >= MIN_SAMPLES_PIVOTED or len(support) > s.n // 4
         if method == "pivot" or (method == "auto" and many):
-            if self._pivot(gone):
-                return
-            s.u[gone], s.side[gone] = 0.0, 0.0
-            self.last = "solve"
-            self._solve(near_optimum(s, self.rows, balanced(np.where(s.u > 0, s.alpha, 0.0), s.u, s.y)))
+            side = s.side.copy()  # a new sample starts in S, unless it is misclassified
+            side[wrong] = np.where(s.g[wrong] > -1.0, 0.0, -1.0)
+            self._solve(self._feasible_alpha(), side)
             return
-        self.last = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
-        self._withdraw(gone)
+        self.last_method = "path" if method == "path" or len(wrong) + len(support) == 1 else "joint"
+        self._release(leaving)
         if method == "path":
-            followed = all(self._walk(NOTHING, support[k : k + 1]) for k in range(len(support)))
-            # one before may have taken it along
+            followed = all(self.path.walk(NO_POSITIONS, support[k : k + 1]) for k in range(len(support)))
+            # a walk before may have moved a sample to the right side
             followed = followed and all(
-                self._walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NOTHING) for k in range(len(wrong))
+                self.path.walk(wrong[[k]][s.alpha[wrong[[k]]] == 0], NO_POSITIONS) for k in range(len(wrong))
             )
         else:
-            followed = self._walk(wrong, support)
-        s.u[gone] = 0.0
-        self._finish(followed)
+            followed = self.path.walk(wrong, support)
+        self._finish_walk(followed)
 
-    def _one_class(self, gone: Array, left: Array) -> None:
-        """No sample of the other class: alpha = 0, and b alone puts every sample on its margin."""
+    def _solve_one_class(self) -> None:
+        """Without samples of the other class alpha = 0, and b alone puts every sample on its margin."""
         s = self.samples
-        b = float(left[np.flatnonzero(left)[0]]) if left.any() else 0.0
-        self.margin.clear(b=b)
-        self.rows.forget()  # rows kept from before lack the entries of new samples
+        remaining = s.y[s.u > 0]
+        self.margin.clear(b=float(remaining[0]) if len(remaining) else 0.0)
+        self.rows.empty_cache()  # its rows lack the entries of new samples
         s.alpha[:] = s.rest[:] = s.g[:] = 0.0
-        s.side[:] = np.where(s.ids >= 0, 1.0, 0.0)
-        s.u[gone], s.side[gone] = 0.0, 0.0
-        self.last = "path"
+        s.side[:] = np.where(s.u > 0, 1.0, 0.0)
+        self.last_method = "path"
 
-    def _arrive(self, new: Array) -> Array:  # (B,) -> (k,)
-        """rest, g and entries of QS for new samples, alpha = 0; returns those on the wrong side."""
+    def _prepare_new(self, new: Array) -> Array:  # (B,) -> (k,)
+        """Compute rest, g and the entries of QS for new samples with alpha = 0; returns those on the wrong side."""
         s = self.samples
         outside = s.alpha * (s.side != 0)
         for part, Q in self.rows.blocks(new):
-            self.rows.extend(part, Q)
-            self.margin.extend(part, Q)
+            self.rows.extend_cache(part, Q)
+            self.margin.add_columns(part, Q)
             i = index_of(part)
             s.rest[i] = Q @ outside
             s.g[i] = Q @ s.alpha + s.y[i] * self.margin.b - 1.0
             if len(new) == 1 and s.g[part[0]] < 0:
-                self.rows.keep(int(part[0]), Q[0])
+                self.rows.cache_row(int(part[0]), Q[0])
         return new[s.g[new] < 0]
 
-    def _withdraw(self, gone: Array) -> None:
-        """Samples are to go: they leave S, and the conditions no longer concern them."""
+    def _release(self, leaving: Array) -> None:
+        """Take samples that are to be removed out of S, with their alpha, and out of the Kuhn-Tucker checks (side = 0)."""
         s, margin = self.samples, self.margin
-        margin.settle()
-        for i in gone.tolist():
+        margin.write_alpha()
+        for i in leaving.tolist():
             if s.side[i] == 0:
                 slot = int(np.flatnonzero((margin.m.at == i) & (margin.m.used > 0))[-1])
                 row = margin.m.QS[slot].copy()
                 margin.leave(slot, float(s.alpha[i]), 0.0)
                 self.path.roundings += float(s.alpha[i] * s.root[i]) ** 2
-                self.rows.keep(i, row)
+                self.rows.cache_row(i, row)
             s.side[i] = 0.0
 
-    # -- ways ----------------------------------------------------------------------------------------------------------
+    # -- methods -------------------------------------------------------------------------------------------------------
 
-    def _walk(self, wrong: Array, down: Array) -> bool:
+    def _finish_walk(self, followed: bool) -> None:
+        """Correct S at the end of a walk, learn samples that are on the wrong side there, and certify."""
         s = self.samples
-        wrong, down = wrong[s.side[wrong] != 0], down[s.alpha[down] > 0]
-        if not len(wrong) and not len(down):
-            return True
-        if not self.path.walk(wrong, down):
-            return False
-        self.margin.settle()
-        return True
-
-    def _finish(self, followed: bool) -> None:
-        """The end of a walk: correct S, look at every sample, learn what is on the wrong side, certify."""
-        s = self.samples
-        for _ in range(ROUNDS):
+        for _ in range(MAX_WALKS):
             if not followed:
                 break
             self._correct()
-            self._stay_fresh()
-            found = self.certify()
+            self._recompute_rounded_rest()
+            found = self.check_optimality()
             if found.holds:
-                self._warn()
+                self._warn_if_undetermined()
                 return
             wrong = found.wrong
             if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
-            followed = self._walk(wrong, NOTHING)
-        self._robust(self._feasible())
+            followed = self.path.walk(wrong, NO_POSITIONS)
+        self._solve_robustly(self._feasible_alpha())
 
-    def _pivot(self, gone: Array, factor: float = 1.0) -> bool:
-        """Pivot from the present sets, without the samples in ``gone``. factor: what u has been multiplied by."""
-        s = self.samples
-        bound = np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
-        start = s.side.copy()
-        # a new sample with g < 0 starts as a margin vector, unless it is far on the wrong side
-        fresh = (s.alpha <= 0) & (s.side > 0) & (s.g < 0)
-        start[fresh] = np.where(s.g[fresh] > -1.0, 0.0, -1.0)
-        rest = None
-        if not len(gone):
-            rest = s.rest * factor
-            late = np.flatnonzero(fresh & (start < 0))
-            rest = (
-                rest + self.rows.product(np.where(start < 0, s.u, 0.0) * (fresh & (start < 0))) if len(late) else rest
-            )
-        s.u[gone] = 0.0
-        start[gone] = 1.0
-        if not Pivoting(s, self.rows, self.margin).run(start, bound, rest):
-            return False
-        self.last = "pivot"
-        self._fresh()
-        self._correct()
-        return self.certify().holds
+    def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
+        """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
 
-    def _solve(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """Everything anew from a guess: pivot from its sets, or the robust way."""
+        start: alpha in its box, with y^T alpha = 0. rest: that of the sets ``side``, where it is known.
+        """
         s = self.samples
-        guess = (alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0
-        bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
+        self.last_method = "pivot"
+        if side is not None and self._pivot(side, start, rest):
+            return
+        self.last_method = "solve"
+        alpha = approximate_optimum(s, self.rows, start, self.report)
         self.margin.clear(b=self.margin.b)
-        if Pivoting(s, self.rows, self.margin).run(guess, bound):
-            self._is_fresh()
-            self._correct()
-            if self.certify().holds:
-                return
-        self._robust(alpha)
+        if not self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
+            self._solve_robustly(alpha)
 
-    def _robust(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
-        """The active-set method from one start after the other: here, near the optimum, nothing learned, where that ended."""
+    def _pivot(self, side: Array, alpha: Array, rest: Array | None = None) -> bool:  # (capacity,) each
+        """Pivot from these sets, correct S, and tell whether the result is optimal."""
+        if not pivot(self.samples, self.rows, self.margin, side, alpha, rest):
+            return False
+        if rest is None:  # pivoting has computed it from the kernel
+            self._count_no_rounding()
+        else:
+            self._recompute_rest()
+        self._correct()
+        return self.check_optimality().holds
+
+    def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0
+        """Use the active-set method, from one start after the other: alpha, an approximate optimum, 0, the last end."""
         s = self.samples
-        self.last = "fallback"
-        attempt = ActiveSet(s, self.rows, self.margin, self.path, self.certify)
-        found, nothing = None, np.zeros(s.capacity)
+        self.last_method = "fallback"
+        attempt = ActiveSet(s, self.rows, self.margin, self.path, self.check_optimality)
+        found, zero = None, np.zeros(s.capacity)
         for b, start in (
             (self.margin.b, lambda: alpha),
-            (0.0, lambda: near_optimum(s, self.rows, nothing)),
-            (0.0, lambda: nothing),
-            (0.0, self._feasible),
+            (0.0, lambda: approximate_optimum(s, self.rows, zero)),
+            (0.0, lambda: zero),
+            (0.0, self._feasible_alpha),
         ):
             if attempt.run(start(), b):
-                self._fresh()
+                self._recompute_rest()
                 self._correct()
                 self._rebalance()
-                found = self.certify()
+                found = self.check_optimality()
                 if found.holds:
                     self.margin.watched = None
-                    self._warn()
+                    self._warn_if_undetermined()
                     return
         raise ConvergenceError(
             "no point was found that passes the certificate of a solution"
@@ -298,66 +273,67 @@ class PathSolver:
         )
 
     def _rebalance(self) -> None:
-        """Put sum y alpha, where it is more than rounding, into the margin vector of the smallest K_ii that has room for it."""
+        """Add sum y alpha, where it is more than rounding, to the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
         m, slots, excess = margin.m, margin.slots(), float(s.y @ s.alpha)
-        if abs(excess) <= UNITS * EPS * s.alpha.sum():
+        if abs(excess) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
             return
         a = m.a[slots] - s.y[m.at[slots]] * excess
         fits = np.flatnonzero((a >= 0.0) & (a <= m.upper[slots]))
         if len(fits):
             k = int(fits[s.root[m.at[slots[fits]]].argmin()])
             m.a[slots[k]] = a[k]
-            margin.settle()
-            self.path.refresh()
+            margin.write_alpha()
+            self.path.compute_g()
 
-    def _feasible(self) -> Array:
-        """The present coefficients, in their box and balanced, without those of samples about to leave."""
+    def _feasible_alpha(self) -> Array:
+        """Return the present coefficients, in their box and balanced, without those of samples that are removed."""
         s = self.samples
-        self.margin.settle()
+        self.margin.write_alpha()
         alpha = np.where(s.u > 0, np.clip(np.nan_to_num(s.alpha), 0.0, s.u), 0.0)
         return balanced(alpha, s.u, s.y)
 
     # -- the certificate -----------------------------------------------------------------------------------------------
 
-    def certify(self) -> OptimalityCheck:
-        """Judge alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows only where there is doubt."""
+    def check_optimality(self) -> OptimalityCheck:
+        """Check alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows for doubtful samples only."""
         s, b = self.samples, self.margin.b
-        wrong, feasible, violation = steps.judge(self.path.vectors(), b)
+        wrong, feasible, violation = steps.find_violations(self.samples.arrays, b)
         if len(wrong):
             off = np.where(s.side[wrong] == 0, np.abs(s.g[wrong]), -s.side[wrong] * s.g[wrong])
-            wrong = wrong[~(off <= UNITS * EPS * (self.rows.sums(wrong, s.alpha) + abs(b) + 1.0))]
+            units = EPS * (self.rows.absolute_products(wrong, s.alpha) + abs(b) + 1.0)
+            wrong = wrong[~(off <= MAX_ROUNDING_UNITS * units)]
         return OptimalityCheck(wrong, feasible, violation)
 
     def rounding_bound(self) -> float:
-        """The largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1) over the samples i held."""
+        """Return the largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), of the samples i held."""
         s = self.samples
         held = np.flatnonzero(s.ids >= 0)
-        return EPS * float(self.rows.sums(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
+        return EPS * float(self.rows.absolute_products(held, s.alpha).max(initial=0.0) + abs(self.margin.b) + 1.0)
 
     # -- exact ends ----------------------------------------------------------------------------------------------------
 
     def _correct(self) -> None:
-        """A Newton step on S, then every g; where nothing on the margin holds b, b in the middle of its interval."""
+        """Take a Newton step on S and compute every g; where no margin vector fixes b, centre b in its interval."""
         margin = self.margin
-        if len(margin) and not steps.correct(margin.m, margin.top, self.path.vectors()):
-            self._let_b_go()
+        if len(margin) and not steps.newton_step(margin.m, margin.top, self.samples.arrays):
+            self._empty_margin_set_at_bounds()
         if not len(margin):
-            self.path.refresh()
+            self.path.compute_g()
             self._centre_b()
 
-    def _let_b_go(self) -> None:
-        """Empty S if every margin vector is at a bound, to rounding: then nothing on the margin holds b."""
+    def _empty_margin_set_at_bounds(self) -> None:
+        """Move all of S to E and R if every margin vector is at a bound, to rounding: then no margin vector fixes b."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
         a, u = margin.m.a[slots], margin.m.upper[slots]
         bound = np.where(a > 0.5 * u, u, 0.0)
         effect = np.abs(a - bound) * s.root[margin.m.at[slots]] * s.root.max()  # on any g, at most
-        if bool(((np.abs(a - bound) > AT_BOUND * u) | (effect > UNITS / 4 * EPS)).any()):
+        if bool(((np.abs(a - bound) > AT_BOUND_SHARE * u) | (effect > MAX_ROUNDING_UNITS / 4 * EPS)).any()):
             return
         at = margin.m.at[slots].copy()
         s.alpha[at] = bound
-        if not abs(s.y @ s.alpha) <= UNITS * EPS * s.alpha.sum():
+        if not abs(s.y @ s.alpha) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
             s.alpha[at] = a
             return
         s.rest += bound @ margin.m.QS[slots]
@@ -365,63 +341,55 @@ class PathSolver:
         margin.clear(b=margin.b)
 
     def _centre_b(self) -> None:
-        """With an empty margin set b can lie in an interval: take its middle, or the end that is finite."""
+        """Set b, which an empty margin set leaves an interval, to its middle, or to the end that is finite."""
         low, high = self.b_interval()
         if high < low and max(low, -high) <= 2.0 * (low - high):
-            return  # one value and rounding, which differs from sample to sample: b is there
-        shift = 0.5 * (low + high) if low > -ENDLESS and high < ENDLESS else low if low > -ENDLESS else high
-        narrow = NARROW * (abs(self.margin.b) + 1.0)
+            return  # the interval is one value and rounding, which differs between samples: b is there
+        shift = 0.5 * (low + high) if low > -np.inf and high < np.inf else low if low > -np.inf else high
+        narrow = NARROW_B_INTERVAL * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
             self.margin.m.a[0] += shift
-            self.path.refresh()
+            self.path.compute_g()
 
     def b_interval(self) -> tuple[float, float]:
-        """How far b can move down and up while every sample stays on its side; for an empty margin set."""
+        """Return how far b can move down and up while every sample stays on its side, if the margin set is empty."""
         s = self.samples
         # t >= -y_i g_i where y_i side_i > 0, t <= -y_i g_i where it is < 0
         pull, at = s.y * s.side, -(s.y * s.g)
-        return float(at[pull > 0].max(initial=-ENDLESS)), float(at[pull < 0].min(initial=ENDLESS))
+        return float(at[pull > 0].max(initial=-np.inf)), float(at[pull < 0].min(initial=np.inf))
 
-    def _fresh(self) -> None:
-        """rest from the kernel."""
-        self.samples.rest[:] = self.rows.product(self._outside())
-        self._is_fresh()
+    def _recompute_rest(self) -> None:
+        """Compute rest from the kernel."""
+        self.samples.rest[:] = self.rows.product(self.margin.alpha_outside())
+        self._count_no_rounding()
 
-    def _outside(self) -> Array:  # -> (capacity,)
-        """alpha, without that of margin vectors."""
-        outside: Array = self.samples.alpha.copy()
-        outside[self.margin.positions()] = 0.0
-        return outside
-
-    def _is_fresh(self) -> None:
-        """Note that rest has just come from the kernel."""
-        self.path.events += 1
-        self._dust, self._dusted = np.zeros(self.samples.capacity), self.path.events
-        self._before, self.path.roundings = self.samples.rest.copy(), 0.0
-
-    def _stay_fresh(self) -> None:
-        """rest from the kernel again, of the samples in which roundings that events have left could show."""
+    def _count_no_rounding(self) -> None:
+        """Note that rest has just been computed from the kernel."""
         s, path = self.samples, self.path
-        count, path_roundings, path.roundings = 1.0 + path.events - self._dusted, path.roundings, 0.0
-        self._dusted = path.events
-        dusty = steps.gather_dust(path.vectors(), self.margin.b, self._dust, self._before, count, path_roundings)
-        if not len(dusty):
+        path.events += 1
+        s.rounding[:], self._rest_before = 0.0, s.rest.copy()
+        self._counted_events, path.roundings = path.events, 0.0
+
+    def _recompute_rounded_rest(self) -> None:
+        """Compute rest from the kernel for the samples in which the rounding errors of events could show."""
+        s, path = self.samples, self.path
+        events, roundings = 1.0 + path.events - self._counted_events, path.roundings
+        self._counted_events, path.roundings = path.events, 0.0
+        rounded = steps.add_rest_rounding(s.arrays, self.margin.b, s.rounding, self._rest_before, events, roundings)
+        if not len(rounded):
             return
-        if 2 * len(dusty) > s.n:
-            self._fresh()
+        if 2 * len(rounded) > s.n:
+            self._recompute_rest()
         else:
-            s.rest[dusty] = self.rows.product_at(dusty, self._outside())
-            self._dust[dusty], self._before = 0.0, s.rest.copy()
+            s.rest[rounded] = self.rows.product_at(rounded, self.margin.alpha_outside())
+            s.rounding[rounded], self._rest_before = 0.0, s.rest.copy()
         self._correct()
 
-    def stir(self) -> None:
-        """Samples and margin set have been put back: what is known about roundings in rest is of no use."""
-        self._dust, self._dusted = np.full(self.samples.capacity, ENDLESS), self.path.events
-
-    def _warn(self) -> None:
+    def _warn_if_undetermined(self) -> None:
+        """Warn where rounding alone changes g visibly."""
         s = self.samples
         unit = EPS * float(s.root.max(initial=0.0) * (s.root @ s.alpha) + abs(self.margin.b) + 1.0)
-        if unit > UNDETERMINED and (unit := self.rounding_bound()) > UNDETERMINED:
+        if unit > MAX_DETERMINED_UNIT and (unit := self.rounding_bound()) > MAX_DETERMINED_UNIT:
             warnings.warn(
                 f"rounding alone changes g by {unit:.0e}: the problem is not determined in float64; scale the features or "
                 "lower C",
@@ -432,117 +400,95 @@ class PathSolver:
     # -- bounds and kernels --------------------------------------------------------------------------------------------
 
     def set_bounds(self, u: Array, method: str = "auto") -> None:  # (capacity,)
-        """Change C: by pivoting, or along the path, on which alpha is linear between breakpoints."""
+        """Change the upper bounds, by pivoting or along the path, on which alpha is linear between breakpoints."""
         s = self.samples
-        with self._all_or_nothing():
-            if not ((s.y > 0).any() and (s.y < 0).any()):
+        with self.all_or_nothing():
+            if not s.has_both_classes():
                 s.u[:] = u
-                return
-            if method == "path" or not len(self.margin) or s.n <= FEW:
-                self.last = "joint"
+            elif method == "path" or not len(self.margin) or s.n <= MAX_SAMPLES_WALKED_FOR_C:
+                self.last_method = "joint"
                 followed = self.path.walk_to(u)
                 s.u[:] = u
-                self.margin.settle()
-                self._fresh()
-                self._finish(followed)
-                return
-            held = s.u > 0
-            factor = np.ones(s.capacity)
-            factor[held] = u[held] / s.u[held]
-            same = factor[held][0]
-            rest = bool((factor[held] == same).all())
-            start = balanced(s.alpha * factor, u, s.y)
-            s.u[:] = u
-            if not (rest and self._pivot(NOTHING, float(same))):
-                self.last = "solve"
-                self._solve(near_optimum(s, self.rows, start))
+                self._recompute_rest()
+                self._finish_walk(followed)
+            else:
+                factor = np.divide(u, s.u, out=np.ones(s.capacity), where=s.u > 0)
+                first = factor[s.u > 0][0]
+                sets = (s.side.copy(), s.rest * first) if bool((factor[s.u > 0] == first).all()) else ()
+                s.u[:] = u
+                self._solve(balanced(s.alpha * factor, u, s.y), *sets)
 
     def follow_bounds(self, u: Array, callback: Callable[[Event], None]) -> bool:  # (capacity,)
-        """Change C along the path and report its events; False, and nothing changed, if it cannot be followed."""
-        old, before = self.path.callback, self.snapshot()
+        """Change the upper bounds along the path and report its events; False, and nothing changed, if that fails."""
+        path, before, followed = self.path, self.snapshot(), False
+        old, path.callback = path.callback, callback
         try:
-            self.path.callback = callback
-            followed = self.path.walk_to(u)
-            self.path.callback = old
-            if followed:
-                self._fresh()
+            if path.walk_to(u):
+                self._recompute_rest()
                 self._correct()
-                followed = self.certify().holds
-        except BaseException:
-            self.path.callback = old
-            self.restore(before)
-            raise
-        if not followed:
-            self.restore(before)
+                followed = self.check_optimality().holds
+        finally:
+            path.callback = old
+            if not followed:
+                self.restore(before)
         return followed
 
     def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Another kernel, or Gram matrix (capacity, capacity), on the same samples."""
-        s, old = self.samples, (self.rows.kernel, self.rows.x)
-        before = self.snapshot()
-        try:
-            self.rows.change_kernel(kernel, x)
-            if s.n and not self.rows.fake:
-                self._anew()
-        except BaseException:
-            self.rows.change_kernel(*old)
-            self.restore(before)
-            raise
+        """Use another kernel, or Gram matrix (capacity, capacity), on the same samples."""
+        old = self.rows.kernel, self.rows.x
+        with self.all_or_nothing():
+            try:
+                self.rows.change_kernel(kernel, x)
+                if self.samples.n and not self.rows.fake:
+                    self._solve_from_present_sets()
+            except BaseException:
+                self.rows.change_kernel(*old)
+                raise
 
-    def _anew(self) -> None:
-        """Solve with the sets as they are, whatever they come from."""
-        s = self.samples
-        if not ((s.y > 0).any() and (s.y < 0).any()):
-            return
-        self.margin.settle()
-        alpha, side, bound = s.alpha.copy(), s.side.copy(), np.where(s.alpha > 0.5 * s.u, -1.0, 1.0)
-        self.margin.clear(b=self.margin.b)
-        if Pivoting(s, self.rows, self.margin).run(side, bound):
-            self.last = "pivot"
-            self._is_fresh()
-            self._correct()
-            if self.certify().holds:
-                return
-        self.last = "solve"
-        self._solve(near_optimum(s, self.rows, balanced(np.clip(alpha, 0.0, s.u), s.u, s.y)))
+    def _solve_from_present_sets(self) -> None:
+        """Solve with the present sets as a start; nothing else of the state need be right."""
+        if self.samples.has_both_classes():
+            start = self._feasible_alpha()
+            self.margin.clear(b=self.margin.b)
+            self._solve(start, self.samples.side.copy())
 
     def polish(self) -> None:
-        """R and every g anew, and Newton corrections."""
-        s = self.samples
-        if not s.n or not ((s.y > 0).any() and (s.y < 0).any()):
+        """Compute R and every g again, and take Newton steps."""
+        if not self.samples.has_both_classes():
             return
-        with self._all_or_nothing():
-            self.margin.invert()
-            self._fresh()
-            for _ in range(3):
+        with self.all_or_nothing():
+            self.margin.invert_A()
+            self._recompute_rest()
+            for _ in range(FINAL_NEWTON_STEPS):
                 self._correct()
-            if not self.certify().holds:
-                self._anew()
+            if not self.check_optimality().holds:
+                self._solve_from_present_sets()
 
-    def resume(self) -> None:
-        """Go on from a saved solution: rest and g from the kernel; solved anew if it does not pass the certificate."""
+    def resume(self, margin: Array, b: float) -> None:  # (s,) positions
+        """Go on from saved coefficients and sets, and solve from these sets if they do not pass the certificate."""
         s = self.samples
-        self._fresh()
-        self.path.refresh()
-        if (s.y > 0).any() and (s.y < 0).any() and not self.certify().holds:
+        self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
+        self._recompute_rest()
+        self.path.compute_g()
+        if s.has_both_classes() and not self.check_optimality().holds:
             self._correct()
-            if not self.certify().holds:
-                self._anew()
+            if not self.check_optimality().holds:
+                self._solve_from_present_sets()
 
-    def judge(self) -> tuple[OptimalityCheck, float]:
-        """The certificate, with every g computed from the kernel, and the largest unit of rounding."""
+    def check_from_kernel(self) -> tuple[OptimalityCheck, float]:
+        """Check optimality with every g computed from the kernel; also return the largest unit of rounding."""
         s = self.samples
-        kept = s.rest.copy(), s.g.copy(), self._dust, self._dusted, self._before, self.path.events
-        self._fresh()
-        self.path.refresh()
-        found = self.certify()
-        s.rest[:], s.g[:], self._dust, self._dusted, self._before, self.path.events = kept
+        rest, g = s.rest.copy(), s.g.copy()
+        s.rest[:] = self.rows.product(self.margin.alpha_outside())
+        self.path.compute_g()
+        found = self.check_optimality()
+        s.rest[:], s.g[:] = rest, g
         return found, self.rounding_bound()
 
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _all_or_nothing(self, new: Array = NOTHING) -> Iterator[None]:  # (B,)
+    def all_or_nothing(self, new: Array = NO_POSITIONS) -> Iterator[None]:  # (B,)
         """Put everything back as it was if the operation fails, without the samples in positions ``new``."""
         before = self.snapshot()
         before.vectors[:, new], before.ids[new] = 0.0, -1
@@ -552,28 +498,28 @@ class PathSolver:
             self.restore(before)
             raise
 
-    def snapshot(self) -> Snapshot:
-        """The state, to come back to."""
-        s, margin = self.samples, self.margin
-        slots = margin.slots()
-        if len(self._dust) < s.capacity:
-            self._dust = np.concatenate([self._dust, np.zeros(s.capacity - len(self._dust))])
-        vectors = s.vectors.copy()
-        self._before = vectors[5]
-        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, self.path.events)
+    def snapshot(self, with_R: bool = False) -> Snapshot:
+        """Copy the state. with_R: with the arrays of the margin set, so that nothing need be computed to restore it."""
+        s, margin, path = self.samples, self.margin, self.path
+        slots, vectors = margin.slots(), s.vectors.copy()
+        self._rest_before = vectors[VECTOR_NAMES.index("rest")]
+        counters = path.events, path.roundings, self._counted_events, self.last_method
+        arrays = margin.copy_arrays() if with_R else None
+        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, counters, arrays)
 
     def restore(self, before: Snapshot) -> None:
-        """The state as it was, bit for bit; R is made anew."""
+        """Put the state back, bit for bit; R is computed again unless it is in the snapshot."""
         s, n = self.samples, len(before.ids)
-        late = np.flatnonzero(s.ids >= 0)
-        late = late[(late >= n) | (before.ids[np.minimum(late, n - 1)] != s.ids[late])] if n else late
-        if len(late):
+        ids = np.concatenate([before.ids, np.full(s.capacity - n, -1)])
+        new = np.flatnonzero(s.ids != ids)
+        if len(new):
             if not self.rows.fake:
-                self.rows.erase(late)
-            s.drop(late)
+                self.rows.erase(new)
+            s.drop(new)
         s.vectors[:] = 0.0
         s.vectors[:, :n] = before.vectors
-        rows = self.rows.block(before.margin) if len(before.margin) else np.zeros((0, s.capacity))
-        self.margin.hold(before.margin, before.a, before.b, rows)
-        self.path.events = before.events
-        self.stir()
+        self.path.events, self.path.roundings, self._counted_events, self.last_method = before.counters
+        if before.arrays is not None:
+            self.margin.set_arrays(before.arrays)
+        else:
+            self.margin.set_members(before.margin, before.a, before.b, self.rows.rows_of(before.margin))

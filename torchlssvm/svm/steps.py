@@ -1,4 +1,4 @@
-r"""Numeric steps of the incremental SVM, each written once: NumPy as it stands, compiled where numba is installed.
+r"""Numeric steps of the incremental SVM: NumPy code, compiled where numba is installed.
 
 Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; S is the set of margin vectors,
 a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficients outside S move at rates d,
@@ -8,9 +8,9 @@ a = [b; alpha_S], A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). When coefficie
     i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1], beta_i for a unit of alpha_i alone                      (13)
     k leaves S:  R <- R - R_:k R_k: / R_kk                                                                          (14)
 
-R is kept as R + V^T diag(f) V, with a row of V for each event since the last time that these were added to R: sixteen products
-of a column and a row in one cost little more than one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled
-functions are in this file: a compiled function contains those that it calls, and numba looks at the time of one file only.
+R is stored as R + V^T diag(f) V, with a row of V for each pending event: adding sixteen of them to R in one product costs
+little more than adding one. A free slot is zero in R, V, A, QS, a and ``used``. All compiled functions that call each other are
+in this file, because numba's cache compares the time of one file only.
 """
 
 from __future__ import annotations
@@ -20,60 +20,69 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchlssvm.svm.compiled import compiled
-
-Array = Any
+from torchlssvm.svm.samples import Array, Vectors
 
 EPS = 2.220446049250313e-16
 """The distance of 1.0 to the next float64."""
-NOISE = 32.0
-"""Rates of g below so many units of rounding of their terms are taken for zero."""
-DEPENDENT = 1e-12
-"""gamma_i below this share of the terms it is the difference of: sample i lies in the span of S, and cannot enter it."""
-DOUBTFUL = 1e-6
-"""gamma_i below this share of its terms is computed a second time, with a refined beta."""
-DRIFT = 1e-6
-"""A relative residual of R above this asks for a new inverse; refinement takes care of what lies below."""
-REFINED_EVERY = 8
-"""Events after which beta is computed anew and refined; in between it follows (13) and (14)."""
-TINY = 1e-14
-"""Steps shorter than this, of a walk from 0 to 1, are simultaneous events."""
-PATIENCE = 60
-"""So many simultaneous events in a row are taken for a cycle."""
-ENDLESS = np.inf
-PENDING = 16
-"""Events that R may lag behind."""
-UNITS = 256.0
-"""Units of rounding that g_i may be on the wrong side by. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): what one rounding of
-every term makes. A sum of a thousand terms, in any order, stays within a hundred of them."""
-DUST = 64.0
-"""Units of rounding that may have gathered in ``rest`` of a sample before it is computed from the kernel again."""
-CLEAR = 16.0
-"""g_i on its side by so many times the roundings gathered in it is so whatever they are: so many times DUST may gather then."""
-AT_BOUND = 1e-13
-"""A coefficient this near to a bound, as a share of u, is there if all others are."""
-WITHIN = 1e-9
-"""A correction that leaves the box by no more than this share of u is clipped."""
-BLOCK = 64
-"""Rows of R updated at a time: the product then stays in the cache."""
+RATE_ROUNDING_UNITS = 32.0
+"""Rounding errors of its terms below which the rate of a g counts as zero: a sum of rounded products is off by several."""
+DEPENDENT_SHARE = 1e-12
+"""Share of its terms below which gamma_i is a difference of equal numbers: sample i lies in the span of S and cannot enter it.
+It is four digits above rounding, which a badly conditioned A costs."""
+TABLEAU_DEPENDENT_SHARE = 1e3 * DEPENDENT_SHARE
+"""The same share for a column of a leave-one-out tableau, which has been pivoted many times and has no A to refine it with."""
+RECOMPUTED_GAMMA_SHARE = 1e-6
+"""Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined beta."""
+MAX_R_RESIDUAL = 1e-6
+"""Relative residual of R above which it is inverted again. Below it, one step of refinement leaves 1e-12."""
+EVENTS_PER_REFINEMENT = 8
+"""Events after which beta is computed again and refined; in between it is updated by (13) and (14), which costs less."""
+SIMULTANEOUS_STEP = 1e-14
+"""Length of a step, in a walk from p = 0 to 1, up to which events are simultaneous: p is rounded by about as much."""
+MAX_SIMULTANEOUS_EVENTS = 60
+"""Simultaneous events in a row that count as a cycle. Ties of real data, such as copies of a sample, are shorter."""
+MAX_PENDING_EVENTS = 16
+"""Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
+MAX_ROUNDING_UNITS = 256.0
+"""Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
+rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
+MAX_REST_ROUNDING_UNITS = 64.0
+"""Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again: a quarter of
+MAX_ROUNDING_UNITS."""
+CLEAR_SIDE_FACTOR = 16.0
+"""Where g_i is on its side by this multiple of its gathered rounding, the side is certain: that multiple of
+MAX_REST_ROUNDING_UNITS may gather then."""
+AT_BOUND_SHARE = 1e-13
+"""Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
+CLIPPED_SHARE = 1e-9
+"""Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets."""
+ROWS_PER_UPDATE = 64
+"""Rows of R updated at a time, so that the product stays in the processor's cache."""
 
-END, ROW, FULL, CROWDED, EMPTY, STALE, DEPENDS, STUCK, PAUSE = range(9)
-"""Why a walk returns: it is at p = 1; it needs a row of Q; slots; columns of W; a margin vector (S is empty and the drive
-unbalanced); a new R; the sample entering lies in the span of S; events repeat themselves; as many events as were asked for are
-done."""
-NONE, MARGIN, ERROR, RESERVE = range(4)
-"""What the last event was: a sample came to S, or to E or R from there."""
+WALK_ENDED = 0  # p = 1
+NEEDS_ROW = 1  # a row of Q that is not in the cache
+NEEDS_SLOT = 2  # no slot is free
+NEEDS_COLUMN = 3  # no column of W is free
+NEEDS_MARGIN_VECTOR = 4  # S is empty and the drive is not balanced
+NEEDS_NEW_R = 5  # rounding errors have gathered in R
+ENTERING_IS_DEPENDENT = 6  # the sample that enters lies in the span of S
+EVENTS_CYCLE = 7  # simultaneous events repeat themselves
+WALK_PAUSED = 8  # as many events as were asked for are done
+"""The reason for which :func:`walk` returns; plain integers, for numba."""
+NO_EVENT, TO_MARGIN, TO_ERROR, TO_RESERVE = range(4)
+"""The last event of a walk: none, or a sample went to S, E or R."""
 
 
 class Margin(NamedTuple):
     """Arrays of the margin set."""
 
     R: Array  # (slots, slots) without the pending events
-    V: Array  # (PENDING, slots) pending events
-    f: Array  # (PENDING,) and their factors
-    pending: Array  # (1,) int64 how many there are
+    V: Array  # (MAX_PENDING_EVENTS, slots) pending events
+    f: Array  # (MAX_PENDING_EVENTS,) their factors
+    pending: Array  # (1,) int64 number of pending events
     A: Array  # (slots, slots)
     QS: Array  # (slots, capacity) rows of Q; row 0 is y
-    W: Array  # (slots, watched) their part that is watched
+    W: Array  # (slots, watched) the columns of QS that are watched
     at: Array  # (slots,) int64 position of each slot
     used: Array  # (slots,) 1.0, or 0.0 where the slot is free
     a: Array  # (slots,)
@@ -81,47 +90,35 @@ class Margin(NamedTuple):
     upper: Array  # (slots,)
 
 
-class Vectors(NamedTuple):
-    """Arrays of the samples, see ``samples.VECTORS``."""
-
-    y: Array
-    u: Array
-    alpha: Array
-    side: Array
-    rest: Array
-    g: Array
-    root: Array
-
-
 class Watch(NamedTuple):
-    """The samples a walk looks at: all, or those outside S that are near the margin."""
+    """The samples that a walk watches: all, or those outside S that are near the margin."""
 
     at: Array  # (watched,) int64 positions
-    place: Array  # (capacity,) int64 where each position is among them, or -1
+    column_of: Array  # (capacity,) int64 column of each position, or -1
     slack: Array  # (watched,) side * g
-    sign: Array  # (watched,) side; 0 where nothing is watched
+    sign: Array  # (watched,) side; 0 where the column is free, or the sample in S
     root: Array  # (watched,)
-    count: Array  # (1,) int64 how many there are; columns beyond are free
+    count: Array  # (1,) int64 number of columns in use
 
 
 class Drive(NamedTuple):
-    """What moves from p = 0 to 1."""
+    """The quantities that move from p = 0 to 1, at constant rates."""
 
     d: Array  # (capacity,) rates of coefficients outside S
-    rise: Array  # (capacity,) rates of upper bounds, or (0,) if they rest
+    rise: Array  # (capacity,) rates of upper bounds, or (0,) if they do not move
     force: Array  # (capacity,) Q d
     size: float  # sum (d_j sqrt(K_jj))^2 at the start: roundings of force are in proportion to it
 
 
 @compiled
-def flush(m: Margin) -> None:
-    """Add the pending events to R."""
+def apply_pending(m: Margin) -> None:
+    """Add the pending events to R, and leave none."""
     k = m.pending[0]
     if k == 0:
         return
     V = m.V[:k]
-    for first in range(0, len(m.a), BLOCK):
-        stop = min(len(m.a), first + BLOCK)
+    for first in range(0, len(m.a), ROWS_PER_UPDATE):
+        stop = min(len(m.a), first + ROWS_PER_UPDATE)
         left = np.empty((stop - first, k))
         for e in range(k):
             left[:, e] = m.f[e] * V[e, first:stop]
@@ -130,10 +127,10 @@ def flush(m: Margin) -> None:
 
 
 @compiled
-def push(m: Margin, v: Array, factor: float) -> None:
+def add_to_R(m: Margin, v: Array, factor: float) -> None:
     """R += factor v v^T."""
-    if m.pending[0] == PENDING:
-        flush(m)
+    if m.pending[0] == MAX_PENDING_EVENTS:
+        apply_pending(m)
     k = m.pending[0]
     m.V[k] = v
     m.f[k] = factor
@@ -142,7 +139,7 @@ def push(m: Margin, v: Array, factor: float) -> None:
 
 @compiled
 def times_R(m: Margin, top: int, h: Array) -> Array:
-    """R h (slots,)."""
+    """Return R h (slots,)."""
     out = np.zeros(len(h))
     out[:top] = m.R[:top] @ h
     k = m.pending[0]
@@ -153,7 +150,7 @@ def times_R(m: Margin, top: int, h: Array) -> Array:
 
 @compiled
 def row_of_R(m: Margin, slot: int) -> Array:
-    """R_k: (slots,)."""
+    """Return row ``slot`` of R (slots,)."""
     out = m.R[slot].copy()
     k = m.pending[0]
     if k > 0:
@@ -163,7 +160,7 @@ def row_of_R(m: Margin, slot: int) -> Array:
 
 @compiled
 def free_slot(used: Array, top: int) -> int:
-    """The first slot that is free; the number of slots if there is none."""
+    """Return the first free slot below ``top``, or ``top`` itself, which may be beyond the last slot."""
     for k in range(1, top):
         if used[k] == 0.0:
             return k
@@ -171,56 +168,53 @@ def free_slot(used: Array, top: int) -> int:
 
 
 @compiled
-def reach(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, Array, float, float]:
-    """h = [y_i; Q_Si], beta_i = -R h, gamma_i = Q_ii + h^T beta_i, and the size of the terms of gamma_i."""
+def beta_and_gamma(m: Margin, top: int, row: Array, y: float, i: int) -> tuple[Array, float, float]:
+    """beta_i = -R h (10), gamma_i = Q_ii + h^T beta_i (12), h = [y_i; Q_Si], and the size of the terms of gamma_i."""
     h = row[m.at] * m.used
     h[0] = y
     beta = -times_R(m, top, h)
     terms = np.abs(h * beta).sum() + abs(row[i])
     gamma = row[i] + (h * beta).sum()
-    if gamma < DOUBTFUL * terms:
+    if gamma < RECOMPUTED_GAMMA_SHARE * terms:
         beta -= times_R(m, top, h + m.A @ beta)
         terms = np.abs(h * beta).sum() + abs(row[i])
         gamma = row[i] + (h * beta).sum()
-    return h, beta, gamma, terms
+    return beta, gamma, terms
 
 
 @compiled
 def enter(
-    m: Margin, top: int, w: Watch, row: Array, y: float, u: float, alpha: float, i: int, share: float
-) -> tuple[int, float, Array]:
-    """Sample i, with this row of Q, becomes a margin vector, by (13): its slot, gamma_i and v.
+    m: Margin, top: int, watched: Array, row: Array, y: float, u: float, alpha: float, i: int, v: Array, gamma: float
+) -> int:
+    """Make sample i, with this row of Q, a margin vector by (13); returns its slot. There must be a free one.
 
-    Slot 0: it cannot, gamma_i is below this share of its terms. There must be a free slot.
+    v (slots,): beta_i, whose entry for the new slot is set to 1. gamma: gamma_i. watched: the positions of the columns of W.
     """
     slot = free_slot(m.used, top)
-    h, v, gamma, terms = reach(m, top, row, y, i)
-    if m.used[1:top].sum() == 0.0:  # the first one
+    if m.used[1:top].sum() == 0.0:  # the first margin vector
         m.pending[0] = 0
         m.R[0, 0], m.R[0, slot], m.R[slot, 0] = -row[i], y, y
     else:
-        if not gamma > share * terms:
-            return 0, gamma, v
         v[slot] = 1.0
-        push(m, v, 1.0 / gamma)
+        add_to_R(m, v, 1.0 / gamma)
+    h = row[m.at] * m.used
+    h[0], h[slot] = y, row[i]
     m.A[slot] = h
     m.A[:, slot] = h
-    m.A[slot, slot] = row[i]
     m.QS[slot] = row
-    m.W[slot] = row[w.at]
+    m.W[slot] = row[watched]
     m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = i, 1.0, alpha, 0.0, u
-    return slot, gamma, v
+    return slot
 
 
 @compiled
-def leave(m: Margin, top: int, slot: int) -> None:
-    """The margin vector in this slot leaves, by (14)."""
+def leave(m: Margin, top: int, slot: int, R_k: Array) -> None:
+    """Take the margin vector in this slot out of S, by (14). R_k (slots,): its row of R."""
     if m.used[1:top].sum() == 1.0:
         m.R[:] = 0.0
         m.pending[0] = 0
     else:
-        v = row_of_R(m, slot)
-        push(m, v, -1.0 / v[slot])
+        add_to_R(m, R_k, -1.0 / R_k[slot])
     m.R[slot] = 0.0
     m.R[:, slot] = 0.0
     m.V[:, slot] = 0.0
@@ -228,20 +222,20 @@ def leave(m: Margin, top: int, slot: int) -> None:
     m.A[:, slot] = 0.0
     m.QS[slot] = 0.0
     m.W[slot] = 0.0
-    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = 0, 0.0, 0.0, -ENDLESS, ENDLESS
+    m.at[slot], m.used[slot], m.a[slot], m.lower[slot], m.upper[slot] = 0, 0.0, 0.0, -np.inf, np.inf
 
 
 @compiled
-def keep_row(rows: Array, row_of: Array, held: Array, clock: Array, i: int, row: Array) -> None:
-    """Put a row of Q into the cache, in place of the oldest."""
-    if row_of[i] >= 0:
+def cache_row(cache: Any, i: int, row: Array) -> None:  # RowCache
+    """Put a row of Q into the cache, in place of the oldest, unless it is there."""
+    if cache.row_of[i] >= 0:
         return
-    k = clock[0]
-    if held[k] >= 0:
-        row_of[held[k]] = -1
-    rows[k] = row
-    held[k], row_of[i], clock[0] = i, k, (k + 1) % len(held)
-    clock[1] = max(clock[1], k + 1)
+    k = cache.clock[0]
+    if cache.held[k] >= 0:
+        cache.row_of[cache.held[k]] = -1
+    cache.rows[k] = row
+    cache.held[k], cache.row_of[i], cache.clock[0] = i, k, (k + 1) % len(cache.held)
+    cache.clock[1] = max(cache.clock[1], k + 1)
 
 
 @compiled
@@ -251,8 +245,8 @@ def add_to(x: Array, factor: float, v: Array) -> None:
 
 
 @compiled
-def follow(s: Vectors, drive: Drive, t: float) -> float:
-    """alpha and rest follow the drive for a step; returns what that adds to the roundings of rest, see :func:`walk`."""
+def move_driven(s: Vectors, drive: Drive, t: float) -> float:
+    """Move alpha and rest along the drive by a step t; returns the increase of the roundings of rest, see :func:`walk`."""
     if t > 0.0:
         add_to(s.alpha, t, drive.d)
         add_to(s.rest, t, drive.force)
@@ -260,8 +254,8 @@ def follow(s: Vectors, drive: Drive, t: float) -> float:
 
 
 @compiled
-def sensitivities(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
-    """beta = -R h; if ``refined`` corrected once, and then the largest h + A beta before, as a share of the largest h."""
+def compute_beta(m: Margin, top: int, h: Array, beta: Array, refined: bool) -> float:
+    """Compute beta = -R h; if ``refined``, correct it once and return the relative residual that it had before."""
     beta[:] = -times_R(m, top, h)
     if not refined:
         return 0.0
@@ -279,42 +273,43 @@ def walk(
     drive: Drive,
     cache: Any,  # RowCache
     p: float,
-    most: int,  # events
+    max_events: int,
     i: int,  # a sample that enters S first, or -1
 ) -> tuple[int, int, int, float, int, int, float]:
-    """Follow the path from p towards 1: (why it returns, the sample concerned, the last event, p, top, events, roundings).
+    """Follow the path from p towards 1, and return (reason, sample concerned, last event, p, top, events, roundings).
 
     Between events every rate is constant. An event is a margin vector that comes to a bound, or a watched sample whose g comes
-    to 0. alpha, side, rest and u of the samples follow; g does not. roundings: the sum of (c sqrt(K_jj))^2 over all c Q_j: that
-    were added to rest; rest_i has gathered rounding errors of about EPS sqrt(K_ii) times its root.
+    to 0. alpha, side, rest and u of the samples are kept up to date; g is not. roundings is the sum of (c sqrt(K_jj))^2 over
+    all c Q_j: that were added to rest: rest_i has gathered rounding errors of about EPS sqrt(K_ii) times the root of it.
     """
     rising = len(drive.rise) > 0
     rise = np.zeros(len(m.a))
     beta = np.zeros(len(m.a))
-    known, since = False, REFINED_EVERY if i < 0 else 0
-    stalled, events, kind, rate_in = 0, 0, NONE, 0.0
-    balance, size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
-    pull, slight = drive.force[w.at], TINY * np.abs(drive.d).sum()
+    beta_known, since_refined = False, EVENTS_PER_REFINEMENT if i < 0 else 0
+    stalled, events, event, rate_in = 0, 0, NO_EVENT, 0.0
+    balance, drive_size = (s.y * drive.d).sum(), (np.abs(drive.d) * s.root).sum()
+    force, balanced_within = drive.force[w.at], SIMULTANEOUS_STEP * np.abs(drive.d).sum()
     root = s.root[m.at] * m.used
     root[0] = 0.0
     count = m.used[1:top].sum()
-    gone, roundings = 0.0, 0.0  # gone: the way that alpha and rest have not followed yet
+    behind, roundings = 0.0, 0.0  # behind: length of the steps that alpha and rest have not made yet
     while True:
         if i >= 0:  # sample i comes to the margin
             if cache.row_of[i] < 0:
-                code = ROW
+                code = NEEDS_ROW
                 break
             if free_slot(m.used, top) == len(m.a):
-                code = FULL
+                code = NEEDS_SLOT
                 break
             row = cache.rows[cache.row_of[i]]
             if drive.d[i] != 0.0:
-                roundings += follow(s, drive, gone)
-                gone = 0.0
-            slot, gamma_i, v = enter(m, top, w, row, s.y[i], s.u[i], s.alpha[i], i, DEPENDENT)
-            if slot == 0:
-                code = DEPENDS
+                roundings += move_driven(s, drive, behind)
+                behind = 0.0
+            v, gamma_i, terms = beta_and_gamma(m, top, row, s.y[i], i)
+            if count > 0 and not gamma_i > DEPENDENT_SHARE * terms:
+                code = ENTERING_IS_DEPENDENT
                 break
+            slot = enter(m, top, w.at, row, s.y[i], s.u[i], s.alpha[i], i, v, gamma_i)
             top, root[slot] = max(top, slot + 1), s.root[i]
             if s.alpha[i] != 0.0:
                 add_to(s.rest, -s.alpha[i], row)
@@ -322,126 +317,128 @@ def walk(
             if drive.d[i] != 0.0:
                 add_to(drive.force, -drive.d[i], row)
                 drive.d[i] = 0.0
-                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
-            elif known and count > 0:
+                balance, force, beta_known = (s.y * drive.d).sum(), drive.force[w.at], False
+            elif beta_known and count > 0:
                 add_to(beta, -rate_in / gamma_i, v)
             else:
-                known = False
+                beta_known = False
             count += 1
             s.side[i] = 0.0
-            w.sign[w.place[i]] = 0.0
-            events, since, kind = events + 1, since + 1, MARGIN
+            w.sign[w.column_of[i]] = 0.0
+            events, since_refined, event = events + 1, since_refined + 1, TO_MARGIN
             if not rising and not drive.d.any():  # all that moved are margin vectors now
-                code, p = END, 1.0
+                code, p = WALK_ENDED, 1.0
                 break
-            if events >= most:
-                code = PAUSE
+            if events >= max_events:
+                code = WALK_PAUSED
                 break
             i = -1
-        if count == 0 and abs(balance) > slight:
-            code = EMPTY
+        if count == 0 and abs(balance) > balanced_within:
+            code = NEEDS_MARGIN_VECTOR
             break
         if rising:
             rise = drive.rise[m.at] * m.used
             rise[0] = 0.0
-        if not known or since >= REFINED_EVERY:
+        if not beta_known or since_refined >= EVENTS_PER_REFINEMENT:
             h = drive.force[m.at] * m.used
             h[0] = balance
-            if count > 0 and sensitivities(m, top, h, beta, since >= REFINED_EVERY) > DRIFT:
-                code = STALE
+            if count > 0 and compute_beta(m, top, h, beta, since_refined >= EVENTS_PER_REFINEMENT) > MAX_R_RESIDUAL:
+                code = NEEDS_NEW_R
                 break
             if count == 0:
                 beta[:] = 0.0
-            known, since = True, (0 if since >= REFINED_EVERY else since)
-        gamma = pull + beta[:top] @ m.W[:top]
+            beta_known, since_refined = True, (0 if since_refined >= EVENTS_PER_REFINEMENT else since_refined)
+        gamma = force + beta[:top] @ m.W[:top]
         # the first margin vector at a bound
         speed = np.abs(beta)
-        floor = NOISE * EPS * max(speed[1:].max(), np.abs(rise).max())
+        floor = RATE_ROUNDING_UNITS * EPS * max(speed[1:].max(), np.abs(rise).max())
         up = beta - rise
-        t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, ENDLESS)
-        t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, ENDLESS)
-        high, low = t_up.argmin(), t_down.argmin()
+        t_up = np.where(up > floor, np.maximum(m.upper - m.a, 0.0) / up, np.inf)
+        t_down = np.where(-beta > floor, np.maximum(m.a - m.lower, 0.0) / -beta, np.inf)
+        first_up, first_down = t_up.argmin(), t_down.argmin()
         # the first sample at the margin
         rate = gamma * w.sign
-        total = (speed * root).sum() + size
-        t_in = np.where(rate < -NOISE * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, ENDLESS)
-        k = t_in.argmin()
-        t = min(min(t_up[high], t_down[low]), min(t_in[k], 1.0 - p))
-        stalled = stalled + 1 if t <= TINY else 0
-        if stalled > PATIENCE:
-            code = STUCK
+        total = (speed * root).sum() + drive_size
+        t_in = np.where(
+            rate < -RATE_ROUNDING_UNITS * EPS * (w.root * total + speed[0]), np.maximum(w.slack, 0.0) / -rate, np.inf
+        )
+        first_in = t_in.argmin()
+        t = min(min(t_up[first_up], t_down[first_down]), min(t_in[first_in], 1.0 - p))
+        stalled = stalled + 1 if t <= SIMULTANEOUS_STEP else 0
+        if stalled > MAX_SIMULTANEOUS_EVENTS:
+            code = EVENTS_CYCLE
             break
         add_to(m.a, t, beta)
         add_to(w.slack, t, rate)
-        gone += t
+        behind += t
         if rising:
             add_to(s.u, t, drive.rise)
             add_to(m.upper, t, rise)
         if t >= 1.0 - p:
-            code, p = END, 1.0
+            code, p = WALK_ENDED, 1.0
             break
         p += t
-        if t_in[k] <= t:
-            i, rate_in = w.at[k], gamma[k]
+        if t_in[first_in] <= t:
+            i, rate_in = w.at[first_in], gamma[first_in]
             continue
-        to_error = t_up[high] <= t
-        slot = int(high if to_error else low)
+        to_error = t_up[first_up] <= t
+        slot = int(first_up if to_error else first_down)
         j, R_k = m.at[slot], row_of_R(m, slot)
         pivot = R_k[slot]
         if count > 1 and not pivot > 0.0:  # 1 / R_kk is a squared distance: only rounding makes it anything else
-            code = STALE
+            code = NEEDS_NEW_R
             break
-        if w.place[j] < 0:  # it is watched from now on
+        if w.column_of[j] < 0:  # it is watched from now on
             c = w.count[0]
             if c == len(w.at):
-                code = CROWDED
+                code = NEEDS_COLUMN
                 break
             m.W[:, c] = m.QS[:, j]
-            w.at[c], w.place[j], w.root[c], pull[c] = j, c, s.root[j], drive.force[j]
+            w.at[c], w.column_of[j], w.root[c], force[c] = j, c, s.root[j], drive.force[j]
             w.count[0] = c + 1
         s.alpha[j] = s.u[j] if to_error else 0.0
         s.side[j] = -1.0 if to_error else 1.0
-        w.sign[w.place[j]], w.slack[w.place[j]] = s.side[j], 0.0
-        keep_row(cache.rows, cache.row_of, cache.held, cache.clock, j, m.QS[slot])
+        w.sign[w.column_of[j]], w.slack[w.column_of[j]] = s.side[j], 0.0
+        cache_row(cache, j, m.QS[slot])
         if to_error:
             add_to(s.rest, s.u[j], m.QS[slot])
             roundings += (s.u[j] * s.root[j]) ** 2
             if rising and drive.rise[j] != 0.0:
-                roundings += follow(s, drive, gone)
-                gone, drive.d[j] = 0.0, drive.rise[j]
+                roundings += move_driven(s, drive, behind)
+                behind, drive.d[j] = 0.0, drive.rise[j]
                 add_to(drive.force, drive.rise[j], m.QS[slot])
-                balance, pull, known = (s.y * drive.d).sum(), drive.force[w.at], False
-        if known and count > 1:
+                balance, force, beta_known = (s.y * drive.d).sum(), drive.force[w.at], False
+        if beta_known and count > 1:
             add_to(beta, -beta[slot] / pivot, R_k)
             beta[slot] = 0.0
         else:
-            known = False
-        leave(m, top, slot)
+            beta_known = False
+        leave(m, top, slot, R_k)
         count, root[slot] = count - 1, 0.0
         while top > 1 and m.used[top - 1] == 0.0:
             top -= 1
-        events, since, kind = events + 1, since + 1, ERROR if to_error else RESERVE
-        if events >= most:
-            code, i = PAUSE, j
+        events, since_refined, event = events + 1, since_refined + 1, TO_ERROR if to_error else TO_RESERVE
+        if events >= max_events:
+            code, i = WALK_PAUSED, j
             break
-    roundings += follow(s, drive, gone)
-    return code, i, kind, p, top, events, roundings
+    roundings += move_driven(s, drive, behind)
+    return code, i, event, p, top, events, roundings
 
 
 # -- the end of an operation -----------------------------------------------------------------------------------------
 
 
 @compiled
-def refresh(m: Margin, top: int, s: Vectors) -> None:
-    """Every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+def compute_g(m: Margin, top: int, s: Vectors) -> None:
+    """Compute every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
     s.g[:] = m.a[:top] @ m.QS[:top] + s.rest - np.abs(s.y)
 
 
 @compiled
-def correct(m: Margin, top: int, s: Vectors) -> bool:
-    """A Newton step on S with what is left of (2) and (3), if it stays in the box; alpha of the samples and every g follow.
+def newton_step(m: Margin, top: int, s: Vectors) -> bool:
+    """Take a Newton step on S with the residuals of (2) and (3), if it stays in the box; write alpha and every g.
 
-    Returns whether any margin vector is well inside its box, by more than AT_BOUND of it. There must be a margin vector.
+    Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. There must be a margin vector.
     """
     slots = np.flatnonzero(m.used)[1:]
     at = m.at[slots]
@@ -450,58 +447,55 @@ def correct(m: Margin, top: int, s: Vectors) -> bool:
     r[0] = (s.y * s.alpha).sum()
     a = m.a - times_R(m, top, r)
     within = np.minimum(np.maximum(a, m.lower), m.upper)
-    if (np.abs(a - within)[1:] <= WITHIN * m.upper[1:]).all():
+    if (np.abs(a - within)[1:] <= CLIPPED_SHARE * m.upper[1:]).all():
         m.a[:] = within
     m.a[:] = np.minimum(np.maximum(m.a, m.lower), m.upper)
     inner = m.a[slots]
     s.alpha[at] = inner
-    refresh(m, top, s)
-    return bool((np.minimum(inner, m.upper[slots] - inner) > AT_BOUND * m.upper[slots]).any())
+    compute_g(m, top, s)
+    return bool((np.minimum(inner, m.upper[slots] - inner) > AT_BOUND_SHARE * m.upper[slots]).any())
 
 
 @compiled
-def least_unit(s: Vectors, b: float) -> Array:
-    """A lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from sums of its terms with their signs: all, and rest."""
+def least_rounding_unit(s: Vectors, b: float) -> Array:
+    """Return a lower bound (capacity,) of sum_j |Q_ij| alpha_j + |b| + 1, from signed sums of its terms: g and rest."""
     return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
 
 @compiled
-def gather_dust(s: Vectors, b: float, dust: Array, before: Array, events: float, roundings: float) -> Array:
-    """Add to ``dust`` the squared roundings of rest, in units of EPS, since it was ``before``; positions where they could show.
+def add_rest_rounding(s: Vectors, b: float, variance: Array, before: Array, events: float, roundings: float) -> Array:
+    """Add to ``variance`` (capacity,) that of the rounding errors of rest, in units of EPS^2, since it was ``before``.
 
-    Each event rounds rest_i, and a product of Q_ij with a coefficient on its way, once. So many roundings add up like the
-    square root of their number. Coefficients that were large once have left large roundings. g must be up to date.
+    Each event rounds rest_i once, and the product that is added to it once. Errors add up like the square root of their number.
+    Coefficients that were large at some time have left large errors. Returns the positions in which the errors could change the
+    side of g, which must be up to date.
     """
-    dust += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
-    unit = DUST * least_unit(s, b)
-    unit *= np.where(s.side * s.g > CLEAR * EPS * np.sqrt(dust), CLEAR, 1.0)
-    return np.flatnonzero(~(dust <= unit * unit))
+    variance += events * (s.rest * s.rest + before * before) + roundings * s.root * s.root
+    unit = MAX_REST_ROUNDING_UNITS * least_rounding_unit(s, b)
+    unit *= np.where(s.side * s.g > CLEAR_SIDE_FACTOR * EPS * np.sqrt(variance), CLEAR_SIDE_FACTOR, 1.0)
+    return np.flatnonzero(~(variance <= unit * unit))
 
 
 @compiled
-def judge(s: Vectors, b: float) -> tuple[Array, bool, float]:
-    """Positions that may be on the wrong side by more than rounding, whether alpha is feasible, and the largest violation."""
+def find_violations(s: Vectors, b: float) -> tuple[Array, bool, float]:
+    """Return the positions that may be on the wrong side by more than rounding, if alpha is feasible, the largest violation."""
     off = np.where(
         s.side == 0.0, np.where(s.u == 0.0, 0.0, np.abs(s.g)), -s.side * s.g
     )  # u = 0: free, or about to leave
-    doubtful = np.flatnonzero(~(off <= UNITS * EPS * least_unit(s, b)))
+    doubtful = np.flatnonzero(~(off <= MAX_ROUNDING_UNITS * EPS * least_rounding_unit(s, b)))
     inside = bool(((s.alpha >= 0.0) & (s.alpha <= s.u)).all())
-    feasible = inside and abs((s.y * s.alpha).sum()) <= UNITS * EPS * s.alpha.sum()
+    feasible = inside and abs((s.y * s.alpha).sum()) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum()
     return doubtful, feasible, max(0.0, off.max())
 
 
 # -- paths of samples leaving, on a shared tableau: see leave_one_out.py ------------------------------------------------
 
-DONE, LEFT = -1, -2
-"""A path has ended; a path is left to the solver. What is not negative is the column that a path needs and does not have."""
 
+class PathStart(NamedTuple):
+    """The state in which all paths start; index 0 is b, then S, then the other samples tracked."""
 
-class Start(NamedTuple):
-    """Where paths start; index 0 is b, then S, then the others looked at."""
-
-    T: Array  # (rows, N) columns of the tableau, as rows
-    row: Array  # (N,) int64 row of each column, or -1
-    size: Array  # (rows,) the terms of u_k[k], added up by size
+    T: Array  # (N, N) columns of the tableau, as rows
+    size: Array  # (N,) the size of the terms of u_k[k]
     x: Array  # (N,) a inside P, g outside
     lower: Array  # (N,) of x
     upper: Array  # (N,) of x
@@ -511,18 +505,18 @@ class Start(NamedTuple):
 
 
 class Pivots(NamedTuple):
-    """The events of a path so far; rows beyond them hold nothing, and are zero in T and U."""
+    """The events of a path so far; rows beyond them are zero in T and U, and undefined in the others."""
 
-    keys: Array  # (most,) int64, what entered or left
-    before: Array  # (most,) int64, the last event with the same key, or -1
-    W: Array  # (most, N)
-    T: Array  # (most, most) inverse of the lower triangle that gives the share of each pivot in a column
-    U: Array  # (most, most) U[e, f] = W[f, keys[e]], f >= e
+    keys: Array  # (max_events,) int64, the index that entered or left P
+    before: Array  # (max_events,) int64, the last event with the same key, or -1
+    W: Array  # (max_events, N)
+    T: Array  # (max_events, max_events) inverse of the lower triangle that gives the share of each pivot in a column
+    U: Array  # (max_events, max_events) U[e, f] = W[f, keys[e]], f >= e
 
 
 @compiled
 def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: Array) -> None:
-    """Append the pivot on k with w, w[k] = 1."""
+    """Append the pivot on k with w, w[k] = 1; before: the last event with the same key, or -1."""
     first = max(before, 0)
     v.keys[events], v.before[events] = k, before
     if events > 0:
@@ -535,11 +529,11 @@ def record_pivot(v: Pivots, events: int, k: int, before: int, pivot: float, w: A
 
 
 @compiled
-def column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
-    """Column j: scale base, with the pivots from ``start`` on applied; and the terms of its entry j, added up by size.
+def pivoted_column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots) -> tuple[Array, float]:
+    """Return column j, which is scale * base with the pivots from ``start`` on applied, and the size of the terms of entry j.
 
-    Pivot e takes away share_e W_e; share_e = (entry keys[e] as the pivots before it left it) / p_e. A pivot sets its own entry
-    to 0 first: what came before does not count there.
+    Pivot e subtracts share_e W_e; share_e = (entry keys[e] after the pivots before e) / p_e. A pivot sets its own entry to 0
+    first, so that earlier values do not count there.
     """
     out = scale * base
     if start == events:
@@ -555,28 +549,38 @@ def column(base: Array, scale: float, start: int, events: int, j: int, v: Pivots
 
 
 @compiled
-def leave_path(
-    t: Start, m: int, c: int, alpha: float, g: float, stop_below: float, most: int, W: Array, moved: Array, beta: Array
-) -> int:
-    """The path of c leaving: DONE, LEFT or the column it lacks.
+def removal_path(
+    t: PathStart,
+    m: int,
+    c: int,
+    alpha: float,
+    g: float,
+    stop_below: float,
+    max_events: int,
+    W: Array,
+    moved: Array,
+    beta: Array,
+) -> bool:
+    """Follow the path on which sample c leaves, and tell whether it has been followed to its end.
 
-    moved (N,): how far each coefficient has moved; beta (N,): u_c[P] at the end; W (most, N): room.
+    m: the size of P; moved (N,): receives how far each coefficient has moved; beta (N,): receives u_c[P] at the end;
+    W (max_events, N): working memory.
     """
     N = len(t.x)
-    keys, before, last = np.empty(most, np.int64), np.empty(most, np.int64), np.full(N, -1)
-    v = Pivots(keys, before, W, np.zeros((most, most)), np.zeros((most, most)))
+    keys, before, last = np.empty(max_events, np.int64), np.empty(max_events, np.int64), np.full(N, -1)
+    v = Pivots(keys, before, W, np.zeros((max_events, max_events)), np.zeros((max_events, max_events)))
     x, lower, upper, inside = t.x.copy(), t.lower.copy(), t.upper.copy(), np.zeros(N)
     inside[:m] = 1.0
     moved[:] = 0.0
     beta[:] = 0.0
     p, d, count, events = 0.0, -alpha, m, 0
-    lower[c], upper[c] = -ENDLESS, ENDLESS
-    rate = d * t.T[t.row[c]]
+    lower[c], upper[c] = -np.inf, np.inf
+    rate = d * t.T[c]
     if c < m:  # it leaves P, by (14), before it is driven
-        pivot = t.T[t.row[c], c]
+        pivot = t.T[c, c]
         if not pivot > 0.0:
-            return LEFT
-        w = t.T[t.row[c]].copy()
+            return False
+        w = t.T[c].copy()
         w[c] = 1.0
         record_pivot(v, 0, c, -1, pivot, w)
         rate = (d / pivot) * w
@@ -584,41 +588,39 @@ def leave_path(
     while True:
         speed = np.abs(rate)
         inner = inside * speed
-        noise = (NOISE * EPS * (inner @ t.root + abs(d) * t.root[c])) * t.root + NOISE * EPS * inner[0]
+        noise = RATE_ROUNDING_UNITS * EPS * ((inner @ t.root + abs(d) * t.root[c]) * t.root + inner[0])
         floor = np.where(inside > 0.0, EPS * inner[1:].max(), noise)
-        floor[0] = ENDLESS
+        floor[0] = np.inf
         room = np.abs(np.where(rate > 0.0, upper, lower) - x)
-        steps_to = np.where(speed > floor, room / speed, ENDLESS)
+        steps_to = np.where(speed > floor, room / speed, np.inf)
         k = int(steps_to.argmin())
         step = min(steps_to[k], 1.0 - p)
-        if step < TINY and p + step < 1.0:
-            return LEFT
+        if step < SIMULTANEOUS_STEP and p + step < 1.0:
+            return False
         g += step * rate[c]
         p += step
         x += step * rate
         if p >= 1.0 or g < stop_below:
             break
-        if events == most:
-            return LEFT
+        if events == max_events:
+            return False
         e = last[k]
         if e >= 0:
-            w, terms = column(W[e], v.T[e, e], e + 1, events, k, v)
+            w, terms = pivoted_column(W[e], v.T[e, e], e + 1, events, k, v)
             terms += abs(v.T[e, e])
-        elif t.row[k] >= 0:
-            w, terms = column(t.T[t.row[k]], 1.0, 0, events, k, v)
-            terms += t.size[t.row[k]]
         else:
-            return k
+            w, terms = pivoted_column(t.T[k], 1.0, 0, events, k, v)
+            terms += t.size[k]
         pivot, up, u = w[k], rate[k] > 0.0, t.u[k]
         if inside[k] > 0.0:  # it leaves S, by (14): to E, if it has come to u
             if not (pivot > 0.0 and count > 2):  # b, k and one more at least
-                return LEFT
+                return False
             moved[k] = (u if up else 0.0) - t.alpha[k]
-            x[k], lower[k], upper[k], inside[k] = 0.0, (-ENDLESS if up else 0.0), (0.0 if up else ENDLESS), 0.0
+            x[k], lower[k], upper[k], inside[k] = 0.0, (-np.inf if up else 0.0), (0.0 if up else np.inf), 0.0
             count -= 1
         else:  # it enters S, by (13): from E, with alpha = u, if its g has risen to 0
-            if not pivot > 1e3 * DEPENDENT * terms:
-                return LEFT
+            if not pivot > TABLEAU_DEPENDENT_SHARE * terms:
+                return False
             x[k], lower[k], upper[k], inside[k] = (u if up else 0.0), 0.0, u, 1.0
             count += 1
         w[k] = 1.0
@@ -631,15 +633,15 @@ def leave_path(
     moved[:] = np.where(inside > 0.0, x - t.alpha, moved)
     beta[:] = np.where(inside > 0.0, rate / d, 0.0)
     moved[c] = d * p
-    return DONE
+    return True
 
 
 @compiled
-def leave_paths(
-    t: Start, m: int, paths: Array, c: Array, alpha: Array, g: Array, stop_below: float, most: int, moved: Array, beta: Array,
-    answer: Array,
+def removal_paths(
+    t: PathStart, m: int, c: Array, alpha: Array, g: Array, stop_below: float, max_events: int, moved: Array, beta: Array,
+    ended: Array,
 ) -> None:  # fmt: skip
-    """The paths of samples c (B,) leaving, one after the other; ``paths`` says which of them."""
-    W = np.empty((most, len(t.x)))
-    for b in paths:
-        answer[b] = leave_path(t, m, c[b], alpha[b], g[b], stop_below, most, W, moved[b], beta[b])
+    """Follow the paths of samples c (B,) leaving, one after the other; see :func:`removal_path`."""
+    W = np.empty((max_events, len(t.x)))
+    for b in range(len(c)):
+        ended[b] = removal_path(t, m, c[b], alpha[b], g[b], stop_below, max_events, W, moved[b], beta[b])

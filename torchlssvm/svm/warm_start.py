@@ -14,41 +14,42 @@ from torchlssvm.svm.compiled import compiled
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
-CLOSE = 1e-3
-"""The violation of (2) that the start may have, in units of g, where C is 1 or more."""
-LADDER_CLOSE = 30.0
+MAX_START_VIOLATION = 1e-3
+"""The violation of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at the same."""
+LOWER_LEVEL_FACTOR = 30.0
 """The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
-OVERSHOT = 0.5
-"""A start beyond twice the way from 0 to the least objective is none: few samples of such a problem end at a bound."""
-WHOLE = 1024
-"""Samples up to which their kernel matrix is computed whole."""
-WORKING_SET = 256
+MIN_SHARE_TO_LEAST = 0.5
+"""Share of the way from 0 to a start at which the objective is least. Below a half the start has overshot: 0 is used."""
+MAX_SAMPLES_WHOLE_MATRIX = 1024
+"""Samples up to which their whole kernel matrix is computed: 8 MiB."""
+WORKING_SET_SIZE = 256
 """Samples between which trades are made at a time: their kernel rows come from one matrix product."""
-SHARE = 0.02
+WORKING_SET_GAP_SHARE = 0.02
 """The violation at which a working set is left, as a share of that of all samples."""
-SHRUNK_GAP = 0.1
+SHRUNK_GAP_SHARE = 0.1
 """The violation to which samples that may trade are solved on their own, as a share of that of all: others move meanwhile."""
-TRADES = 100
-"""Trades for each sample: what is not near the optimum by then is left to the robust way."""
+MAX_TRADES_PER_SAMPLE = 100
+"""Trades for each sample after which the approximation ends; the pivoting or the robust method that follows takes any start."""
 
 
-def near_optimum(
+def approximate_optimum(
     samples: Samples, rows: KernelRows, alpha: Array, report: Callable[[float], None] | None = None
 ) -> Array:  # (capacity,) -> (capacity,)
-    """alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
+    """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
 
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
-    close = CLOSE * min(1.0, float((s.root**2).max() * s.u.max()))  # small bounds: f differs little between samples
-    if alpha.any() or len(at) <= WHOLE:
+    # where the bounds are small, f differs little between samples
+    tolerance = MAX_START_VIOLATION * min(1.0, float((s.root**2).max() * s.u.max()))
+    if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at])
         start, F = alpha[at], top.offsets(alpha[at])
     else:
         order = np.random.default_rng(0).permutation(at)
         sizes = [len(at)]
-        while sizes[-1] > WHOLE:
+        while sizes[-1] > MAX_SAMPLES_WHOLE_MATRIX:
             sizes.append(sizes[-1] // 2)
         start, F, work = np.zeros(0), np.zeros(0), sum(size**2 for size in sizes)
         for size in reversed(sizes):
@@ -58,8 +59,8 @@ def near_optimum(
             if report is not None:
                 report(sum(below**2 for below in sizes if below < size) / work)
             if size < len(order):
-                start, F = top.solve(start, F, LADDER_CLOSE * close)
-    start, _ = top.solve(start, F, close, report)
+                start, F = top.solve(start, F, LOWER_LEVEL_FACTOR * tolerance)
+    start, _ = top.solve(start, F, tolerance, report)
     out = np.zeros(s.capacity)
     out[at] = start
     return balanced(out, s.u, s.y)
@@ -72,10 +73,10 @@ class Level:
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         self.factors = rows.factors(at)
-        self.left = TRADES * len(at)
+        self.trades_left = MAX_TRADES_PER_SAMPLE * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
-        """K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
+        """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
         if self.factors is not None:
             left, right = self.factors
             K = left[these] @ (right if columns is None else right[:, columns])
@@ -88,20 +89,20 @@ class Level:
         return Q
 
     def offsets(self, alpha: Array) -> Array:  # (n,) -> (n,)
-        """F of these coefficients."""
+        """Compute F of these coefficients."""
         return self.move(self.y.copy(), alpha)
 
     def move(self, F: Array, change: Array) -> Array:  # (n,), (n,) -> (n,)
-        """F after a change of the coefficients, in place."""
+        """Update F in place for a change of the coefficients, and return it."""
         changed = np.flatnonzero(change)
-        for k in range(0, len(changed), WORKING_SET):
-            part = changed[k : k + WORKING_SET]
+        for k in range(0, len(changed), WORKING_SET_SIZE):
+            part = changed[k : k + WORKING_SET_SIZE]
             K = self.kernel(part)
             F -= (self.y[part] * change[part]).astype(K.dtype) @ K
         return F
 
     def next_start(self, alpha: Array, F: Array) -> tuple[Array, Array]:  # (k,), (k,) -> (n,), (n,)
-        """Coefficients and F, from those of a level that holds the first k of these samples with larger bounds."""
+        """Return coefficients and F to start from, given those of a level with the first k of these samples."""
         n, k = len(self.at), len(alpha)
         start = np.zeros(n)
         if not alpha.any():
@@ -117,43 +118,43 @@ class Level:
         F = self.offsets(start)
         # (Q alpha)_i = 1 - y_i F_i: where 1/2 alpha^T Q alpha - sum alpha is least on the way from 0 to alpha
         share = float(start.sum()) / max(float(start @ (1.0 - self.y * F)), 1e-300)
-        return (start, F) if share > OVERSHOT else (np.zeros(n), self.y.copy())
+        return (start, F) if share > MIN_SHARE_TO_LEAST else (np.zeros(n), self.y.copy())
 
     def solve(
-        self, alpha: Array, F: Array, close: float, report: Callable[[float], None] | None = None
+        self, alpha: Array, F: Array, tolerance: float, report: Callable[[float], None] | None = None
     ) -> tuple[Array, Array]:  # (n,), (n,) -> (n,), (n,)
-        """Coefficients, and F, whose largest violation is ``close``: trades in one working set after the other.
+        """Trade in one working set after the other until the largest violation is ``tolerance``; returns alpha and F.
 
-        Once most samples are at a bound and far from leaving it, the others are solved on their own: their rows are short.
+        Once most samples are at a bound and far from leaving it, the others are solved on their own, with shorter rows.
         report: called with the share done of the whole ladder, of which this level is the last.
         """
         n, y, u = len(self.at), self.y, self.u
-        if n <= WHOLE:
+        if n <= MAX_SAMPLES_WHOLE_MATRIX:
             every = np.arange(n)
             K = self.kernel(every, every).astype(np.float64)
-            self.left -= trade(K, y, u, self.diagonal, alpha, F, close, self.left)
+            self.trades_left -= trade(K, y, u, self.diagonal, alpha, F, tolerance, self.trades_left)
             return alpha, F
         kept: KeptRows | None = None
         first = done = 0.0
-        while self.left > 0:
+        while self.trades_left > 0:
             rise = np.where(np.where(y > 0, alpha < u, alpha > 0), F, -np.inf)
             fall = np.where(np.where(y > 0, alpha > 0, alpha < u), F, np.inf)
             high, low = float(rise.max()), float(fall.min())
             gap = high - low
-            if not gap > close:
+            if not gap > tolerance:
                 break
             first = max(first, gap)
             if report is not None:
-                done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / close)))
+                done = max(done, 0.25 + 0.75 * float(np.log(first / gap) / np.log(first / tolerance)))
                 report(done)
             near = np.flatnonzero((rise > low - gap) | (fall < high + gap))
             if len(near) < n // 2:
                 kept = None  # its memory is for those rows
                 some = Level(self.samples, self.rows, self.at[near], u[near])
-                some.left = self.left
+                some.trades_left = self.trades_left
                 before = alpha.copy()
-                alpha[near], _ = some.solve(alpha[near], F[near], max(close, SHRUNK_GAP * gap))
-                self.left = some.left - 1
+                alpha[near], _ = some.solve(alpha[near], F[near], max(tolerance, SHRUNK_GAP_SHARE * gap))
+                self.trades_left = some.trades_left - 1
                 self.move(F, alpha - before)
                 continue
             kept = kept or KeptRows(n, self.rows.cache_bytes)
@@ -161,7 +162,16 @@ class Level:
             at = kept.find(W, self.kernel)
             K = self.kernel(W, W).astype(np.float64)
             a, Fw = alpha[W], F[W]
-            self.left -= 1 + trade(K, y[W], u[W], self.diagonal[W], a, Fw, max(0.5 * close, SHARE * gap), self.left)
+            self.trades_left -= 1 + trade(
+                K,
+                y[W],
+                u[W],
+                self.diagonal[W],
+                a,
+                Fw,
+                max(0.5 * tolerance, WORKING_SET_GAP_SHARE * gap),
+                self.trades_left,
+            )
             change = (a - alpha[W]) * y[W]
             alpha[W] = a
             subtract(F, kept.rows, at, change)
@@ -169,22 +179,22 @@ class Level:
 
 
 def _largest(values: Array, least: float) -> Array:  # (n,) -> (k,)
-    """Where the largest values above ``least`` are: half a working set of them at most."""
-    above, k = np.flatnonzero(values > least), WORKING_SET // 2
+    """Return the indices of the largest values above ``least``: half a working set of them at most."""
+    above, k = np.flatnonzero(values > least), WORKING_SET_SIZE // 2
     return above if len(above) <= k else above[np.argpartition(-values[above], k)[:k]]
 
 
 class KeptRows:
-    """Kernel rows of one level in single precision, those that were used last."""
+    """Kernel rows of one level in single precision; the ones used last are kept."""
 
     def __init__(self, n: int, cache_bytes: int):
-        count = min(n, max(WORKING_SET, cache_bytes // (4 * n)))
+        count = min(n, max(WORKING_SET_SIZE, cache_bytes // (4 * n)))
         self.rows = np.empty((count, n), dtype=np.float32)
         self.row_of, self.held = np.full(n, -1), np.full(count, -1)
         self.used, self.clock = np.zeros(count, dtype=np.int64), 0
 
     def find(self, W: Array, kernel: Callable[[Array], Array]) -> Array:  # (k,) -> (k,)
-        """Where the rows of these samples are, computed now if they are not kept."""
+        """Return the numbers of the rows of these samples, computing those that are not kept."""
         self.clock += 1
         at = self.row_of[W]
         self.used[at[at >= 0]] = self.clock
@@ -214,14 +224,14 @@ def trade(
     u: Array,  # (n,) upper bounds
     diagonal: Array,  # (n,) K_ii
     alpha: Array,  # (n,) in its box
-    F: Array,  # (n,) y - K (y alpha), and what samples outside add to it
-    close: float,
-    most: int,
+    F: Array,  # (n,) y - K (y alpha), with the terms of samples outside
+    tolerance: float,
+    max_trades: int,
 ) -> int:
     """Sequential minimal optimization (Platt; second-order selection of Fan, Chen and Lin, JMLR 2005), in place.
 
     F_i is what b would have to be for sample i to lie on its margin. At the optimum no sample whose y alpha may rise has a
-    larger F than one whose y alpha may fall. As long as there are such, by more than ``close``, i with the largest F, and j
+    larger F than one whose y alpha may fall. As long as there are such, by more than ``tolerance``, i with the largest F, and j
     with the largest gain (F_i - F_j)^2 / (K_ii + K_jj - 2 K_ij), trade: y_i alpha_i rises and y_j alpha_j falls by the same
     amount, to the optimum along that line or to the first bound. Returns the number of trades.
 
@@ -233,10 +243,10 @@ def trade(
     # 0 where y alpha may rise (fall), infinite where it may not
     rise = np.where(np.where(y > 0, alpha < u, alpha > 0), 0.0, -np.inf)
     fall = np.where(np.where(y > 0, alpha > 0, alpha < u), 0.0, np.inf)
-    for step in range(most):
+    for step in range(max_trades):
         i = (F + rise).argmax()
         lead = np.maximum(F[i] - (F + fall), 0.0)  # by how much i is ahead
-        if rise[i] < 0 or not lead.max() > close:
+        if rise[i] < 0 or not lead.max() > tolerance:
             return step
         curve = np.maximum(diagonal[i] + diagonal - 2.0 * K[i], 1e-12)
         j = (lead * lead / curve).argmax()
@@ -253,17 +263,17 @@ def trade(
             rise[k] = 0.0 if (value < u[k] if y[k] > 0 else value > 0) else -np.inf
             fall[k] = 0.0 if (value > 0 if y[k] > 0 else value < u[k]) else np.inf
         F -= amount * (K[i] - K[j])
-    return most
+    return max_trades
 
 
 def balanced(alpha: Array, u: Array, y: Array) -> Array:  # (n,) x 3 -> (n,)
-    """alpha in its box with y^T alpha = 0: the heavier class gives way, its free coefficients first."""
+    """Return alpha with y^T alpha = 0 in its box: coefficients of the heavier class are scaled down, the free ones first."""
     excess = float(y @ alpha)
     heavy = y * excess > 0
     for giving in (heavy & (alpha < u), heavy):
         total, excess = float(alpha[giving].sum()), abs(float(y @ alpha))
         if excess <= 1e-15 * float(alpha.sum()):
-            break  # what is at its bound stays there
+            break  # coefficients at their bound stay there
         if total > 0:
             alpha = np.where(giving, alpha * max(1.0 - excess / total, 0.0), alpha)
     return alpha
