@@ -20,6 +20,9 @@ log = logging.getLogger("torchlssvm.backbones")
 
 AUTO, TIMM_PREFIX = "auto", "timm/"
 
+FROM_FILE = "Give a file with its state_dict: weights=FILE (on the command line --weights FILE)"
+"""Way out where weights cannot be downloaded."""
+
 
 def build(name: str, weights: str | None = None) -> nn.Module:
     """Build a network with its last layer: ``mobilenet_v2`` of torchvision, ``timm/resnet18`` of timm.
@@ -34,7 +37,7 @@ def build(name: str, weights: str | None = None) -> nn.Module:
     try:
         model = _timm(name, weights, file) if name.startswith(TIMM_PREFIX) else _torchvision(name, weights, file)
     except (OSError, RuntimeError) as error:  # no network, or the download does not have its hash
-        raise OSError(f"the weights of {name} cannot be loaded: {error}. Give a file with its state_dict") from error
+        raise OSError(f"the weights of {name} cannot be loaded: {error}. {FROM_FILE}") from error
     if file:
         _read(model, name, Path(str(weights)))
     return model

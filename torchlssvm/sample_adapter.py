@@ -92,7 +92,7 @@ class SampleAdapter:
         names = listed(names)
         found = [self.find(name) for name in names]
         if None in found:
-            raise RemovalError(f"no sample with the id {names[found.index(None)]!r} is held")
+            raise RemovalError(f"no sample with the id {names[found.index(None)]!r} is held. Nothing was changed.")
         if not all(isinstance(i, int) for i in found):
             return found
         held = getattr(self.machine, "ids", None)

@@ -47,8 +47,8 @@ preview = store.preview(Remove(subject="user-42"), x=x, y=y)
 print(f"{preview.samples} samples would go")
 
 # %%
-# Erase. The receipt holds the nonces that open the certificate's commitments: hand it to the person, and keep
-# no copy.
+# Erase. The receipt holds the nonces that open the certificate's commitments, so it tells whom the erasure was
+# about: keep it apart from the store, and destroy it when the answer can no longer be questioned.
 
 theirs = torch.tensor([owner == "user-42" for owner in owners])
 before = (

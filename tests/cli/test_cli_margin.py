@@ -45,3 +45,49 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
     right = float((scores.argmax(1) == torch.from_numpy(y[keep])).double().mean())
     assert page["accuracy"] == pytest.approx(right, abs=1e-12)
     assert "cross-validation in five folds" in (shell.folder / "r.html").read_text()
+
+
+@pytest.mark.parametrize("method", ["kfold", "loo"])
+def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
+    x, y, _ = write(shell.folder)
+    margin = ["--features", J, "--classes", K, "--grid", "16", "--head", "margin"]
+    assert "set s --rho kfold" in shell("init", "s", *margin, "--rho", "gcv", code=2)
+    shell("init", "s", *margin)
+    shell(*ADD)
+    assert "margin head takes --rho kfold" in shell("set", "s", "--rho", "gcv", code=2)
+    head = MarginHead(J, K, grid=GRID).add(torch.from_numpy(x), torch.from_numpy(y))
+    rho = head.select_rho(method=method).rho
+    assert shell.json("set", "s", "--rho", method)["rho"] == rho
+    with SampleStore(shell.folder / "s", readonly=True) as store:
+        assert store.head.rho == rho
+    chosen = f"{rho!r}, chosen by {method} out of 9 values, made"
+    assert shell.json("stats", "s")["rho"] == f"{chosen} for the samples held"
+    shell("remove", "s", "--subject", "person-07", "--certificate", "c.json")
+    verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
+    assert shell.json(*verify)["checks"]["rho"] == f"{chosen} before samples changed, not made again"
+    page = shell("certificate", "show", "c.json", "--store", "s")
+    assert "Settings chosen before the erasure and kept: rho." in page
+
+
+def test_kfold_is_for_margin_heads(shell: Shell) -> None:
+    write(shell.folder)
+    shell("init", "s", "--features", J, "--classes", K)
+    assert "least-squares head takes --rho gcv" in shell("set", "s", "--rho", "kfold", code=2)
+
+
+def test_a_choice_that_another_process_overtook_is_not_acknowledged(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(shell.folder)
+    shell("init", "s", "--features", J, "--classes", K, "--grid", "16", "--head", "margin")
+    shell(*ADD)
+    select_rho = MarginHead.select_rho
+
+    def slow(head: MarginHead, **options: str) -> object:
+        with SampleStore(shell.folder / "s") as other:
+            other.set_rho(0.125)
+        return select_rho(head, **options)
+
+    monkeypatch.setattr(MarginHead, "select_rho", slow)
+    assert "try again" in shell("set", "s", "--rho", "kfold", code=4)
+    assert shell.json("stats", "s")["rho"] == "0.125, as given"

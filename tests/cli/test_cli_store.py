@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cli_tools import ADD, GRID, N, Shell, head_of, write
+from tests.support.cli_tools import ADD, GRID, J, K, N, Shell, head_of, write
 from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
@@ -110,11 +110,48 @@ def test_a_tampered_store_exits_3(filled: Shell) -> None:
 
 def test_an_unsigned_or_unreadable_certificate_exits_3(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
-    assert "not signed" in filled("verify", "c.json", code=3)
-    assert "bytes not destroyed when it was issued" in filled("verify", "c.json", "--allow-unsigned")
+    assert "not signed: allow_unsigned=True (--allow-unsigned)" in filled("verify", "c.json", code=3)
+    assert filled("verify", "c.json", "--allow-unsigned").startswith(
+        "the signature was not checked; give --store to check"
+    )
+    said = filled.json("verify", "c.json", "--allow-unsigned")
+    assert (said["erasure_checked"], said["return_checked"]) == (False, False)
     (filled.folder / "c.json").write_text("{")
     assert "not a certificate" in filled("verify", "c.json", "--allow-unsigned", code=3)
     assert "nowhere.json" in filled("verify", "nowhere.json", code=1)
+
+
+def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
+    filled("remove", "s", "--id", "s0", "--certificate", "c.json")
+    verify = ["verify", "c.json", "--allow-unsigned", "--store", "s"]
+    said = "the certificate holds: 1 sample erased, its bytes not destroyed when it was issued"
+    unknown = f"{said}; whether it was added again is not known: give --receipt\n"
+    assert filled(*verify).startswith(unknown)
+    assert filled(*verify, "--receipt", "c.receipt.json").startswith(f"{said}\n")
+    filled(*ADD)  # the files still have it
+    assert filled(*verify).startswith(unknown)
+    assert "'s0' of the receipt is in the store again" in filled(*verify, "--receipt", "c.receipt.json", code=3)
+
+
+def test_another_store_is_named_as_the_likely_reason(filled: Shell) -> None:
+    filled("init", "other", "--features", J, "--classes", K)
+    filled("remove", "s", "--id", "s0", "--certificate", "c.json")
+    assert "probably this is another store" in filled(
+        "verify", "c.json", "--allow-unsigned", "--store", "other", code=3
+    )
+    filled("add", "other", *ADD[2:])
+    filled("remove", "other", "--id", "s0")
+    assert "probably this is another store" in filled(
+        "verify", "c.json", "--allow-unsigned", "--store", "other", code=3
+    )
+
+
+def test_stats_tell_rho_and_the_grid(filled: Shell) -> None:
+    found = filled.json("stats", "s")
+    assert "chosen by gcv" in found["rho"]
+    assert found["limit"] == 16.0
+    filled("set", "s", "--rho", 0.5)
+    assert filled.json("stats", "s")["rho"] == "0.5, as given"
 
 
 def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
@@ -326,7 +363,8 @@ def test_init_options_reach_the_head(shell: Shell) -> None:
 
 def test_init_does_not_touch_what_is_there(filled: Shell) -> None:
     before = filled.json("stats", "s")
-    assert "already" in filled("init", "s", "--features", 5, "--classes", 3, "--grid", "16", code=1)
+    for options in (["--grid", "16"], ["--grid", "4"], ["--head", "margin"]):
+        assert "there is a store" in filled("init", "s", "--features", 5, "--classes", 3, *options, code=1)
     filled("init", "s", "--features", 6, "--classes", 3, code=1)
     assert filled.json("stats", "s") == before
     (filled.folder / "mine").mkdir()

@@ -141,7 +141,7 @@ BAD: dict[str, Bad] = {
     "one sample without its dimension": Bad("x", lambda x, y: x[0], ValueError, ("(B, 56)", "(56,)", "x[None]"), EVERY),
     "x of rank 3": Bad("x", lambda x, y: x[None], ValueError, ("(B, 56)", "(1, 3, 56)"), EVERY),
     "x complex": Bad("x", lambda x, y: x + 0j, ValueError, ("x must be", "complex64"), EVERY),
-    "x is text": Bad("x", lambda x, y: "features", ValueError, ("x cannot be read as a tensor",), EVERY),
+    "x is text": Bad("x", lambda x, y: "features", ValueError, ("x holds text",), EVERY),
     "fewer rows than labels": Bad("x", lambda x, y: x[:2], ValueError, ("(2, 56)", "(3,)", "x and y differ"), EVERY),
     "NaN in x": Bad(
         "x", lambda x, y: with_value(x, NAN, (1, 4), (2, 0)), ValueError, ("x holds 2 NaN", "index (1, 4)"), EVERY
@@ -182,7 +182,14 @@ BAD: dict[str, Bad] = {
     "label NaN": Bad("y", lambda x, y: torch.tensor([0.0, NAN, 1.0]), ValueError, ("integers", "nan"), EVERY),
     "label inf": Bad("y", lambda x, y: torch.tensor([0.0, 1.0, INF]), ValueError, ("integers", "inf"), EVERY),
     "labels as text": Bad(
-        "y", lambda x, y: ["cat", "dog", "cat"], ValueError, ("y cannot be read as a tensor",), EVERY
+        "y",
+        lambda x, y: ["cat", "dog", "cat"],
+        ValueError,
+        (
+            "y holds text",
+            "integer labels 0..K-1",
+        ),
+        EVERY,
     ),
     "truth values for three classes": Bad("y", lambda x, y: y > 0, ValueError, ("torch.bool", "(3,)"), EVERY),
     "targets where labels are held": Bad("y", lambda x, y: torch.zeros(3, K), ValueError, ("labels", "targets"), EVERY),
@@ -625,7 +632,7 @@ def test_predicting_without_data(form: str, emptied: bool, read: str) -> None:
         (torch.zeros(1, 2, J), ValueError, ("(B, 56)", "(1, 2, 56)")),
         (torch.zeros(2, J) + 0j, ValueError, ("x must be", "complex64")),
         (torch.zeros(2, J, device="meta"), RuntimeError, ("x is on meta", "on cpu", "x.to('cpu')")),
-        ("features", ValueError, ("x cannot be read",)),
+        ("features", ValueError, ("x holds text",)),
     ],
     ids=["rank 1", "wide", "rank 3", "complex", "elsewhere", "text"],
 )

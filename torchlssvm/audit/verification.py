@@ -40,6 +40,9 @@ WEIGHT_TOLERANCE = 1e-9
 SCORE_TOLERANCE = 1e-6
 """Distance of scores and probabilities of a machine that was trained in steps from those of one that was trained at once."""
 
+ANOTHER_STORE = "probably this is another store, or an older copy"
+"""Likely reason why a store's journal is not the one of a certificate."""
+
 LEAST_DIVISOR = 1e-300
 """Least scale of a relative distance: weights that are all zero have none."""
 
@@ -167,11 +170,15 @@ def read_certificate(certificate: Any) -> Certificate:
 def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str:
     if not cert.signatures:
         if given is not None or not allow_unsigned:
-            raise VerificationError("the certificate is not signed")
+            allow = "" if given is not None else ": allow_unsigned=True (--allow-unsigned) accepts that"
+            raise VerificationError(f"the certificate is not signed{allow}")
         return "none (allowed)"
     if given is None:
         if not allow_unsigned:
-            raise VerificationError("give the issuer's public key to check the signature")
+            raise VerificationError(
+                "give the issuer's public key to check the signature (public_key=, --public-key FILE), or leave it unchecked "
+                "(allow_unsigned=True, --allow-unsigned)"
+            )
         return "not checked (no public key; allowed)"
     signer = keys.find_signer(cert, given)
     if signer is not None:
@@ -188,10 +195,12 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
     entries = {entry.position: entry for entry in facts.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
-            f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}"
+            f"the journal ends at event {len(entries)}, the certificate's position is {cert.position}: {ANOTHER_STORE}"
         )
     if entries[cert.position].chain.hex() != cert.chain:
-        raise VerificationError(f"the journal is not the one of the certificate: the chain differs at {cert.position}")
+        raise VerificationError(
+            f"the journal is not the one of the certificate: the chain differs at {cert.position}; {ANOTHER_STORE}"
+        )
     erased: set[str] = set()
     for event in cert.events:
         entry = entries.get(event["position"])
@@ -289,7 +298,7 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str
         return {}
     if fingerprint(backbone, preprocessing) != cert.fingerprint:
         raise VerificationError(
-            "the classifier's network is not the one of the certificate"
+            "the classifier's network is not the one of the certificate: build it with the same weights"
             + (" (give preprocessing= if it is part of the fingerprint)" if preprocessing is None else "")
         )
     return {"network": "the certificate's, by its fingerprint"}
@@ -335,9 +344,15 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
 
 
 def _check_rho(head: Any, fast: bool) -> dict[str, str]:
-    """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding."""
-    if not isinstance(head, LSSVMHead) or not head.data_choices.made or head.data_choices.rho_rule is None:
+    """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding.
+
+    Of a rho that was chosen once, by ``select_rho``, it can only be said so.
+    """
+    if not isinstance(head, LinearHead) or "rho" not in head.data_choices.made:
         return {}
+    if head.data_choices.rho_rule is None or not isinstance(head, LSSVMHead):
+        now = head.data_choices.made["rho"][0] == head.version
+        return {"rho": head.choices["rho"] + ("; not checked" if now else ", not made again")}
     if head.data_choices.made["rho"][0] != head.version:
         return {"rho": head.choices["rho"]}
     if fast:

@@ -125,7 +125,7 @@ def open_images(options: argparse.Namespace, store: SampleStore) -> tuple[Sample
     if backbone.fingerprint != store.fingerprint:
         raise ValueError(
             f"the weights or the preprocessing of {kept.backbone} are not those the store was made for: its fingerprint is "
-            f"{store.fingerprint}, theirs {backbone.fingerprint}"
+            f"{store.fingerprint}, theirs {backbone.fingerprint}. Give the same weights with --weights FILE"
         )
     return found.use_backbone(backbone, settings.learn_names(store, found.class_names), classes), backbone.fingerprint
 

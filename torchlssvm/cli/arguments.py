@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+SENTENCE_END = re.compile(r"\. (?=[A-Z])")
+"""End of a sentence of a description; not that of "e.g. "."""
 
 
 class UsageError(Exception):
@@ -55,7 +60,7 @@ def add_command(
     changes: str = "",
 ) -> argparse.ArgumentParser:
     """Add a command with the options that all have. ``changes``: the effect to report should its output be lost."""
-    short = text.partition(". ")[0].rstrip(".")
+    short = SENTENCE_END.split(text, 1)[0].rstrip(".")
     parser = commands.add_parser(name, help=short[0].lower() + short[1:], description=text)
     if store:
         parser.add_argument("store", type=Path, metavar="STORE", help="folder of the store")

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchlssvm.cli.arguments import UsageError, add_command, count, regularization
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.store_folder import holds_store
+from torchlssvm.cli.store_folder import holds_store, open_store
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
+
+ALREADY = "there is a store at {} already: nothing was changed"
+"""Error where a store is to be made."""
 
 
 def register(commands: Commands) -> None:
@@ -28,7 +31,8 @@ def register(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rho", type=regularization, metavar="gcv|R",
-        help="regularization; gcv: chosen from the samples after each command (default; 1 for a margin head)",
+        help="regularization; gcv: chosen from the samples after each command (default). A margin head takes a number "
+        "(default: 1); set --rho kfold chooses it once there are samples",
     )  # fmt: skip
     parser.add_argument(
         "--intercept",
@@ -67,6 +71,14 @@ def run_init(options: argparse.Namespace) -> int:
         raise UsageError("--weights needs --backbone")
     if options.features is None and options.backbone is None:
         raise UsageError("give --features J or --backbone NAME")
+    if options.head == "margin" and options.rho == "gcv":
+        raise UsageError(
+            "--rho gcv is for a least-squares head. Give a margin head a number, and when samples are added let "
+            f"torchlssvm set {options.store} --rho kfold choose"
+        )
+    existed = holds_store(options.store)
+    if existed:
+        refuse_finished(options)
     build: dict[str, Any] = {
         "rho": options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0,
         "intercept": options.intercept,
@@ -76,7 +88,6 @@ def run_init(options: argparse.Namespace) -> int:
     build |= {"normalize": options.normalize, "scale": options.scale}
     chosen = settings.Settings(names or [])
     classes = len(names) if names else int(options.classes)
-    existed = holds_store(options.store)
     try:
         if options.backbone is None:
             head: Any = head_class(options.head)(options.features, classes, **build)
@@ -97,12 +108,28 @@ def run_init(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.backbone} gives {head.in_features} features, not {options.features}")
     with SampleStore(options.store, head, fingerprint=source, timeout=options.timeout) as store:
         if existed and (settings.is_initialized(store) or store.position):
-            raise StoreError(f"there is a store at {options.store} already: nothing was changed")
+            raise StoreError(ALREADY.format(options.store))  # another process was faster
         settings.save(store, chosen)
         made = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
     bound = f", for the images that {options.backbone} sees" if options.backbone else ""
     emit(options, made, f"{options.store}: an empty store of {head.in_features} features and {classes} classes{bound}")
     return OK
+
+
+def refuse_finished(options: argparse.Namespace) -> None:
+    """StoreError if the store was made by a command that finished, whatever its head; one that was interrupted is completed."""
+    from torchlssvm.cli import settings
+    from torchlssvm.errors import StoreBusyError, StoreError
+
+    try:
+        with open_store(options, readonly=True) as store:
+            finished = settings.is_initialized(store) or store.position > 0
+    except StoreBusyError:
+        raise
+    except StoreError:  # never finished, or damaged: the new head's opening tells which
+        finished = False
+    if finished:
+        raise StoreError(ALREADY.format(options.store))
 
 
 def parse_class_names(text: str) -> list[str] | None:

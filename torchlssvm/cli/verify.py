@@ -11,6 +11,7 @@ from torchlssvm.cli.console import OK, emit
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
+    from torchlssvm.audit import Certificate
     from torchlssvm.cli.arguments import Commands
 
 
@@ -33,8 +34,28 @@ def run_verify(options: argparse.Namespace) -> int:
     certificate = Certificate.load(options.certificate)
     receipt = None if options.receipt is None else ErasureReceipt.load(options.receipt)
     checks = check_certificate(options, certificate, receipt, options.allow_unsigned)
-    said = {"verified": True, "erased": certificate.erased, "compacted": certificate.compacted, "checks": checks}
-    gone = "destroyed" if certificate.compacted else "not destroyed when it was issued"
-    text = f"the certificate holds: {counted(certificate.erased, 'sample')} erased, their bytes {gone}"
+    said = {
+        "verified": True,
+        "erased": certificate.erased,
+        "compacted": certificate.compacted,
+        "erasure_checked": options.store is not None,
+        "return_checked": options.store is not None and receipt is not None,
+        "checks": checks,
+    }
+    text = headline(options, certificate)
     emit(options, said, "\n".join([text, *(f"  {name}: {result}" for name, result in checks.items())]))
     return OK
+
+
+def headline(options: argparse.Namespace, certificate: Certificate) -> str:
+    """The result in one line, with what was not checked and the option that would check it."""
+    if options.store is None:
+        signed = "the signature holds" if options.public_key else "the signature was not checked"
+        head = "" if options.head is None else ", the head is the one that the certificate commits to"
+        return f"{signed}{head}; give --store to check the erasure itself"
+    one = certificate.erased == 1
+    gone = "destroyed" if certificate.compacted else "not destroyed when it was issued"
+    erased = f"{counted(certificate.erased, 'sample')} erased, {'its' if one else 'their'} bytes {gone}"
+    # A suppression list does not tell: samples that were erased without a request are not on it.
+    back = f"; whether {'it was' if one else 'they were'} added again is not known: give --receipt"
+    return f"the certificate holds: {erased}{back if options.receipt is None else ''}"

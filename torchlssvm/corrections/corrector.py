@@ -356,7 +356,7 @@ class Corrector:
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
             unknown = self.samples.find(name) is None if self.samples.by_ids else self.complete
             if hash_ is None and (unknown or name in changed):
-                raise RemovalError(f"no sample with the id {name!r} is held")
+                raise RemovalError(f"no sample with the id {name!r} is held. Nothing was changed.")
             if hash_ is not None and old is not None and hash_ != old[k]:
                 raise RemovalError(f"the sample carried for {name!r} is not, bit for bit, the one that was added")
         if isinstance(event, Remove):

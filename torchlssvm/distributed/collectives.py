@@ -20,7 +20,7 @@ class Peers:
         """``group``: None for all ranks; ``device``: of the sums. Runs no collective."""
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "there is no process group: call torch.distributed.init_process_group first (torchrun sets it up)"
+                "there is no process group: call torch.distributed.init_process_group() first, also under torchrun"
             )
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)

@@ -209,6 +209,13 @@ class Delta:
         """Read a file that :meth:`save` wrote; VerificationError when it is damaged or something else."""
         try:
             saved = torch.load(path, weights_only=True, map_location="cpu")
+        except OSError:
+            raise
+        except Exception as error:  # garbage makes the unpickler raise anything
+            raise VerificationError(f"{os.fspath(path)} is not a delta: torch.load cannot read it") from error
+        if not isinstance(saved, dict) or "delta" not in saved:
+            raise VerificationError(f"{os.fspath(path)} is not a delta: another object was saved there")
+        try:
             about = json.loads(tensor_to_bytes(saved.pop("delta")).decode())
             if about["format"] != DELTA_FORMAT:
                 raise ValueError(f"the format is {about['format']!r}, not {DELTA_FORMAT!r}")
@@ -217,10 +224,9 @@ class Delta:
             stats = _shaped(json.loads(tensor_to_bytes(saved["meta"]).decode()), device)
             stats.load(saved)
             origins = set(map(str, about.get("origins", [])))
-        except OSError:
-            raise
-        except Exception as error:  # garbage makes the unpickler raise anything
-            raise VerificationError(f"{os.fspath(path)} is not a delta, or a damaged one: {error}") from error
+        except Exception as error:  # contents of any type and shape
+            reason = error if type(error) is ValueError else "its contents cannot be read"
+            raise VerificationError(f"{os.fspath(path)} is a damaged delta: {reason}") from error
         out = cls(stats, fingerprint=about["fingerprint"], id=about["id"])
         out.origins, out.uncertifiable = origins, about.get("uncertifiable")
         return out

@@ -87,7 +87,18 @@ def as_tensor(value: Any, name: str, device: torch.device) -> Tensor:
             tensor = torch.as_tensor(value, dtype=torch.float64, device=device)  # Python's floats, to the bit
         return tensor
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
+        text = first_text(value)
+        if text is None:
+            raise ValueError(f"{name} cannot be read as a tensor: {error}") from error
+        kind = "integer labels 0..K-1: number the classes" if name == "y" else "numbers"
+        raise ValueError(f"{name} holds text, {text[:40]!r} for one; it must be {kind}") from None
+
+
+def first_text(value: Any) -> str | None:
+    """The first text in a list, an array, or a list of lists; None if it begins with something else."""
+    while isinstance(value, list | tuple | np.ndarray) and len(value):
+        value = value[0]
+    return str(value) if isinstance(value, str) else None
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -81,5 +81,6 @@ def _in_range(labels: Tensor, K: int) -> Tensor:
         return labels.clamp(0, K - 1)
     if host[0] and (min(host[0]) < 0 or max(host[0]) >= K):
         wrong = [int(v) for v in host[0] if not 0 <= v < K]
-        raise ValueError(f"labels must be in 0..{K - 1}, got {wrong[0]}")
+        more = "; KernelLSSVM(num_classes=), OneVsRest and OneVsOne take more classes" if wrong[0] >= K == 2 else ""
+        raise ValueError(f"labels must be in 0..{K - 1}, got {wrong[0]}{more}")
     return labels

@@ -45,8 +45,14 @@ class CorrectionReport:
     milliseconds: float
 
 
-COUNTED_OUTCOMES = ("applied", "samples", "repeated", "held", "refused")
-"""Counts of a report that the line at the end of a fit adds up, in its order."""
+COUNTED_OUTCOMES = {
+    "applied": "applied",
+    "samples": "samples",
+    "repeated": "repeated",
+    "held": "held at first",  # those whose samples have arrived since are among the applied ones
+    "refused": "refused",
+}
+"""Counts of a report that the line at the end of a fit adds up, in its order, and its words for them."""
 
 
 class DataCorrection(Callback):
@@ -182,7 +188,9 @@ class DataCorrection(Callback):
         totals = {name: sum(getattr(r, name) for r in self.reports[self._told :]) for name in COUNTED_OUTCOMES}
         self._told = len(self.reports)
         if any(totals.values()):
-            done = ", ".join(f"{totals[name]} {name}" for name in COUNTED_OUTCOMES if totals[name] or name == "applied")
+            done = ", ".join(
+                f"{totals[n]} {words}" for n, words in COUNTED_OUTCOMES.items() if totals[n] or n == "applied"
+            )
             pl_module.print(f"torchlssvm: corrections of {self.name}: {done}")
         if self.refused and self.dead_letters is not None:
             pl_module.print(

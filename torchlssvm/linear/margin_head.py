@@ -57,7 +57,7 @@ class MarginHead(nn.Module):
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
-        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / rho / 2 for "none").
+        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / (2 rho) for "none").
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
             every change of samples changes every class.

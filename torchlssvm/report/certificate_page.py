@@ -73,9 +73,20 @@ PLAIN_WORDS = {
     ): "The exported classifier is the one that the samples that are left give, and only they.",
     ("rho", ".*least by GCV"): "A setting of the classifier (rho) is the one that the samples that are left give.",
     ("rho", "to be chosen"): "A setting of the classifier (rho) is still to be chosen, from the samples that are left.",
+    (
+        "rho",
+        ".*not made again",
+    ): "A setting of the classifier (rho) was chosen from samples before some of them changed, and kept.",
+    (
+        "rho",
+        ".*not checked",
+    ): "A setting of the classifier (rho) was chosen from the samples that are left; this was not checked.",
     ("network", ""): "The network in front of the classifier is the one that the certificate names.",
 }
 """Results of checks in words for readers of the page, by name of the check and pattern of the beginning of its result."""
+
+KEPT_CHOICE = r"(?!void).*(unchanged|made before samples changed)"
+"""A certificate's words for a setting that is in use as it was before the erasure."""
 
 
 def in_plain_words(name: str, result: str) -> str:
@@ -169,7 +180,7 @@ class CertificateFacts:
             "The network that computes the numbers from pictures or texts: training it on the same data is not undone here."
         )
         out.append("The same content under another name: nothing here recognises it.")
-        choices = [name for name, how in c.scope.get("choices", {}).items() if "unchanged" in str(how)]
+        choices = [name for name, how in c.scope.get("choices", {}).items() if re.match(KEPT_CHOICE, str(how))]
         if choices:
             out.append(f"Settings chosen before the erasure and kept: {listed(sorted(choices))}.")
         return out
