@@ -155,34 +155,41 @@ def test_an_error_with_every_kind_of_head(tmp_path: Path, options: dict[str, Any
 @pytest.mark.parametrize("use", ["head", "restore", "close", "compact", "preview", "calibrate", "open"])
 @pytest.mark.parametrize("step", [151, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_error_in_whatever_else_a_store_does(tmp_path: Path, use: str, step: int) -> None:
-    store = new_store(tmp_path / "s")
-    other = SampleStore(tmp_path / "s")
-    uses: dict[str, Any] = {
-        "head": lambda: store.head.predict(torch.ones(1, J)),
-        "restore": store.restore,
-        "close": store.close,
-        "compact": store.compact,
-        "preview": lambda: store.preview(Remove(subject="user-1"), x=torch.ones(2, J)),
-        "calibrate": store.calibrate,
-        "open": lambda: SampleStore(tmp_path / "s").close(),
-    }
-    n, reached = 1, True
-    while reached:
-        other.apply(Relabel(ids=["0"], y=[n % K]))  # the head has something to follow
-        with Line(n, KeyboardInterrupt) as line, suppress(KeyboardInterrupt):
-            uses[use]()
-        reached = line.reached
-        if use == "close":
-            store.close()
-            store = SampleStore(tmp_path / "s")
-            uses["close"] = store.close
-        check(store, store.head)
-        assert store.apply(Relabel(ids=["1"], y=[n % K])).applied
-        check(store, store.head)
-        n += step
-    assert n > 2 * step
-    other.close()
-    store.close()
+    n, stores, reached = 1, 0, True
+    while reached:  # how many lines a use has may grow with the journal
+        path, stores = tmp_path / f"s{stores}", stores + 1
+        with new_store(path) as store, SampleStore(path) as other:
+            for _ in range(ROUNDS_PER_STORE):
+                other.apply(Relabel(ids=["0"], y=[n % K]))  # the head has something to follow
+                reached = goes_on(store, use, n)
+                if not reached:
+                    break
+                n += step
+    assert n > step
+
+
+def goes_on(store: SampleStore, use: str, n: int) -> bool:
+    """Interrupt a use of a store at its n-th line: the store goes on. False: there is no such line."""
+    store = SampleStore(store.path) if store.closed else store
+    with Line(n, KeyboardInterrupt) as line, suppress(KeyboardInterrupt):
+        match use:
+            case "head":
+                store.head.predict(torch.ones(1, J))
+            case "preview":
+                store.preview(Remove(subject="user-1"), x=torch.ones(2, J))
+            case "open":
+                SampleStore(store.path).close()
+            case _:
+                getattr(store, use)()
+    if use == "close":
+        store.close()
+        store = SampleStore(store.path)
+    check(store, store.head)
+    assert store.apply(Relabel(ids=["1"], y=[n % K])).applied
+    check(store, store.head)
+    if use == "close":
+        store.close()
+    return line.reached
 
 
 @contextmanager
