@@ -64,7 +64,8 @@ class LSSVMHead(nn.Module):
             ``choose_rho()``, at the end of a fit or command and before a certificate. In between it stays as it is, updates are
             Theorem 1's, and ``choices`` says that it is older than the samples.
         intercept: ``"free"``, ``"penalized"`` (a constant feature, LPSVM) or ``"none"``.
-        class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). Settable.
+        class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
+            or a tensor (K,). Settable.
         multiclass: ``"ovr"`` (one matrix for all classes) or ``"ovo"`` (one system per pair i < j; ``w`` is then (J, pairs),
             ``b`` (pairs,), ``C`` and ``P`` (pairs, J, J), in the order (0,1), (0,2), ...; scores are votes, ties broken by
             margins).

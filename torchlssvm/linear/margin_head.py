@@ -59,8 +59,8 @@ class MarginHead(nn.Module):
         num_classes: K, the number of classes, 2 or more.
         rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / (2 rho) for "none").
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
-        class_weight: None, ``"balanced"`` (n / (K n_k)), ``"complement"`` ((n - n_k) / n), or a tensor (K,). With the first two
-            every change of samples changes every class.
+        class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
+            or a tensor (K,). With the first two every change of samples changes every class.
         grid: a :class:`FixedPoint`, a number (its limit) or ``"auto"`` (a power of two from the first batch).
         per_class: keep sums per class; None means when ``class_weight`` needs it.
         normalize: None, ``"l2"`` or ``"sqrt"``: normalization of each row before the grid, as for
