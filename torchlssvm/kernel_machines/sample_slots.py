@@ -185,7 +185,9 @@ class SampleSlots:
             columns = torch.cat([columns, self._columns_of(y)]) if k else columns
             self.x, self.columns = constant_pad_nd(X, room), constant_pad_nd(columns, room)
         new = range(self.next_id, self.next_id + k)
-        self.slot_of = dict(zip([*left, *new], range(n + k), strict=True))
+        if left is not self.slot_of or not isinstance(kept, slice):  # slots of those that stay change
+            self.slot_of = dict(zip(left, range(n), strict=True))
+        self.slot_of.update(zip(new, range(n, n + k), strict=True))
         self.next_id += k
         self.top, self.free, self.filled = n + k, [], n + k > 0
         self._order, self._in_order = None, True
