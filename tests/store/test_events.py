@@ -141,7 +141,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Add(ids=["a"], x=X, y=[0]), "one row for each id"),
     (lambda: Add(ids=["a"], x=X[0], y=[0]), "one row for each id"),
     (lambda: Add(ids=["a", "b"], x=X * float("nan"), y=[0, 1]), "NaN"),
-    (lambda: Add(ids=["a", "b"], x=[["p", "q"]], y=[0, 1]), "cannot be read"),
+    (lambda: Add(ids=["a", "b"], x=[["p", "q"]], y=[0, 1]), "x holds text, .p. for one; it must be numbers"),
     (lambda: Add(ids=["a", "b"], x=X, y=[0]), "differ in length"),
     (lambda: Add(ids=["a", "b"], x=X, y=0), "one for each id"),
     (lambda: Add(ids=["a", "b"], x=X, y=torch.tensor([0.0, float("inf")])), "NaN or inf"),
