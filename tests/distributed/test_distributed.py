@@ -253,6 +253,18 @@ def copies_of_several_ranks(rank, world):
     return same, left, *refused, unchanged, sync(h).digest() == truth.digest()
 
 
+def removed_and_added_again(rank, world):
+    """A row that one rank removes and adds again may be removed by another."""
+    h = sync(head().add(X[:1], Y[:1]).add(X[10 * rank : 10 * rank + 10], Y[10 * rank : 10 * rank + 10]))
+    if rank == 0:
+        h.remove(X[:1], Y[:1]).remove(X[:1], Y[:1]).remove(X[:1], Y[:1]).add(X[:1].expand(3, J), Y[:1].expand(3))
+    elif rank < 3:
+        h.remove(X[:1], Y[:1]).remove(X[:1], Y[:1])
+    sync(h)
+    truth = head().add(X[: 10 * world], Y[: 10 * world])
+    return h.digest() == truth.digest(), h.n
+
+
 def what_one_rank_never_held(rank, world):
     """A removal of what no rank held is refused where it is made, also before the first sync."""
     few = 4.0 + torch.eye(J)[:4]
@@ -565,7 +577,7 @@ def ddp(rank, world):
 
 SCENARIOS = [
     same_for_every_number_of_ranks, again_changes_nothing, random_sequences, differences_are_one_error_everywhere,
-    removed_twice, copies_of_several_ranks, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
+    removed_twice, copies_of_several_ranks, removed_and_added_again, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
     classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp, added_twice, deltas_and_ranks,
     severed_heads_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
@@ -642,6 +654,10 @@ def test_copies_of_several_ranks(result):
     for same, left, kind, text, unchanged, at_last in result:
         assert (same, left, kind, unchanged, at_last) == (True, "RemovalError", "RemovalError", True, True)
         assert "more often than they are held" in text
+
+
+def test_removed_and_added_again(result):
+    assert result == [(True, 40)] * 4
 
 
 def test_what_one_rank_never_held(result):

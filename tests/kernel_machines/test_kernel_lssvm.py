@@ -715,3 +715,22 @@ def test_more_rows_at_once_than_wait():
     machine.settle()
     machine.update(add=(POOL[200:240], LABELS[200:240]), remove=ids[:40])
     assert error(machine, POOL[40:240], code(LABELS[40:240], 3)) < 1e-10
+
+
+def test_a_change_of_C_that_fails_leaves_C_as_it_was():
+    x, y = torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
+    fails = False
+
+    def kernel(a, b):
+        if fails:
+            raise RuntimeError("no memory")
+        return torch.exp(-torch.cdist(a, b).square())
+
+    svm = KernelLSSVM(kernel, C=1.0)
+    svm.add(x, y)
+    before, fails = svm(x), True
+    with pytest.raises(RuntimeError, match="no memory"):
+        svm.C = 50.0
+    fails = False
+    assert svm.C == 1.0
+    assert torch.equal(svm(x), before)

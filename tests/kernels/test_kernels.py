@@ -208,3 +208,13 @@ def test_options_are_saved_and_restored():
 def test_bad_input(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e8, 1e12])
+def test_a_row_far_from_all_others_costs_the_others_no_digits(far):
+    x = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[7] *= far
+    truth = torch.exp(-0.5 * (x[:, None] - x[None]).square().sum(-1))
+    others = [i for i in range(40) if i != 7]
+    assert float((RBF(sigma=1.0)(x[others], x) - truth[others]).abs().max()) < 1e-13
+    assert float((RBF(sigma=1.0)(x, x)[others] - truth[others]).abs().max()) < 1e-13

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,19 @@ def first_text(value: Any) -> str | None:
     while isinstance(value, list | tuple | np.ndarray) and len(value):
         value = value[0]
     return str(value) if isinstance(value, str) else None
+
+
+def id_list(ids: Any) -> list[int]:
+    """Ids of samples, a tensor, an array, a list or a number, as a list; ValueError for anything but integers, a mask too."""
+    if isinstance(ids, np.integer) or (isinstance(ids, int) and not isinstance(ids, bool)):
+        return [int(ids)]
+    if isinstance(ids, Tensor | np.ndarray) and str(ids.dtype).removeprefix("torch.").lstrip("u").startswith("int"):
+        return [int(i) for i in ids.reshape(-1).tolist()]
+    if isinstance(ids, Iterable) and not isinstance(ids, str | bytes):
+        out: list[Any] = [i.item() if isinstance(i, Tensor | np.generic) else i for i in ids]
+        if all(isinstance(i, int) and not isinstance(i, bool) for i in out):
+            return out
+    raise ValueError(f"ids must be integers, as add returned them, got {ids!r}")
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,10 +1,12 @@
-"""Running state updates outside of whatever autograd mode the caller is in."""
+"""Running state updates outside of whatever autograd mode the caller is in, and with Ctrl-C at safe points only."""
 
 from __future__ import annotations
 
 import functools
+import signal
+import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -24,5 +26,69 @@ def exactly(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         with torch.no_grad():
             return function(*args, **kwargs)
+
+    return wrapped
+
+
+class DeferredInterrupt:
+    """Ctrl-C that waits, while a state is changed, for a point from which everything can be put back, or for the end.
+
+    Only the main thread receives signals. In other threads, inside another such context, and where SIGINT is ignored, the
+    context does nothing. Long operations ask at such points: ``if interrupt.arrived: interrupt.hand_over()``.
+
+    Attributes:
+        arrived: True while a Ctrl-C waits.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self._handler: Any = None  # that of the caller, while interrupts are deferred
+
+    def _note(self, *_: Any) -> None:
+        self.arrived = True
+
+    def defer(self) -> bool:
+        """Let Ctrl-C wait; False if it is not for this call to let it go."""
+        if self._handler is not None or threading.current_thread() is not threading.main_thread():
+            return False
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):
+            return False
+        self.arrived = False
+        signal.signal(signal.SIGINT, self._note)
+        self._handler = handler
+        return True
+
+    def let_go(self) -> None:
+        """End what :meth:`defer` began."""
+        handler, self._handler = self._handler, None
+        signal.signal(signal.SIGINT, handler)
+        if self.arrived:
+            self.arrived = False
+            handler(signal.SIGINT, None)
+
+    def hand_over(self) -> None:
+        """Call the caller's handler, which raises KeyboardInterrupt if it is Python's own. The main thread alone does."""
+        if threading.current_thread() is threading.main_thread():
+            self.arrived = False
+            self._handler(signal.SIGINT, None)
+
+
+interrupt = DeferredInterrupt()
+"""The interrupt of this process."""
+
+
+def atomically(function: Callable[P, R]) -> Callable[P, R]:
+    """Run as :func:`exactly` does, with Ctrl-C deferred: a state is as it was before the call, or as it is after it."""
+    inside = exactly(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        deferred = interrupt.defer()
+        try:
+            return inside(*args, **kwargs)
+        finally:
+            if deferred:
+                interrupt.let_go()
 
     return wrapped

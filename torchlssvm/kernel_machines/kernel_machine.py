@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernel_machines import input_checks, version_0_1
 from torchlssvm.kernel_machines.dual import DualForm
 from torchlssvm.kernel_machines.inverse import KernelInverse
@@ -52,13 +52,14 @@ class KernelMachine(nn.Module):
         return self._C
 
     @C.setter
+    @atomically
     def C(self, value: float) -> None:
         value, old = checks.positive(value, "C"), self._C
         self._C = value
         self._solver.set_C(value)
         try:
             self.refresh()
-        except ValueError:  # it is not a kernel
+        except BaseException:  # it is not a kernel, or memory is short
             self._C = old
             self._solver.set_C(old)
             raise
@@ -104,7 +105,7 @@ class KernelMachine(nn.Module):
         if not self._slots.filled:
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
 
-    @exactly
+    @atomically
     def settle(self) -> Self:
         """Do now what was put off: answers do not change, and the updates that follow are as fast as they get.
 
@@ -113,11 +114,11 @@ class KernelMachine(nn.Module):
         self._solver.settle()
         return self
 
+    @atomically
     def refresh(self) -> Self:
         """Solve anew from the samples held."""
         if len(self):
-            with torch.inference_mode(False), torch.no_grad():
-                self._solver.solve()
+            self._solver.solve()
         return self
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
@@ -145,7 +146,8 @@ class KernelMachine(nn.Module):
         return torch.arange(ids[0], ids[-1] + 1) if ids else torch.zeros(0, dtype=torch.int64)  # given out in turn
 
     def _settings(self) -> dict[str, Any]:
-        return {"format": self.format, "machine": type(self).__name__, "C": self._C}
+        kernel = type(self.kernel).__name__
+        return {"format": self.format, "machine": type(self).__name__, "kernel": kernel, "C": self._C}
 
     def _restore(self, settings: dict[str, Any]) -> None:
         self._C = checks.positive(settings["C"], "C")
@@ -182,7 +184,7 @@ class KernelMachine(nn.Module):
             "options": bytes_to_tensor(settings.encode()),
         }
 
-    @exactly
+    @atomically
     def _load(self, state: dict[str, Tensor]) -> None:
         """Restore a saved state; ValueError, and nothing changed, if it is not one."""
         settings = json.loads(tensor_to_bytes(state["options"]).decode())
@@ -190,6 +192,11 @@ class KernelMachine(nn.Module):
             raise ValueError(f"not the state of a kernel machine ({self.format})")
         if settings["machine"] != type(self).__name__:
             raise ValueError(f"the state is that of a {settings['machine']}, this is a {type(self).__name__}")
+        kernel = type(self.kernel).__name__
+        if settings.get("kernel", kernel) != kernel:  # files of 0.1.0 do not name it
+            raise ValueError(
+                f"the state is that of a machine with the kernel {settings['kernel']}, this one has {kernel}"
+            )
         x, y, ids = state["rows"], state["targets"], state["ids"].tolist()
         if x.ndim != 2 or tuple(y.shape) != (len(x), self._outputs) or len(ids) != len(x) or sorted(set(ids)) != ids:
             raise ValueError(

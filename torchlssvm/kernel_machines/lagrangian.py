@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, lagrangian
-from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
@@ -138,25 +138,25 @@ class LagrangianSVM(KernelMachine):
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    @exactly
+    @atomically
     def add(self, x: Any, y: Any) -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels 0 or 1. Returns their ids (B,), valid for life."""
         x, y = self._check(x, y)
         return self._names(self._change([], self._augment(x), y))
 
-    @exactly
+    @atomically
     def remove(self, ids: Any) -> LagrangianSVM:
         """Unlearn samples by id."""
         self._change(self._slots.find(ids), *self._slots.nothing)
         return self
 
-    @exactly
+    @atomically
     def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
         """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
         x, y = self._check(*add)
         return self._names(self._change(self._slots.find(remove), self._augment(x), y))
 
-    @exactly
+    @atomically
     def relabel(self, ids: Any, y: Any) -> LagrangianSVM:
         """Give samples other labels: the inverse is left alone."""
         found, y = self._check_relabel(ids, y)
@@ -229,7 +229,7 @@ class LagrangianSVM(KernelMachine):
         v = (y * alpha)[:, None]
         return y * (self.kernel.tiled_product(x, x, v)[:, 0] + self._offset * v.sum()) + alpha / self._C
 
-    @exactly
+    @atomically
     def _solve(self) -> None:
         """Compute alpha for the samples held, if they have changed."""
         if not self._stale:

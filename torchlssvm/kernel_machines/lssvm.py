@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks, kernel_lssvm
-from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.dual import DualForm
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
@@ -128,26 +128,26 @@ class KernelLSSVM(KernelMachine):
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    @exactly
+    @atomically
     def add(self, x: Any, y: Any) -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets. Returns their ids (B,), valid for life."""
         x, y = self._check(x, y)
         return self._names(self._change_within_budget([], x, y))
 
-    @exactly
+    @atomically
     def remove(self, ids: Any) -> KernelLSSVM:
         """Unlearn samples by id."""
         found = self._slots.find(ids)
         self._change(found, *self._slots.nothing)
         return self
 
-    @exactly
+    @atomically
     def update(self, add: tuple[Any, Any], remove: Any) -> Tensor:
         """Add samples (x, y) and remove others by id, jointly; returns the ids of those added."""
         x, y = self._check(*add)
         return self._names(self._change_within_budget(self._slots.find(remove), x, y))
 
-    @exactly
+    @atomically
     def replace(self, ids: Any, x: Any, y: Any) -> KernelLSSVM:
         """Exchange the samples behind these ids for others."""
         found = self._slots.find(ids)
@@ -160,7 +160,7 @@ class KernelLSSVM(KernelMachine):
         self._slots.next_id = before
         return self
 
-    @exactly
+    @atomically
     def relabel(self, ids: Any, y: Any) -> KernelLSSVM:
         """Give samples other labels (or targets): the inverse is left alone."""
         found, y = self._check_relabel(ids, y)

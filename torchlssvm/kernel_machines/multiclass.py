@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
 from torchlssvm.kernel_machines import input_checks, version_0_1
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
@@ -100,7 +100,7 @@ class MultiClass(nn.Module):
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    @exactly
+    @atomically
     def add(self, x: Any, y: Any, weight: Any = None) -> Tensor:
         """Learn samples. x: (B, J); y: (B,) labels; weight: (B,), where machines take it. Returns ids (B,) for life.
 
@@ -134,7 +134,7 @@ class MultiClass(nn.Module):
         self._slots, self._weighted = slots, weighted
         return torch.tensor(ids, dtype=torch.int64)
 
-    @exactly
+    @atomically
     def remove(self, ids: Any) -> Self:
         """Unlearn samples by id."""
         found = self._slots.find(ids)
@@ -145,7 +145,7 @@ class MultiClass(nn.Module):
         self._weighted = self._weighted and len(slots) > 0
         return self
 
-    @exactly
+    @atomically
     def relabel(self, ids: Any, y: Any) -> Self:
         """Give samples other labels; machines that do not see the new label lose the sample, others gain it."""
         found = self._slots.find(ids)
@@ -246,7 +246,7 @@ class MultiClass(nn.Module):
             prefix + "options": bytes_to_tensor(options.encode()),
         }
 
-    @exactly
+    @atomically
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],

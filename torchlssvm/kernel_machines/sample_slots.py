@@ -121,12 +121,7 @@ class SampleSlots:
             known = set(ids)
             if len(known) == len(ids) and known <= self.slot_of.keys():
                 return list(ids)
-        elif isinstance(ids, int):
-            ids = [ids]
-        try:
-            wanted = [int(i) for i in ids]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"ids must be integers, got {ids!r}") from error
+        wanted = checks.id_list(ids)
         unknown = [i for i in wanted if i not in self.slot_of]
         if unknown:
             raise RemovalError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,7 +113,11 @@ class Kernel(nn.Module):
         """Restore saved options."""
         if tuple(state.shape) != (len(self.options),):
             raise ValueError(f"{type(self).__name__} has {len(self.options)} options, the saved kernel {state.numel()}")
-        for name, value in zip(self.options, state.tolist(), strict=True):
+        saved = dict(zip(self.options, state.tolist(), strict=True))
+        for name, value in saved.items():
+            if not 0.0 <= value < math.inf or (value == 0.0 and name in ("gamma", "degree")):
+                raise ValueError(f"the saved {name} of {type(self).__name__} is {value}: the state is damaged")
+        for name, value in saved.items():
             setattr(self, name, type(getattr(self, name))(value))
 
 

@@ -28,8 +28,10 @@ class Linear(Kernel):
 class RBF(Kernel):
     """k(x, z) = exp(-|x - z|^2 / (2 sigma^2)), or exp(-gamma |x - z|^2): give one of the two.
 
-    The squared distance is |x|^2 + |z|^2 - 2 x . z after both were shifted by the mean of z, so that a common offset costs no
-    digits, and not below zero. (``torch.cdist`` cannot be exported for any batch size.)
+    The squared distance is |x|^2 + |z|^2 - 2 x . z after both were shifted by the mean of the rows z that are not further from
+    the mean of all than the average, so that neither a common offset nor a row far from all others costs digits; it is not
+    below zero. Two rows that are far from all others and near each other lose digits: scale the features. (``torch.cdist``
+    cannot be exported for any batch size.)
     """
 
     options = ("gamma",)
@@ -98,7 +100,9 @@ class Polynomial(Kernel):
 
 def square_distances(x1: Tensor, x2: Tensor) -> Tensor:
     """|x1_i - x2_j|^2 >= 0 (n1, n2), by one matrix product. x1: (n1, J), x2: (n2, J)."""
-    centre = x2.mean(0, keepdim=True)
+    distance = (x2 - x2.mean(0)).abs().sum(1)
+    near = (distance <= distance.mean()).to(x2.dtype)
+    centre = (near @ x2) / near.sum()
     x1, x2 = x1 - centre, x2 - centre
     squares = torch.addmm(x2.square().sum(1)[None, :], x1, x2.mT, alpha=-2.0)
     return (squares + x1.square().sum(1)[:, None]).clamp(min=0.0)

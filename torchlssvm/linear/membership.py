@@ -453,10 +453,13 @@ class Membership:
         raise start._refusal(batch, asked, int(np.flatnonzero(left)[0]))
 
     def _equal(self, asked: list[Run], kind: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Pairs (m, 2, 6) of fingerprints of rows that are held under several keys. asked: the rows under each key."""
+        """Pairs (m, 2, 6) of fingerprints of rows that are held under another key than the first. asked: rows by key.
+
+        A row that is added again goes under the first key, whatever key it was removed under.
+        """
         rows = np.unique(kind)
         held = [table.held(run.hashes[rows]) > 0 for table, run in zip(self.tables, asked, strict=True)]
-        rows = rows[np.sum(held, 0) > 1]
+        rows = rows[np.any(held[1:], 0)]
         words = [
             np.column_stack(
                 [np.broadcast_to(np.frombuffer(table.key, "<i8"), (len(rows), 4)), run.hashes[rows].view(np.int64)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Path
@@ -51,6 +52,8 @@ class ActiveSet:
         generator = np.random.default_rng(0)
         last, patience = np.inf, 0
         for _ in range(MAX_STEPS_FOR_FEW + MAX_STEPS_PER_SAMPLE * s.n):
+            if interrupt.arrived:
+                interrupt.hand_over()
             if self.waiting:
                 i = self.waiting.pop()
                 self._enter(i, 1.0 if self._g(i) < 0 else -1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array, Samples
@@ -112,7 +113,8 @@ class KernelRows:
         assert isinstance(self.kernel, RBF)
         i = index_of(at)
         x = (self.x.numpy()[i] - self._centre) * (2.0 * self.kernel.gamma) ** 0.5
-        squares = 0.5 * (x * x).sum(1)
+        with np.errstate(over="ignore"):
+            squares = self._finite(0.5 * (x * x).sum(1))
         self._shifted[i], self._squares[i], self._far[i] = x, squares, squares > FAR_HALF_SQUARE
         self._any_far = bool(self._far.any())
 
@@ -286,6 +288,8 @@ class KernelRows:
         """Yield positions and their rows of Q, or those columns of them, in blocks of KERNEL_VALUES_PER_BLOCK."""
         step = max(1, KERNEL_VALUES_PER_BLOCK // max(1, self.samples.capacity if columns is None else len(columns)))
         for first in range(0, len(at), step):
+            if interrupt.arrived:
+                interrupt.hand_over()
             part = at[first : first + step]
             yield part, self.block(part, columns)
 

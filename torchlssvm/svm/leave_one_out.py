@@ -25,10 +25,11 @@ import numpy as np
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array
 from torchlssvm.svm.solver import NO_POSITIONS, PathSolver
-from torchlssvm.svm.steps import EPS, MAX_ROUNDING_UNITS, PathStart
+from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, PathStart
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
@@ -71,6 +72,8 @@ def exact(solver: PathSolver, stop_below: float, batched: bool) -> Array:  # -> 
     if batched and len(solver.margin) > 2:
         found = Paths(solver, support, stop_below).run()
     for k in np.flatnonzero(np.isnan(found)).tolist():
+        if interrupt.arrived:
+            interrupt.hand_over()
         found[k] = margin_by_solver(solver, int(support[k]))
     if (lost := np.isnan(found)).any():
         warnings.warn(
@@ -239,6 +242,9 @@ class Paths:
         error = moved + t.start.alpha > 0.5 * t.start.u
         off = (np.where(error, g, -g) > MAX_ROUNDING_UNITS * unit + 16.0 * loose[:, None]) & outside
         off[np.arange(B), c] = False
+        # with every margin vector at a bound, b has an interval, in which the solver takes the middle
+        a, u = moved + t.start.alpha, t.start.u
+        wrong |= ~((np.minimum(a, u - a) > AT_BOUND_SHARE * u) & ~outside)[:, 1:].any(1)
         return np.where(wrong | off[:, 1:].any(1), np.nan, out), np.concatenate(found)
 
     def _margins(self, c: Array, moved: Array) -> Callable[[Array, type], Array]:  # (B,), (B, N); (k,) -> (B, k)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Kernel, as_kernel
 from torchlssvm.svm.samples import Batch
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torchlssvm.svm.checkpoint import Content
     from torchlssvm.svm.leave_one_out import LeaveOneOut
     from torchlssvm.svm.path import Event
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_HALVINGS = 6
 """Times that the way from one C to another is halved, where rounding keeps it from being followed, before giving up."""
@@ -52,6 +56,31 @@ class RegularizationPath(NamedTuple):
     ids: Tensor  # (n,)
     alpha: Tensor  # (T, n)
     b: Tensor  # (T,)
+
+
+def operation(method: Callable[P, R]) -> Callable[P, R]:
+    """Make a method one operation: it is refused inside a callback of another one, and leaves no answer or trace of a failure.
+
+    Ctrl-C waits for a point from which everything is put back.
+    """
+
+    @functools.wraps(method)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        machine: Any = args[0]
+        if machine._reporting:
+            raise RuntimeError(
+                f"{method.__name__} was called by a callback: the machine is in the middle of an operation, it may only be read"
+            )
+        events = len(machine.trajectory)
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            del machine.trajectory[events:]
+            raise
+        finally:
+            machine._support = None
+
+    return atomically(wrapped)
 
 
 class IncrementalSVM(nn.Module):
@@ -112,6 +141,7 @@ class IncrementalSVM(nn.Module):
             raise ValueError(f"cache_bytes must be a whole number >= 0, got {cache_bytes!r}")
         self._cache_bytes = cache_bytes
         self._callback, self.record = callback, bool(record)
+        self._reporting = False  # True while the callback runs
         self.num_classes = 2
         self._reset_state(torch.device("cpu") if device is None else torch.empty(0, device=device).device)
 
@@ -145,7 +175,7 @@ class IncrementalSVM(nn.Module):
 
         self._set_content(checkpoint.load(state, self.kernel, device, self._cache_bytes))
 
-    @exactly
+    @operation
     def reset(self) -> None:
         """Forget everything."""
         self._reset_state(self.device)
@@ -302,7 +332,7 @@ class IncrementalSVM(nn.Module):
         self.update(remove=ids, method=method)
         return self
 
-    @exactly
+    @operation
     def update(self, add: tuple[Any, ...] | None = None, remove: Any = None, method: str = "auto") -> Tensor:
         """Add (x, y) or (x, y, weight) and remove ids at once, along one parameter. Returns the new ids."""
         if method not in METHODS:
@@ -322,7 +352,7 @@ class IncrementalSVM(nn.Module):
         ids = torch.from_numpy(np.array(new, dtype=np.int64))
         return ids if self.device.type == "cpu" else ids.to(self.device)
 
-    @exactly
+    @operation
     def relabel(self, ids: Any, y: Any, method: str = "auto") -> IncrementalSVM:
         """Give samples held other labels; their ids stay. One that ``reserve_limit`` has forgotten has no row to learn from."""
         wanted = self._known_ids(ids)
@@ -341,7 +371,7 @@ class IncrementalSVM(nn.Module):
             self._exchange(at, Batch(x, y, weight, _upper(y, weight, self._C)), method)
         return self
 
-    @exactly
+    @operation
     def replace(self, ids: Any, x: Any, y: Any, weight: Any = None, method: str = "auto") -> IncrementalSVM:
         """Exchange samples held for others; their ids stay. x: (B, J)."""
         wanted = self._known_ids(ids)
@@ -355,7 +385,7 @@ class IncrementalSVM(nn.Module):
             self._exchange(self._positions(wanted), batch, method)
         return self
 
-    @exactly
+    @operation
     def fit(
         self, x: Any, y: Any, weight: Any = None, progress: bool | Callable[[float], None] | None = None
     ) -> IncrementalSVM:
@@ -381,7 +411,7 @@ class IncrementalSVM(nn.Module):
             raise
         return self
 
-    @exactly
+    @operation
     def set_C(self, C: Any, method: str = "auto") -> IncrementalSVM:
         """Change C, a number or one per class (2,). method: "auto" (pivoting, if it can) or "path"."""
         checks.one_of(method, "method", ("auto", "path"))
@@ -389,11 +419,10 @@ class IncrementalSVM(nn.Module):
         if self.n:
             s = self._solver.samples
             self._solver.set_bounds(_upper(s.y, s.weight, bounds), method)
-            self._support = None
         self._C = bounds
         return self
 
-    @exactly
+    @operation
     def regularization_path(self, C: Any) -> RegularizationPath:
         """Change C along the path, with every breakpoint: the solution for each C in between, by linear interpolation.
 
@@ -404,7 +433,9 @@ class IncrementalSVM(nn.Module):
         if self.n:
             with self._solver.all_or_nothing():
                 self._follow(start, end, seen, MAX_HALVINGS)
-        self._C, self._support = end, None
+        else:
+            seen.append((end[1], self.alpha, self.b))
+        self._C = end
         along, alpha, b = zip(*seen, strict=True)
         return RegularizationPath(
             torch.tensor(along, dtype=torch.float64), self.ids, torch.stack(alpha), torch.tensor(b, dtype=torch.float64)
@@ -434,7 +465,7 @@ class IncrementalSVM(nn.Module):
             return
         seen.append((end[1], self.alpha, self.b))
 
-    @exactly
+    @operation
     def set_kernel(self, kernel: Any) -> IncrementalSVM:
         """Change the kernel, or its parameter, on the samples held, and correct the violations that this makes.
 
@@ -448,14 +479,12 @@ class IncrementalSVM(nn.Module):
                 raise ValueError("set_kernel cannot exchange a deep or precomputed kernel: its rows are not kept")
             self._solver.set_kernel(new)
             self.kernel = new
-        self._support = None
         return self
 
-    @exactly
+    @operation
     def polish(self) -> IncrementalSVM:
         """Compute R and every g again and take Newton steps: optimality to machine precision."""
         self._solver.polish()
-        self._support = None
         return self
 
     def on_event(self, callback: Callable[[Event], None] | None) -> IncrementalSVM:
@@ -466,7 +495,7 @@ class IncrementalSVM(nn.Module):
 
     # -- estimates -----------------------------------------------------------------------------------------------------
 
-    @exactly
+    @operation
     def leave_one_out(self, method: str = "exact", early_exit: bool = False, batched: bool = True) -> LeaveOneOut:
         """Every sample left out in turn; the machine does not change.
 
@@ -499,7 +528,7 @@ class IncrementalSVM(nn.Module):
 
         return self._ordered(leave_one_out.squared_distances(self._solver))
 
-    @exactly
+    @operation
     def k_fold(self, folds: Any) -> tuple[Tensor, float]:
         """Exact k-fold cross-validation: decision values (n,) of each sample by the machine without its fold, and the error.
 
@@ -521,7 +550,7 @@ class IncrementalSVM(nn.Module):
             out = fold == k
             if bool(out.all()):
                 raise ValueError("one fold holds every sample: nothing would be left to learn from")
-            part = copy.deepcopy(self).remove(ids[out])
+            part = copy.deepcopy(self).on_event(None).remove(ids[out])
             at = np.array([s.where[i] for i in ids[out].tolist()])
             rest = np.array([s.where[i] for i in part.ids.tolist()])
             f = (self._solver.rows.block(at, rest) * s.y[at][:, None]) @ part.alpha.cpu().numpy() + part.b
@@ -595,6 +624,8 @@ class IncrementalSVM(nn.Module):
         """Bring a Gram matrix (n, n) from the order of ids into that of positions, (capacity, capacity)."""
         gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
         s = self._solver.samples
+        if len(gram) != self.n or not bool(torch.allclose(gram, gram.T, rtol=1e-9, atol=1e-12)):
+            raise ValueError(f"a Gram matrix must be symmetric, of shape ({self.n}, {self.n}); got {tuple(gram.shape)}")
         order = torch.from_numpy(s.order()).to(self.device)
         out = gram.new_zeros(s.capacity, s.capacity)
         out[order[:, None], order] = (gram + gram.T) * 0.5
@@ -606,7 +637,6 @@ class IncrementalSVM(nn.Module):
         """Add samples under new ids, and remove those in positions ``leaving``."""
         self._solver.change(batch, new, leaving, method)
         self._drop_far_reserve()
-        self._support = None
 
     def _exchange(self, at: Any, batch: Batch, method: str) -> None:
         """Exchange the samples in these positions for others, under the same ids."""
@@ -615,7 +645,6 @@ class IncrementalSVM(nn.Module):
         self._solver.change(batch, new, at, method)
         s.rename(np.array([s.where[i] for i in new]), ids)
         self._drop_far_reserve()
-        self._support = None
 
     def _known_ids(self, ids: Any) -> list[int]:
         """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
@@ -623,9 +652,7 @@ class IncrementalSVM(nn.Module):
             return []
         if isinstance(ids, Tensor) and checks.is_fake(ids):
             return [int(i) for i in self._solver.samples.ids[self._solver.samples.order()[: len(ids)]]]
-        if isinstance(ids, int):
-            ids = [ids]
-        wanted = list(ids) if isinstance(ids, list | tuple | range) else torch.as_tensor(ids).reshape(-1).tolist()
+        wanted = checks.id_list(ids)
         where = self._solver.samples.where
         unknown = [i for i in wanted if i not in where and i not in self._dropped]
         if unknown:
@@ -668,7 +695,11 @@ class IncrementalSVM(nn.Module):
             if self.record:
                 self.trajectory.append(Step(event, self.ids, self.alpha, self.g, self.b))
             if self._callback is not None:
-                self._callback(event)
+                self._reporting = True
+                try:
+                    self._callback(event)
+                finally:
+                    self._reporting = False
 
         self._solver.path.callback = watch if self.record or self._callback is not None else None
 
@@ -692,10 +723,12 @@ class IncrementalSVM(nn.Module):
     ) -> None:
         from torchlssvm.svm import checkpoint
 
-        own = {name: state_dict[prefix + name] for name in checkpoint.SAVED_NAMES if prefix + name in state_dict}
+        known = (*checkpoint.SAVED_NAMES, checkpoint.KERNEL_NAME)
+        own = {name: state_dict[prefix + name] for name in known if prefix + name in state_dict}
+        options = [prefix + "kernel._extra_state"] if strict and self.kernel is not None else []
         if not own:
             missing.extend(prefix + name for name in checkpoint.SAVED_NAMES)
-        elif lacking := sorted(set(checkpoint.SAVED_NAMES) - set(own)):
+        elif lacking := sorted({*checkpoint.SAVED_NAMES, *options} - {*own, *state_dict}):
             errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {lacking}")
         else:
             before = None if self.kernel is None else self.kernel.get_extra_state()
@@ -708,7 +741,7 @@ class IncrementalSVM(nn.Module):
                 if self.kernel is not None and before is not None:
                     self.kernel.set_extra_state(before)
                 raise
-        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in checkpoint.SAVED_NAMES}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in known}
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -717,13 +750,13 @@ class IncrementalSVM(nn.Module):
         state = self.__dict__.copy()
         state["_solver"] = checkpoint.parts(self._content()) if self.n else None
         state["_next_id"] = self._solver.next_id
-        state["_support"] = None
+        state["_support"], state["_reporting"] = None, False
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved, next_id = state.pop("_solver"), state.pop("_next_id")
         kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__({"_reporting": False} | state)  # type: ignore[no-untyped-call]
         if saved is None:
             self._reset_state(self.device)
         else:

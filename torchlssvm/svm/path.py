@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
@@ -82,6 +83,8 @@ class Path:
         p, last, i, inverted = 0.0, 0.0, -1, False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             while limit > 0:
+                if interrupt.arrived:
+                    interrupt.hand_over()
                 max_events = limit if callback is None else 1
                 code, i, event, p, margin.top, events, roundings = steps.walk(
                     margin.m, margin.top, s.arrays, watch, drive, self.rows.cache, p, max_events, i

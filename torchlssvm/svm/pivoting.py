@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import Array, Samples
@@ -26,14 +27,17 @@ PIVOT_ROUNDING_UNITS = 64.0
 
 def pivot(
     samples: Samples, rows: KernelRows, margin: MarginSet, side: Array, alpha: Array, rest: Array | None = None
-) -> bool:  # (capacity,) each
-    """Solve from the sets ``side``. False if pivoting does not converge: samples and margin set are then undefined.
+) -> float | None:  # (capacity,) each
+    """Solve from the sets ``side``. None if pivoting does not converge: samples and margin set are then undefined.
 
     With E at u and R at 0, S solves A [b; alpha_S] = [-sum_E y u; 1 - Q_SE u_E] (2), (3). A coefficient outside its box
     goes to the bound it passed, a sample with g on the wrong side goes to S, until nothing moves. A sample in the span of S
     stays at its bound, the one nearer to ``alpha`` at first. Either its g is 0 with theirs, as that of a copy, or no
     coefficient of its own makes it 0, as for a copy with the other label: then it goes to the other bound. Samples with
     u = 0 take no part. rest: Q times the coefficients of E, where it is known.
+
+    Returns the sum of (sum_j |c_j| sqrt(K_jj))^2 over all sums of c_j Q_j: that were added to rest since it was computed from
+    the kernel: rest_i has gathered rounding errors of about EPS sqrt(K_ii) times the root of it.
     """
     s = samples
     taking_part = s.u > 0
@@ -41,11 +45,15 @@ def pivot(
     bound = np.where(alpha > 0.5 * s.u, -1.0, 1.0)
     held = s.u * (side < 0)
     rest = rows.product(held) if rest is None else rest
-    fewest, patience = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN
+    fewest, patience, roundings = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN, 0.0
     for _ in range(MAX_PIVOT_ROUNDS):
+        if interrupt.arrived:
+            interrupt.hand_over()
+        before = held
         spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)
+        roundings += float(np.abs(held - before) @ s.root) ** 2
         if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
-            return False
+            return None
         m, k = margin.m, margin.top
         r = -m.used * (1.0 - rest[m.at])
         r[0] = float(s.y @ held)
@@ -65,16 +73,16 @@ def pivot(
             s.alpha[inside] = inner
             s.side[:] = np.where(taking_part, side, 0.0)
             s.rest[:], s.g[:] = rest, g
-            return bool(np.isfinite(a).all())
+            return roundings if np.isfinite(a).all() else None
         if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
-            return False
+            return None
         patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
         fewest = min(fewest, moved)
         if not patience:
-            return False
+            return None
         side = new
         bound = np.where(side == 0, bound, side)
-    return False
+    return None
 
 
 def _exchange(

@@ -236,13 +236,16 @@ class PathSolver:
 
     def _pivot(self, side: Array, alpha: Array, rest: Array | None = None) -> bool:  # (capacity,) each
         """Pivot from these sets, correct S, and tell whether the result is optimal."""
-        if not pivot(self.samples, self.rows, self.margin, side, alpha, rest):
+        roundings = pivot(self.samples, self.rows, self.margin, side, alpha, rest)
+        if roundings is None:
             return False
         if rest is None:  # pivoting has computed it from the kernel
             self._count_no_rounding()
+            self.path.roundings = roundings
         else:
             self._recompute_rest()
         self._correct()
+        self._recompute_rounded_rest()
         return self.check_optimality().holds
 
     def _solve_robustly(self, alpha: Array) -> None:  # (capacity,) in its box, with y^T alpha = 0

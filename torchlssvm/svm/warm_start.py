@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.compiled import compiled
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
@@ -137,6 +138,8 @@ class Level:
         kept: KeptRows | None = None
         first = done = 0.0
         while self.trades_left > 0:
+            if interrupt.arrived:
+                interrupt.hand_over()
             rise = np.where(np.where(y > 0, alpha < u, alpha > 0), F, -np.inf)
             fall = np.where(np.where(y > 0, alpha > 0, alpha < u), F, np.inf)
             high, low = float(rise.max()), float(fall.min())
