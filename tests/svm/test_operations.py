@@ -115,6 +115,19 @@ def test_a_damaged_checkpoint_is_refused(damage):
     assert torch.equal(other.decision(x), before)
 
 
+def test_a_damaged_checkpoint_changes_none_of_several_machines():
+    x, y = noisy(30)
+    saved, other = (OneVsRest(IncrementalSVM(RBF(gamma=1.0), C=5.0), num_classes=2) for _ in range(2))
+    saved.add(x, y)
+    other.add(x[:12], y[:12])
+    before, state = other(x), saved.state_dict()
+    state["machines.1.x"] = state["machines.1.x"] * float("nan")
+    with pytest.raises(ValueError, match="damaged"):
+        other.load_state_dict(state)
+    assert len(other) == 12
+    assert torch.equal(other(x), before)
+
+
 @pytest.mark.parametrize("machine", [IncrementalSVM, KernelLSSVM])
 def test_a_checkpoint_of_another_kernel_is_refused(machine):
     svm, other = machine(RBF(gamma=1.0)), machine(Laplacian(gamma=1.0))

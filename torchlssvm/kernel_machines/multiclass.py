@@ -247,6 +247,16 @@ class MultiClass(nn.Module):
         }
 
     @atomically
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Take over a saved state, as ``nn.Module`` does; if any machine refuses its part, all are as they were."""
+        before = copy.deepcopy(self)
+        try:
+            return super().load_state_dict(*args, **options)
+        except BaseException:
+            self.__dict__.update(before.__dict__)
+            raise
+
+    @atomically
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
