@@ -642,9 +642,9 @@ class HeldRows:
         self.held = self.held.hashed()
 
     def replaced(self, held: Membership, agreed: Membership | None) -> HeldRows:
-        """Copy with other rows."""
+        """Copy with other rows, for a file or another head: without the fingerprints of rows that were removed."""
         out = replace(self)
-        out.held, out.agreed = held, agreed
+        out.held, out.agreed = replace(held, equal=()), agreed
         return out
 
     def agree(self, rows: Membership | None = None) -> None:
