@@ -63,7 +63,7 @@ def iterate(
         before, alpha = alpha, product(1.0 + z)
         kept = alpha.clamp(min=0.0)
         host = checks.to_host((alpha - before).norm(), violation(kept, z) + largest * (kept - alpha).sum())
-        if host is None or (host[0][0] <= tol and host[1][0] <= tol):
+        if host[0][0] <= tol and host[1][0] <= tol:
             return LagrangianResult(kept, z, i, True)
     return LagrangianResult(kept, z, max_iter, False)
 
@@ -78,8 +78,6 @@ def newton(
     full_alpha, full_z = alpha, z = solve(support)
     for i in range(1, max_iter + 1):
         wanted = alpha > C * z
-        if checks.is_fake(wanted):
-            return LagrangianResult(alpha, z, i, True)
         if torch.equal(wanted, support):
             return LagrangianResult(*_without_negative(solve, support, full_alpha, full_z), i, True)
         support = wanted

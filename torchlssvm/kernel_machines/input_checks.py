@@ -77,8 +77,6 @@ def _codes(K: int) -> Tensor:
 
 def _in_range(labels: Tensor, K: int) -> Tensor:
     host = checks.to_host(labels)
-    if host is None:
-        return labels.clamp(0, K - 1)
     if host[0] and (min(host[0]) < 0 or max(host[0]) >= K):
         wrong = [int(v) for v in host[0] if not 0 <= v < K]
         more = "; KernelLSSVM(num_classes=), OneVsRest and OneVsOne take more classes" if wrong[0] >= K == 2 else ""
