@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from torchlssvm import IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, verify
+from torchlssvm import IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.kernels import RBF
-from torchlssvm.store import SampleStore
 
 OLD = Path(__file__).parent / "fixtures" / "v0_1_0"
 EXPECTED: dict[str, Any] = json.loads((OLD / "expected.json").read_text())
@@ -63,14 +61,6 @@ def test_kernel_machines_load(name: str, kind: Any) -> None:
 def test_a_delta_is_merged() -> None:
     head = merge(written.head(), Delta.load(OLD / "delta.pt"))
     assert head.digest() == EXPECTED["digest"]
-
-
-def test_a_store_and_its_certificate(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="signatures need torchlssvm[audit]")
-    shutil.copytree(OLD / "store", tmp_path / "store")
-    with SampleStore(tmp_path / "store") as store:
-        assert (store.head.digest(), len(store)) == (EXPECTED["store_digest"], EXPECTED["store_samples"])
-        verify(OLD / "certificate.json", head=store.head, store=store, public_key=OLD / "key.pem.pub")
 
 
 def test_a_lightning_checkpoint() -> None:
