@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
-from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError, StoreBusyError, StoreError
+from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError
+from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
