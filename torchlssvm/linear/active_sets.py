@@ -21,11 +21,11 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
-from torchlssvm.linear.active_sums import LARGEST_FLOAT_CENTRED_SUM, ActiveSums, WeightGroups
+from torchlssvm.linear.active_sums import ActiveSums, WeightGroups
 from torchlssvm.linear.exact_refinement import BOUND_ROUNDING_FACTOR, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.hinge_descent import LONGEST_STEP, MAX_DESCENT_STEPS, HingeDescent
-from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.normal_equations import LARGEST_FLOAT_CENTRED_SUM, class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
