@@ -1,7 +1,7 @@
 """Choices that a head made from data, as a certificate names them: how they were made in clear, their values as commitments.
 
 A value that samples have shaped (a calibration's numbers, a chosen rho) tells of them as a digest does: with the rows that are
-left, a guess about a sample that leaves later could be tested. A holder of the key of the state compares it all the same.
+left, a guess about a sample that leaves later could be tested. A holder of the key of the state can still compare it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import hmac
 from torchlssvm.linear import LinearHead
 
 
-def public_choices(head: LinearHead, key: bytes | None) -> dict[str, str]:
-    """The choices of a head, each value replaced by a commitment under the key of the state (by nothing without a key)."""
-    return {name: public_choice(head, name, text, key) for name, text in head.choices.items()}
-
-
-def public_choice(head: LinearHead, name: str, text: str, key: bytes | None) -> str:
-    """One choice: its description without numbers, and HMAC(key, "choice " || name || " " || description with numbers)."""
-    shown = text.removeprefix(f"{head.rho!r}, ") if name == "rho" else text
-    if name == "calibration" and head.calibration is not None:
-        shown = f"{head.calibration.method}, made for the samples held"
-    if shown == text:
-        return text
-    if key is None:
-        return f"{shown}; its value is not told"
-    return f"{shown}; its value is committed to: {hmac.digest(key, f'choice {name} {text}'.encode(), 'sha256').hex()}"
+def public_choices(head: LinearHead, key: bytes | None) -> dict[str, dict[str, str]]:
+    """The choices of a head: state, how it was made and, with a key, HMAC(key, "choice " || name || " " || value)."""
+    out = {}
+    for name, (version, rule) in head.data_choices.made.items():
+        if name == "rho" and head.data_choices.rho_not_chosen:
+            out[name] = {"state": "open", "how": rule}
+        elif name == "calibration" and head.calibration is None:
+            out[name] = {"state": "void", "how": "made before samples changed"}
+        else:
+            calibration = head.calibration if name == "calibration" else None
+            value, how = (repr(head.rho), rule) if calibration is None else (rule, str(calibration.method))
+            out[name] = {"state": "current" if version == head.version else "kept", "how": how}
+            if key is not None:
+                out[name]["commitment"] = hmac.digest(key, f"choice {name} {value}".encode(), "sha256").hex()
+    return out
