@@ -86,7 +86,8 @@ def test_choices_made_from_data_confirm_no_guess(tmp_path: Path) -> None:
         store.apply(Remove(ids=["s1"], event_id="first"))
         store.head.select_rho()
         store.calibrate()
-        in_clear, published = dict(store.head.choices), store.certificate("first")
+        in_clear = {name: str(choice) for name, choice in store.head.choices.items()}
+        published = store.certificate("first")
         opening = store.opening()
         head = LSSVMHead.from_config(store.head.config())
         head.load_state_dict(store.head.state_dict())

@@ -160,9 +160,9 @@ def _rho(outcome: Outcome, facts: Facts) -> str:
     if outcome is Outcome.HOLDS:
         return f"{facts['rho']!r}, the minimum of GCV for the samples left (to {facts['excess']:.1g})"
     if outcome is Outcome.OPEN:
-        return "to be chosen by GCV from the samples left, at the first read"
+        return f"to be chosen by {facts['method']} from the samples left, at the first read"
     when = "before samples changed, and kept" if outcome is Outcome.KEPT else "from the samples left; not checked"
-    return f"{facts['rho']!r}, {facts['rule']}, {when}"
+    return f"{facts['rho']!r}, chosen by {facts['method']} {when}"
 
 
 def _calibration(outcome: Outcome, facts: Facts) -> str:

@@ -19,12 +19,13 @@ import torch
 from torchlssvm.audit import keys
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.checks import Check, FileState, Outcome, Report, checking
-from torchlssvm.audit.data_choices_text import public_choices
 from torchlssvm.audit.opening import Opening
+from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
@@ -344,15 +345,15 @@ def _check_rho(head: LinearHead, fast: bool) -> Check | None:
 
     A rho that was chosen once, by ``select_rho``, cannot be checked.
     """
-    if "rho" not in head.data_choices.made:
+    choice = head.choices.get("rho")
+    if choice is None:
         return None
-    version, rule = head.data_choices.made["rho"]
-    facts = {"rho": head.rho, "rule": rule}
-    if head.data_choices.rho_not_chosen:
+    facts = {"rho": head.rho, "method": choice.method}
+    if choice.state is ChoiceState.OPEN:
         return Check("rho", Outcome.OPEN, facts)
-    if version != head.version:
+    if choice.state is ChoiceState.STALE:
         return Check("rho", Outcome.KEPT, facts)
-    if head.data_choices.rho_rule is None or not isinstance(head, LSSVMHead) or fast:
+    if not choice.rule or not isinstance(head, LSSVMHead) or fast:
         return Check("rho", Outcome.NOT_CHECKED, facts)
     above = excess(head.view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:

@@ -8,8 +8,8 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -201,9 +201,6 @@ class AttachedClassifier(nn.Module):
         deterministic: False, True, or the size of all batches that go through the backbone.
     """
 
-    open_store: ClassVar[Callable[[Any, Any, Any], KeptSamples] | None] = None
-    """Opens a store for a classifier, with the names of the head's options that were given; set by the layer of stores."""
-
     def __init__(
         self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
         deterministic: bool | int = False,
@@ -233,9 +230,9 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
         if self.samples is None:
-            if self.open_store is None:
-                raise ValueError("stores need the whole package: import torchlssvm")
-            self.samples = type(self).open_store(store, self, given)  # type: ignore[misc]
+            from torchlssvm.store.attached_samples import AttachedSamples  # the one import that goes up, when asked for
+
+            self.samples = AttachedSamples(store, self, given)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

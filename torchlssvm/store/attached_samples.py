@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
-from torchlssvm.linear import AttachedClassifier
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
 from torchlssvm.store.transaction import Receipt

@@ -12,7 +12,7 @@ from typing import Any
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.checks import FileState
-from torchlssvm.audit.data_choices_text import public_choices
+from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
