@@ -189,8 +189,6 @@ def check_events(events: list[dict[str, Any]]) -> None:
     """Check what the schema cannot say of the events of a certificate; ValueError names the first that is wrong."""
     if len({event["position"] for event in events}) < len(events):
         raise ValueError("two events have the same position")
-    if not any(event["kind"] == "remove" for event in events):
-        raise ValueError("it names no erasure")
     for event in events:
         if len(event["commitments"]) != event["samples"]:
             raise ValueError(f"an event of {event['samples']} samples has {len(event['commitments'])} commitments")

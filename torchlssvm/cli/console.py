@@ -30,8 +30,8 @@ class OutputError(Exception):
 def one_line(error: BaseException) -> str:
     """Return the message of an error on one line; for an OSError, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return printable(f"{error.filename}: {error.strerror}")
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> None:

@@ -60,7 +60,7 @@ class CertificateFacts:
     def summary(self) -> str:
         """The whole in one sentence or two."""
         c, days = self.certificate, sorted({str(e["time"])[:10] for e in self.erasures})
-        date = f" on {days[0]}" if len(days) == 1 else f" between {days[0]} and {days[-1]}"
+        date = f" on {days[0]}" if len(days) == 1 else f" between {days[0]} and {days[-1]}" if days else ""
         gone = (
             "Their bytes are destroyed in all files of the store."
             if c.compacted

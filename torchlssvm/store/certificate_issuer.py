@@ -83,8 +83,6 @@ class CertificateIssuer:
             raise ValueError(
                 f"a certificate is for erasures, and the event {other.event_id!r} is of the kind {other.kind!r}"
             )
-        if all(e.kind == "request" for e in entries):
-            raise ValueError("a certificate is for erasures: name the events that removed samples")
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
