@@ -77,6 +77,10 @@ class LiveHead:
         self.required().note(digest)
         self.stale = self._torn = False
 
+    def cancel_change(self) -> None:
+        """Record that the change did not reach the head."""
+        self.stale = self._torn = False
+
     def step_over(self, position: int) -> None:
         """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
         if self.position == position - 1:

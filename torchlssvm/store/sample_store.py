@@ -18,7 +18,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.events import (
     CPU,
     Add,
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("torchlssvm.store")
-
-REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
-Others, e.g. torch out of memory, are not the event's fault."""
 
 NOTE_PREFIX, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""
@@ -648,8 +644,6 @@ class SampleStore:
                 try:
                     self._live.begin_change()  # until rows and head are known to agree again
                     results = work.apply(given, self._live.position, kept_out)
-                    digest, chain = work.finish()
-                    options = self._live.save_options() if work.done else self._live.options
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
                     if request is not None or keep_receipt:
@@ -657,9 +651,11 @@ class SampleStore:
                     if request is not None:
                         self.requests.note_erasure(request, work.done, subjects)
                         self.suppression.enter(work.done)
+                    digest, chain = work.write_journal(work.finish())
+                    options = self._live.save_options() if work.done else self._live.options
                     self._db.commit()
                 except BaseException as error:
-                    self._take_back(work, error)
+                    self._roll_back(work, error)
                     raise
                 self._live.end_change(work.position, options, digest)
             if work.done:
@@ -687,17 +683,13 @@ class SampleStore:
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Transaction, error: BaseException) -> None:
-        """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
-
-        Any other error may have come in the middle of a change, and the head is not asked.
-        """
-        undone = isinstance(error, REFUSAL_ERRORS) and work.undo()
+    def _roll_back(self, work: Transaction, error: BaseException) -> None:
+        """Roll the rows back, and restore the head from them if it has changed already."""
         self._db.roll_back()
         try:
-            state = self._db.get("state")
-            if undone and state["position"] == self._live.position and self._live.in_step(state):
-                self._live.end_change(self._live.position, self._live.options, state["digest"])
+            self._table.load_codec()
+            if not work.head_changed and not work.adapter.touched:
+                self._live.cancel_change()
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -725,6 +717,7 @@ class SampleStore:
                 trial = adapter.copy()
                 work = self._transaction(trial)
                 work.apply(given, self._live.position)
+                work.finish()
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
