@@ -531,7 +531,7 @@ class SampleStore:
                 options = self._live.save_options()
             self._live.options, self._live.stale = options, False
 
-    def choose_rho(self) -> float | None:
+    def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
 
         At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
@@ -540,8 +540,7 @@ class SampleStore:
         adapter = self._live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
-        choices = adapter.head.data_choices
-        if not self.readonly and choices.made and choices.rho_rule is not None:
+        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
             try:
                 self._set_rho(None)
             except (StoreBusyError, StoreDiskError) as error:
@@ -556,24 +555,19 @@ class SampleStore:
             return self._set_rho(value)
 
     def _set_rho(self, value: float | str | None) -> float:
-        """Set rho, or choose it again by its rule (None), and keep it; if that fails, the head is as it was."""
+        """Set rho, or choose it again by its rule (None), and keep it."""
         with self._db.held():
-            before: Options | None = None
             adapter = self._live.required()
             try:
                 with self._db.transaction():
                     self._live.prepare()
-                    before = adapter.config(), adapter.chosen()
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
                         adapter.head.choose_rho()
                     options = self._live.save_options()
             except BaseException:
-                if before is not None:
-                    adapter.set_options(before[0])
-                    adapter.restore_chosen(before[1])
-                    self._live.stale = True  # if it was committed all the same, that of the store is taken
+                self._live.discard_options()
                 raise
             self._live.options = options
             return float(adapter.head.rho)
@@ -890,7 +884,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
-        self.choose_rho()
+        self.refresh()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
         with self.view():
