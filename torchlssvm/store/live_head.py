@@ -129,10 +129,8 @@ class LiveHead:
         """
         config, chosen = stored = (self.db.get("head"), self.db.get("chosen", None))
         known, self.options = self.options, stored
-        if known is None:
-            newer = adapter.rho_is_open and self.position > 0
-        else:
-            newer = config != known[0]
+        takes_rho = adapter.rho_is_open and self.position > 0
+        newer = takes_rho if known is None else config != known[0]
         if newer:
             adapter.set_options(config)
         if chosen is None and adapter.rho_is_open and not newer:

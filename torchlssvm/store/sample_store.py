@@ -43,7 +43,7 @@ from torchlssvm.store.database import DATABASE_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
-from torchlssvm.store.live_head import LiveHead, Options
+from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
