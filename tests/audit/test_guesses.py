@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import store_file
-from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit, verify
-from torchlssvm.audit import version_0_1
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, verify
+from torchlssvm.audit import FileState, Outcome
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 
 pytest.importorskip("cryptography", reason="signatures need the package cryptography")
 J, K, N = 6, 3, 30
-OLD = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
 
 
 def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -40,7 +38,7 @@ def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) 
 
 
 def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
-    """A certificate from before an erasure, and the store after it: the digest in clear of version 0.1.0 gave the sample away.
+    """A certificate from before an erasure, and the store after it: a digest in clear would give the sample away.
 
     The attack works where it should: on that digest, and on the new certificate as long as the key is there.
     """
@@ -49,7 +47,7 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
         store.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=y))
         store.apply(Remove(ids=["s1"], event_id="first"))
         new = store.certificate("first")
-        old = json.dumps({"format": version_0_1.CERTIFICATE_FORMAT_0_1, "digest": store.head.digest()}).encode()
+        old = json.dumps({"digest": store.head.digest()}).encode()
         victim = store.get(["s7"])
         store.apply(Remove(ids=["s7"], event_id="second"))
     shutil.copytree(tmp_path / "s", tmp_path / "before")
@@ -61,8 +59,8 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
     assert confirmed(new.payload(), tmp_path / "before", victim.x, victim.y)  # not compacted: the key is still there
     assert not confirmed(new.payload() + second.payload() + store.path.name.encode(), *guess)
     with SampleStore(tmp_path / "s") as store:
-        said = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]
-        assert "can no longer be tested" in said
+        state = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]
+        assert (state.outcome, state.facts) == (Outcome.CHANGED, {"recorded": True})
         assert store.opening(2) is None
         assert store.opening() is not None
 
@@ -73,7 +71,7 @@ def test_compaction_keeps_the_key_of_a_state_that_has_not_changed(tmp_path: Path
         store.apply(Remove(ids=["a"], event_id="e"))
         certificate = store.certificate("e")
         store.compact()
-        assert "as the certificate says" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
+        assert verify(certificate, store=store, allow_unsigned=True).checks["state"].outcome is Outcome.HOLDS
         assert store.certificate("e").commitment == certificate.commitment
 
 
@@ -86,12 +84,13 @@ def test_choices_made_from_data_confirm_no_guess(tmp_path: Path) -> None:
         store.apply(Remove(ids=["s1"], event_id="first"))
         store.head.select_rho()
         store.calibrate()
-        in_clear, published = dict(store.head.choices), store.certificate("first")
+        in_clear = {name: str(choice) for name, choice in store.head.choices.items()}
+        published = store.certificate("first")
         opening = store.opening()
         head = LSSVMHead.from_config(store.head.config())
         head.load_state_dict(store.head.state_dict())
         said = verify(published, head, allow_unsigned=True, opening=opening).checks
-        assert said["calibration"] == "as the certificate says"
+        assert (said["calibration"].outcome, said["calibration"].facts) == (Outcome.HOLDS, {})
         head.calibrate(x[2:], y[2:])
         with pytest.raises(VerificationError, match="calibration is not the one"):
             verify(published, head, allow_unsigned=True, opening=opening)
@@ -124,38 +123,13 @@ def test_files_of_the_state_are_committed_to(tmp_path: Path) -> None:
         assert (list(certificate.files), certificate.scope["checkpoints"]) == ([new], [old])
         assert hashlib.sha256(b"weights").hexdigest() not in certificate.to_json()
 
-        def said() -> dict[str, str]:
-            return verify(certificate, store=store, allow_unsigned=True).checks
+        def said() -> FileState:
+            checks = verify(certificate, store=store, allow_unsigned=True).checks
+            assert checks["older files"].facts["names"] == [old]
+            return checks["files"].facts["files"][new]
 
-        assert "is as committed to" in said()["files"]
-        assert old in said()["older files"]
+        assert said() is FileState.SAME
         (tmp_path / "new").write_bytes(b"others")
-        assert "has changed since" in said()["files"]
+        assert said() is FileState.CHANGED
         (tmp_path / "new").unlink()
-        assert "is gone" in said()["files"]
-
-
-def test_a_store_of_version_0_1_0_issues_certificates(tmp_path: Path) -> None:
-    """Its last state has no key of its own: one is made, by a handle that may write."""
-    shutil.copytree(OLD / "store", tmp_path / "s")
-    with SampleStore(tmp_path / "s", readonly=True) as store:
-        event = store.history()[-1].event_id
-        with pytest.raises(Exception, match="reading only"):
-            store.certificate(event)
-    with SampleStore(tmp_path / "s") as store:
-        certificate = store.certificate(event)
-        assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
-        old = verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
-        assert "version 0.1.0" in old.checks["format"]
-        ids = store.find()
-        store.apply(Remove(ids=ids[:2], event_id="second"))
-        assert "cannot tell" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
-        store.compact()
-        assert verify(store.certificate("second"), head=store.head, store=store, allow_unsigned=True)
-        assert verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
-        assert not store_file.read(store.path, "SELECT 1 FROM meta WHERE name = 'key'")
-    with pytest.raises(ValueError, match=r"version 0\.1\.0.*issue a new one"):
-        audit.sign(audit.Certificate.load(OLD / "certificate.json"), bytes(32))
-    altered = json.loads((OLD / "certificate.json").read_text()) | {"samples": 43}
-    with pytest.raises(VerificationError, match="was altered"):
-        verify(altered, public_key=OLD / "key.pem.pub")
+        assert said() is FileState.GONE

@@ -21,6 +21,7 @@ from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     verify = ["verify", "c.json", "--allow-unsigned", "--store", "s"]
     said = "the certificate holds: 1 sample erased, its bytes not destroyed when it was issued"
-    unknown = f"{said}; whether it was added again is not known: give --receipt\n"
+    unknown = f"{said}; give --receipt to check that it was not added again\n"
     assert filled(*verify).startswith(unknown)
     assert filled(*verify, "--receipt", "c.receipt.json").startswith(f"{said}\n")
     filled(*ADD)  # the files still have it
@@ -430,7 +431,7 @@ def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
     with SampleStore(shell.folder / "r") as store:
         chosen, choices = store.head.rho, store.head.choices["rho"]
         assert chosen == LSSVMHead(5, 3, rho="gcv", grid=store.head.grid).add(torch.tensor(x + y[:, None]), y).rho
-    assert "made for the samples held" in choices
+    assert choices.state is ChoiceState.CURRENT
     assert shell.json("set", "r", "--rho", "5")["rho"] == 5.0
     assert shell.json("set", "r", "--rho", "gcv")["rho"] == chosen
     assert shell.run("set", "r", "--rho", "-1")[0] == 1
