@@ -1,42 +1,72 @@
-"""Classifier heads that learn and unlearn exactly."""
+"""Classifier heads that learn and unlearn exactly.
 
-import torchlssvm._interrupts  # noqa: F401  first: what follows takes seconds
+Each name below is imported when it is first used, so that ``import torchlssvm`` alone loads next to nothing. What is not
+listed here has one home further down, e.g. ``torchlssvm.kernels`` or ``torchlssvm.errors``.
+"""
+
+from typing import TYPE_CHECKING
+
+from torchlssvm._lazy import lazy_names
 from torchlssvm._version import __version__
-from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.verification import verify
-from torchlssvm.errors import (
-    ConvergenceError,
-    GridError,
-    InexactDeviceError,
-    InterruptedUpdateError,
-    NotFittedError,
-    NumericalWarning,
-    OutOfMemoryError,
-    RemovalError,
-    StoreBusyError,
-    StoreDiskError,
-    StoreError,
-    SuppressedError,
-    TorchLSSVMError,
-    VerificationError,
-)
-from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne, OneVsRest
-from torchlssvm.linear import AttachedClassifier, LSSVMHead, MarginHead, attach
-from torchlssvm.statistics import FixedPoint, Statistics
-from torchlssvm.store.attached_samples import AttachedSamples
-from torchlssvm.svm import IncrementalSVM
 
-AttachedClassifier.open_store = AttachedSamples
+if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares
+    from torchlssvm.audit.certificate import Certificate
+    from torchlssvm.audit.verification import verify
+    from torchlssvm.errors import (
+        GridError,
+        NotFittedError,
+        NumericalWarning,
+        RemovalError,
+        TorchLSSVMError,
+        VerificationError,
+    )
+    from torchlssvm.events import Add, Relabel, Remove, Replace
+    from torchlssvm.functional.grid import FixedPoint
+    from torchlssvm.kernel_machines.lagrangian import LagrangianSVM
+    from torchlssvm.kernel_machines.lssvm import KernelLSSVM
+    from torchlssvm.kernel_machines.multiclass import OneVsOne, OneVsRest
+    from torchlssvm.linear.attach import AttachedClassifier, attach
+    from torchlssvm.linear.head import LSSVMHead
+    from torchlssvm.linear.margin_head import MarginHead
+    from torchlssvm.statistics.statistics import Statistics
+    from torchlssvm.store.sample_store import SampleStore
+    from torchlssvm.svm.machine import IncrementalSVM
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "torchlssvm.linear.head": ["LSSVMHead"],
+        "torchlssvm.linear.margin_head": ["MarginHead"],
+        "torchlssvm.linear.attach": ["AttachedClassifier", "attach"],
+        "torchlssvm.kernel_machines.lssvm": ["KernelLSSVM"],
+        "torchlssvm.kernel_machines.lagrangian": ["LagrangianSVM"],
+        "torchlssvm.kernel_machines.multiclass": ["OneVsOne", "OneVsRest"],
+        "torchlssvm.svm.machine": ["IncrementalSVM"],
+        "torchlssvm.functional.grid": ["FixedPoint"],
+        "torchlssvm.statistics.statistics": ["Statistics"],
+        "torchlssvm.events": ["Add", "Relabel", "Remove", "Replace"],
+        "torchlssvm.store.sample_store": ["SampleStore"],
+        "torchlssvm.audit.certificate": ["Certificate"],
+        "torchlssvm.audit.verification": ["verify"],
+        "torchlssvm.errors": [
+            "GridError",
+            "NotFittedError",
+            "NumericalWarning",
+            "RemovalError",
+            "TorchLSSVMError",
+            "VerificationError",
+        ],
+    },
+    modules=["analysis", "audit", "distributed", "errors", "events", "export", "features", "kernels", "store"],
+)
 
 __all__ = [
+    "Add",
     "AttachedClassifier",
     "Certificate",
-    "ConvergenceError",
     "FixedPoint",
     "GridError",
     "IncrementalSVM",
-    "InexactDeviceError",
-    "InterruptedUpdateError",
     "KernelLSSVM",
     "LSSVMHead",
     "LagrangianSVM",
@@ -45,13 +75,12 @@ __all__ = [
     "NumericalWarning",
     "OneVsOne",
     "OneVsRest",
-    "OutOfMemoryError",
+    "Relabel",
     "RemovalError",
+    "Remove",
+    "Replace",
+    "SampleStore",
     "Statistics",
-    "StoreBusyError",
-    "StoreDiskError",
-    "StoreError",
-    "SuppressedError",
     "TorchLSSVMError",
     "VerificationError",
     "__version__",

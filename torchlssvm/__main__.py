@@ -1,8 +1,17 @@
-"""``python -m torchlssvm``: the same as the ``torchlssvm`` command."""
+"""``python -m torchlssvm``, and the ``torchlssvm`` command."""
 
 import sys
 
-from torchlssvm.cli import main
+
+def main() -> int:
+    """Run the command line. Ctrl-C ends it quietly even while it is still being imported."""
+    try:
+        from torchlssvm.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130  # as the command line itself does, see cli/console.py
+
 
 if __name__ == "__main__":
     sys.exit(main())

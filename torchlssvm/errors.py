@@ -1,4 +1,4 @@
-"""The errors and the warning of the library, all importable from ``torchlssvm``.
+"""The errors and the warning of the library; ``torchlssvm`` itself has the most common ones.
 
 Each error also derives from the built-in one that fits it, so ``except ValueError`` keeps working where it should.
 """

@@ -36,7 +36,8 @@ from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.kernel_machines import KernelLSSVM, LagrangianSVM, OneVsOne
 from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
-from torchlssvm.linear import AttachedClassifier, LinearHead
+from torchlssvm.linear import LinearHead
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.svm import IncrementalSVM
 
 __all__ = [

@@ -32,7 +32,8 @@ from torchlssvm.canonical_json import loads
 from torchlssvm.export import NormalizedLinear, PairVotes, freeze, load_safetensors, save_safetensors
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
-from torchlssvm.linear import AttachedClassifier, LinearHead
+from torchlssvm.linear import LinearHead
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.store import SampleStore
 from torchlssvm.untrusted import read_regular

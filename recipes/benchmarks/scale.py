@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, OutOfMemoryError, verify
+from torchlssvm import FixedPoint, LSSVMHead, verify
+from torchlssvm.errors import OutOfMemoryError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 

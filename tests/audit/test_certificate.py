@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import Certificate, FixedPoint, LSSVMHead, StoreError, VerificationError, attach, audit, verify
+from torchlssvm import Certificate, FixedPoint, LSSVMHead, VerificationError, attach, audit, verify
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore
 

@@ -273,15 +273,16 @@ def test_help_to_a_reader_that_has_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
 def test_ctrl_c_while_importing(tmp_path: Path, entry: str, delay: float) -> None:
     """The signal comes while torch is being imported: a module of that name tells when, and takes its time."""
+    (tmp_path / "s").mkdir()
     slow = tmp_path / "path" / "torch"
     slow.mkdir(parents=True)
     (slow / "__init__.py").write_text(
         "import pathlib, time\npathlib.Path('importing').touch()\nfor _ in range(2000): time.sleep(0.01)\n"
     )
     script = tmp_path / "torchlssvm"
-    script.write_text("import sys\nfrom torchlssvm.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom torchlssvm.__main__ import main\nsys.exit(main())\n")
     environment = {"PYTHONPATH": f"{slow.parent}:{ROOT}", "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-m", "torchlssvm", "stats", "s"] if entry == "module" else [sys.executable, str(script)]
+    command = [sys.executable, *(["-m", "torchlssvm"] if entry == "module" else [str(script)]), "stats", "s"]
 
     def listen() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -295,7 +296,7 @@ def test_ctrl_c_while_importing(tmp_path: Path, entry: str, delay: float) -> Non
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, "", "torchlssvm: error: interrupted; what was done before is kept\n")
 
 
 def test_a_program_that_imports_the_library_keeps_its_handler() -> None:

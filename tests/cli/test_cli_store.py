@@ -21,6 +21,7 @@ from tests.support.faults import Failing, replaced
 from tests.support.store_file import write_locked
 from torchlssvm import Certificate, LSSVMHead, audit
 from torchlssvm.events import Add
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.store import SampleStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -430,7 +431,7 @@ def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
     with SampleStore(shell.folder / "r") as store:
         chosen, choices = store.head.rho, store.head.choices["rho"]
         assert chosen == LSSVMHead(5, 3, rho="gcv", grid=store.head.grid).add(torch.tensor(x + y[:, None]), y).rho
-    assert "made for the samples held" in choices
+    assert choices.state is ChoiceState.CURRENT
     assert shell.json("set", "r", "--rho", "5")["rho"] == 5.0
     assert shell.json("set", "r", "--rho", "gcv")["rho"] == chosen
     assert shell.run("set", "r", "--rho", "-1")[0] == 1

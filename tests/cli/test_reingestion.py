@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.cli_tools import Shell
-from torchlssvm import FixedPoint, LSSVMHead, SuppressedError
+from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.errors import SuppressedError
 from torchlssvm.events import Add
 from torchlssvm.store import SampleStore, check_absence
 from torchlssvm.store.suppression_key import KEY_VARIABLE

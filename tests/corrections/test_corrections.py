@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from tests.support.faults import Failing, replaced
 from tests.support.lightning_tools import J, K, module, samples, truth
-from torchlssvm import KernelLSSVM, LSSVMHead, StoreError
+from torchlssvm import KernelLSSVM, LSSVMHead
 from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
 from torchlssvm.corrections.sample_hashes import hash_samples
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.kernel_dense import lssvm, lsvm, rbf
 from torchlssvm import (
-    ConvergenceError,
     IncrementalSVM,
     KernelLSSVM,
     LagrangianSVM,
@@ -22,6 +21,7 @@ from torchlssvm import (
     RemovalError,
     attach,
 )
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import lagrangian
 from torchlssvm.kernel_machines import newton_step
 from torchlssvm.kernels import RBF, Linear, Polynomial

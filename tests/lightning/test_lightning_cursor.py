@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
-from torchlssvm import StoreError
 from torchlssvm.corrections.run_progress import RunProgress, may_have_forgotten
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
 from torchlssvm.store import SampleStore

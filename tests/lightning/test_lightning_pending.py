@@ -166,7 +166,7 @@ def test_the_first_batch_decides_the_grid_also_where_a_sample_is_removed_later(t
 def test_no_transaction_leaves_a_sample_that_was_asked_to_go(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bad event for the same sample does not part them either."""
+    """A bad event for a sample of the same batch does not part them either."""
     apply, found = SampleStore.apply, []
     gone = set(map(str, range(67))) - set(after(*events).held) - {"2"}  # 2 waits for 61, which is named with it
 
@@ -176,7 +176,7 @@ def test_no_transaction_leaves_a_sample_that_was_asked_to_go(
         return out
 
     monkeypatch.setattr(SampleStore, "apply", watched)
-    m, correction = run(tmp_path, [Relabel(ids=["60"], y=[99]), *events])
+    m, correction = run(tmp_path, [Relabel(ids=["62"], y=[99]), *events])
     assert m.head.digest() == after(*events).digest()
     assert (correction.refused, m.unanswered) == (1, 0)
     assert len(found) > 8
@@ -267,7 +267,7 @@ def test_the_same_event_twice_is_applied_once(tmp_path: Path) -> None:
 
 
 def test_a_pending_event_that_turns_out_bad_is_a_dead_letter_and_holds_up_nothing(tmp_path: Path, capsys: Any) -> None:
-    events = [Relabel(ids=["60"], y=[99], event_id="bad"), Remove(ids=["60"]), Remove(ids=["61"])]
+    events = [Relabel(ids=["62"], y=[99], event_id="bad"), Remove(ids=["60"]), Remove(ids=["61"])]
     m, correction = run(tmp_path, events)
     assert m.head.digest() == after(*events[1:]).digest()
     assert (correction.refused, m.unanswered) == (1, 0)

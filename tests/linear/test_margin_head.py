@@ -14,7 +14,6 @@ import torch
 from tests.support.faults import Failing, replaced
 from tests.support.margin_exact import check_active_set
 from torchlssvm import (
-    ConvergenceError,
     FixedPoint,
     GridError,
     LSSVMHead,
@@ -24,6 +23,7 @@ from torchlssvm import (
     VerificationError,
     attach,
 )
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional.squared_hinge import lowest_on_segment
 from torchlssvm.linear import active_sets
 

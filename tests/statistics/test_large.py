@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, OutOfMemoryError
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import OutOfMemoryError
 from torchlssvm.functional import gram
 from torchlssvm.linear import solvers
 from torchlssvm.statistics import accumulator

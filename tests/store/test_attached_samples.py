@@ -18,11 +18,11 @@ from torchlssvm import (
     KernelLSSVM,
     LSSVMHead,
     RemovalError,
-    StoreError,
     VerificationError,
     attach,
     verify,
 )
+from torchlssvm.errors import StoreError
 from torchlssvm.kernels import RBF
 from torchlssvm.store import SampleStore
 

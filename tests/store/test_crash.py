@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, StoreError
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace, from_primitives
 from torchlssvm.store import SampleStore
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.support import store_file
-from torchlssvm import FixedPoint, LSSVMHead, StoreBusyError
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import StoreBusyError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 

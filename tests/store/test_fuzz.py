@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, StoreError, TorchLSSVMError, VerificationError, verify
+from torchlssvm import FixedPoint, LSSVMHead, TorchLSSVMError, VerificationError, verify
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
 

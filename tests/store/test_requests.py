@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, RemovalError, StoreError, VerificationError
+from torchlssvm import FixedPoint, LSSVMHead, RemovalError, VerificationError
 from torchlssvm.audit import ErasureReceipt
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore, check_absence
 from torchlssvm.store.requests import add_month

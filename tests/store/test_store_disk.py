@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from tests.support.faults import replaced
-from torchlssvm import FixedPoint, LSSVMHead, StoreDiskError, StoreError
+from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.errors import StoreDiskError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import Database

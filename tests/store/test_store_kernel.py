@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import (
-    IncrementalSVM,
-    KernelLSSVM,
-    LagrangianSVM,
-    OneVsRest,
-    RemovalError,
-    StoreError,
-    VerificationError,
-    verify,
-)
+from torchlssvm import IncrementalSVM, KernelLSSVM, LagrangianSVM, OneVsRest, RemovalError, VerificationError, verify
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.store import SampleStore

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, MarginHead, StoreError, VerificationError, verify
+from torchlssvm import FixedPoint, LSSVMHead, MarginHead, VerificationError, verify
+from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 

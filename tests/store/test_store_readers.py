@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, StoreBusyError, StoreDiskError, StoreError, verify
+from torchlssvm import FixedPoint, LSSVMHead, verify
 from torchlssvm.cli import main
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 

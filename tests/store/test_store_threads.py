@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, StoreError
-from torchlssvm.errors import NotFittedError
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import NotFittedError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, StoreError, SuppressedError
+from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.store import SampleStore, SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.suppression_key import KEY_VARIABLE

@@ -9,7 +9,8 @@ from sklearn.datasets import load_breast_cancer
 
 from tests.support.faults import Failing, replaced
 from tests.svm.test_hostile import FILES, NAMES, WRONG, units
-from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
+from torchlssvm import IncrementalSVM, NumericalWarning
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Linear
 from torchlssvm.svm import leave_one_out, steps
 from torchlssvm.svm.samples import Vectors

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.svm.truth import kkt, rbf
-from torchlssvm import ConvergenceError, IncrementalSVM
+from torchlssvm import IncrementalSVM
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Linear, Polynomial
 from torchlssvm.svm import solver
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from torchlssvm import ConvergenceError, IncrementalSVM, NumericalWarning
+from torchlssvm import IncrementalSVM, NumericalWarning
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Linear, Polynomial
 
 EPS = 2.0**-52

@@ -11,7 +11,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from tests.support.faults import replaced
 from tests.svm.truth import exact, kkt, libsvm, rbf
-from torchlssvm import ConvergenceError, IncrementalSVM, NotFittedError, RemovalError
+from torchlssvm import IncrementalSVM, NotFittedError, RemovalError
+from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Deep, Laplacian, Linear, Polynomial
 from torchlssvm.svm.solver import PathSolver
 

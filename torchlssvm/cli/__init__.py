@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm import __version__, _interrupts
+from torchlssvm import __version__
 from torchlssvm.cli import (
     add,
     certificate,
@@ -47,6 +47,7 @@ from torchlssvm.cli.console import (
     BUSY,
     EXTRA_OF_PACKAGE,
     FAILED,
+    INTERRUPTED,
     NOT_VERIFIED,
     OUTPUT_LOST,
     USAGE,
@@ -78,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
     try:
-        _interrupts.restore()
         options = fit.lightning_options(given) or parser.parse_args(given)
         if options.run is None:
             parser.print_help()
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fail(options, error, USAGE, f"{blamed.format_usage()}{blamed.prog}: error: ")
         raise SystemExit(USAGE) from None
     except KeyboardInterrupt:
-        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), _interrupts.INTERRUPTED)
+        return fail(options, KeyboardInterrupt("interrupted; what was done before is kept"), INTERRUPTED)
     except OutputError as error:
         return fail(options, error, OUTPUT_LOST)
     except ModuleNotFoundError as error:

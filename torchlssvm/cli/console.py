@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
-"""Exit codes of the command; an interrupted one ends with ``_interrupts.INTERRUPTED``."""
+INTERRUPTED = 130  # 128 plus the number of the signal, 2
+"""Exit codes of the command."""
 
 EXTRA_OF_PACKAGE = {
     "cryptography": "audit", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",

@@ -31,9 +31,10 @@ def write_head(store: SampleStore, path: Path) -> int:
 
 def load_head(path: Path) -> LinearHead:
     """Load a head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
-    from torchlssvm import LSSVMHead, StoreError, VerificationError
+    from torchlssvm import LSSVMHead, VerificationError
     from torchlssvm.audit.verification import WEIGHT_TOLERANCE
     from torchlssvm.backbones import load_pt
+    from torchlssvm.errors import StoreError
     from torchlssvm.store.head_adapter import head_from
     from torchlssvm.untrusted import check_regular
 

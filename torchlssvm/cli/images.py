@@ -13,7 +13,7 @@ from torchlssvm.backbones import build, preprocessing
 from torchlssvm.cli.columns import Column
 from torchlssvm.cli.samples import FileBatch, as_subjects
 from torchlssvm.cli.settings import Settings
-from torchlssvm.linear import AttachedClassifier, attach
+from torchlssvm.linear.attach import AttachedClassifier, attach
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 DEFAULT_WEIGHTS = "default"

@@ -49,7 +49,7 @@ def run_set(options: argparse.Namespace) -> int:
             rho = head.select_rho(method=options.rho).rho  # written when the store closes
         else:
             rho = store.set_rho(options.rho)
-        choice = head.choices.get("rho", f"{rho!r}, as given")
+        choice = str(head.choices.get("rho", f"{rho!r}, as given"))
     if options.rho in HELD_OUT:
         check_kept(options, rho, choice)
     emit(options, {"rho": rho, "choice": choice}, f"rho is {choice}")
@@ -61,5 +61,5 @@ def check_kept(options: argparse.Namespace, rho: float, choice: str) -> None:
     from torchlssvm.errors import StoreBusyError
 
     with open_store(options, readonly=True) as store:
-        if (store.head.rho, store.head.choices.get("rho")) != (rho, choice):
+        if (store.head.rho, str(store.head.choices.get("rho"))) != (rho, choice):
             raise StoreBusyError(f"{options.store} was changed by another process while rho was chosen: try again")

@@ -47,7 +47,7 @@ def numbers(store: SampleStore) -> dict[str, Any]:
         rho, chosen = records.db.get("head").get("rho"), records.db.get("chosen", None)
         grid = records.table.codec.grid
     if rho is not None:  # a kernel machine has none
-        made = DataChoices.from_json((chosen or {}).get("made", {}), 0, None)
-        found["rho"] = made.describe(rho, 0).get("rho", f"{rho!r}, as given")
+        made = DataChoices.from_json((chosen or {}).get("made", {}), None)
+        found["rho"] = str(made.listed(rho).get("rho", f"{rho!r}, as given"))
     found["limit"] = None if grid is None else grid.max_value
     return found

@@ -39,7 +39,7 @@ from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
-from torchlssvm.store.sample_store import REFUSAL_ERRORS
+from torchlssvm.store.transaction import REFUSAL_ERRORS
 
 __all__ = ["Corrector"]
 

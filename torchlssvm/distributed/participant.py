@@ -9,7 +9,8 @@ from typing import Any
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.distributed.sum_checks import check_held
 from torchlssvm.errors import RemovalError
-from torchlssvm.linear import AttachedClassifier, LSSVMHead
+from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.membership import FingerprintChange, Membership
 from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.statistics import Statistics

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from torchlssvm.backbones import build
-from torchlssvm.linear import AttachedClassifier, attach, head_class
+from torchlssvm.linear import head_class
+from torchlssvm.linear.attach import AttachedClassifier, attach
 
 IDENTITY = "identity"
 

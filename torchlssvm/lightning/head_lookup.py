@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from torchlssvm.lightning import ranks
-from torchlssvm.linear import AttachedClassifier
+from torchlssvm.linear.attach import AttachedClassifier
 
 
 def find_head(module: LightningModule, path: str) -> Any:

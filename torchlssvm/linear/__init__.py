@@ -1,8 +1,21 @@
-"""Heads: nn.Modules that learn on features."""
+"""Heads: nn.Modules that learn on features. :func:`torchlssvm.attach` puts one behind a network."""
 
-from torchlssvm.linear.attach import AttachedClassifier, attach
-from torchlssvm.linear.head import LSSVMHead
-from torchlssvm.linear.kinds import HEAD_KINDS, LinearHead, head_class
-from torchlssvm.linear.margin_head import MarginHead
+from typing import TYPE_CHECKING
 
-__all__ = ["HEAD_KINDS", "AttachedClassifier", "LSSVMHead", "LinearHead", "MarginHead", "attach", "head_class"]
+from torchlssvm._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from torchlssvm.linear.head import LSSVMHead
+    from torchlssvm.linear.kinds import HEAD_KINDS, LinearHead, head_class
+    from torchlssvm.linear.margin_head import MarginHead
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "torchlssvm.linear.head": ["LSSVMHead"],
+        "torchlssvm.linear.kinds": ["HEAD_KINDS", "LinearHead", "head_class"],
+        "torchlssvm.linear.margin_head": ["MarginHead"],
+    },
+)
+
+__all__ = ["HEAD_KINDS", "LSSVMHead", "LinearHead", "MarginHead", "head_class"]

@@ -8,8 +8,8 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -158,7 +158,7 @@ class KeptSamples(Protocol):
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
 
-    def remake_choices(self) -> None:
+    def refresh(self) -> None:
         """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
@@ -201,9 +201,6 @@ class AttachedClassifier(nn.Module):
         deterministic: False, True, or the size of all batches that go through the backbone.
     """
 
-    open_store: ClassVar[Callable[[Any, Any, Any], KeptSamples] | None] = None
-    """Opens a store for a classifier, with the names of the head's options that were given; set by the layer of stores."""
-
     def __init__(
         self, backbone: nn.Module, head: nn.Module, in_features: int, last_layer: str | None = None,
         deterministic: bool | int = False,
@@ -233,9 +230,9 @@ class AttachedClassifier(nn.Module):
         if self.samples is not None and store not in (self.store, str(self.store.path), self.store.path):
             raise ValueError(f"this classifier keeps its samples in {self.store} already, it cannot have {store!r} too")
         if self.samples is None:
-            if self.open_store is None:
-                raise ValueError("stores need the whole package: import torchlssvm")
-            self.samples = type(self).open_store(store, self, given)  # type: ignore[misc]
+            from torchlssvm.store.attached_samples import AttachedSamples  # the one import that goes up, when asked for
+
+            self.samples = AttachedSamples(store, self, given)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -539,7 +536,7 @@ class AttachedClassifier(nn.Module):
     def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.remake_choices()
+            self.samples.refresh()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 

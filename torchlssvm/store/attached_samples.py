@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
-from torchlssvm.linear import AttachedClassifier
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
 from torchlssvm.store.transaction import Receipt
@@ -46,9 +46,9 @@ class AttachedSamples:
         if not self.store.closed:
             _ = self.store.head
 
-    def remake_choices(self) -> None:
-        """Choose rho anew, where it has a rule, at the end of a fit."""
-        self.store.choose_rho()
+    def refresh(self) -> None:
+        """Choose rho again, where it has a rule, at the end of a fit."""
+        self.store.refresh()
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.
