@@ -167,8 +167,8 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         rho = store.head.rho
         kept = torch.cat([x[5:], more * 5]), torch.cat([y[5:], labels])
         assert rho == truth(store.head, *kept) != first
-        assert certificate.scope["choices"]["rho"].startswith("chosen by gcv")
-        assert "least by GCV" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"]
+        assert certificate.scope["choices"]["rho"]["state"] == "current"
+        assert "excess" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"].facts
     with SampleStore(tmp_path / "s") as store:  # a later handle uses the recorded value
         assert store.head.rho == rho
         store.head.data_choices.record("rho", "gcv", 2)
