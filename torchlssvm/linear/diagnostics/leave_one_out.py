@@ -16,9 +16,9 @@ from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
     WHOLE_SHARE,
-    CheckedSamples,
     HeadView,
     Problem,
+    SampleChange,
     check_samples,
     gridded,
     held_rows,
@@ -57,7 +57,7 @@ def leave_one_out(
         return PAIR_RULES[pairs](scores, view.num_classes)
 
 
-def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
+def _pair_scores(parts: list[Problem], samples: SampleChange, members: list[Tensor] | None) -> Tensor:
     """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
     if members is not None or samples.labels is None:
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
@@ -66,7 +66,7 @@ def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Te
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
-        mine = CheckedSamples(samples.x[rows], samples.labels[rows], None, samples.weight[rows], samples.weighted)
+        mine = SampleChange(samples.x[rows], samples.labels[rows], None, samples.weight[rows], samples.weighted)
         out[rows, i] = _scores(problem, mine, None)[:, 0]
     return out
 
@@ -82,7 +82,7 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
     return [torch.tensor(rows) for rows in where.values()]
 
 
-def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
+def check_samples_left(samples: SampleChange, members: list[Tensor] | None, total: float) -> None:
     """ValueError if leaving out a sample or group would leave none: a model without any sample gives no scores."""
     if not len(samples):
         return
@@ -95,7 +95,7 @@ def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, to
         raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
 
 
-def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
+def _scores(problem: Problem, samples: SampleChange, members: list[Tensor] | None) -> Tensor:
     """Scores (B, K) or (B, 1) of one problem, each row without its sample or group."""
     view = problem.view
     local = None if samples.labels is None else problem.local(samples.labels)
@@ -168,7 +168,7 @@ class _Leverages:
 
 
 def _group_scores(
-    problem: Problem, samples: CheckedSamples, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
+    problem: Problem, samples: SampleChange, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
 ) -> Tensor:
     weights = problem.class_weights()
     system = None if problem.follows_counts else problem.main()
@@ -199,7 +199,7 @@ def _group_scores(
 
 
 def _block(
-    problem: Problem, system: Whitened, samples: CheckedSamples, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
+    problem: Problem, system: Whitened, samples: SampleChange, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
 ) -> None:
     """Groups of one size, left out one at a time. rows: (groups, L)."""
     flat = rows.reshape(-1)
