@@ -27,9 +27,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.solvers import code_labels
 
-INFLUENCE_SCORES_AT_A_TIME = 2**22
-"""Changed scores that are held at a time: 32 MB."""
-
 Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
 
@@ -170,7 +167,8 @@ def _after(
 
 
 def _step(points: int, outputs: int) -> int:
-    return max(1, min(WHITENED_ROWS, INFLUENCE_SCORES_AT_A_TIME // max(1, points * outputs)))
+    # 2**22: changed scores that are held at a time: 32 MB
+    return max(1, min(WHITENED_ROWS, 2**22 // max(1, points * outputs)))
 
 
 def _tiles(

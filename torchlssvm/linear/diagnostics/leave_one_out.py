@@ -26,15 +26,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     sample_weights,
 )
 
-HOST_ROWS = 256
-"""Rows that a thread of the host takes at a time: a megabyte at 512 features stays in its cache."""
-
-LEAST_REST = 1e-9
-"""Share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are lost."""
-
-LEVERAGE_ROUNDING = 1e-6
-"""Rounding that the leverage of a sample held, at most 1, may have: beyond it the sample is another one."""
-
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
 
@@ -108,7 +99,8 @@ def _scores(problem: Problem, samples: SampleChange, members: list[Tensor] | Non
     for rows, system, weights in problem.cases(local, None, samples.weight):
         d = sample_weights(local, weights, samples.weight)
         count = len(samples) if rows is None else len(rows)
-        size = HOST_ROWS if view.device.type == "cpu" else WHITENED_ROWS
+        # 256: rows that a thread of the host takes at a time: a megabyte at 512 features stays in its cache
+        size = 256 if view.device.type == "cpu" else WHITENED_ROWS
 
         def fill(
             starts: Iterator[int], rows: Any = rows, system: Whitened = system, d: Tensor = d, size: int = size
@@ -151,10 +143,13 @@ class _Leverages:
         """Refuse samples that cannot be held, and report lost digits."""
         largest = torch.stack([part[0] for part in self.parts]).tolist() if self.parts else [0.0]
         top = max(largest)
-        if top < 1 - LEAST_REST:
+        # 1e-9: share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are
+        # lost
+        if top < 1 - 1e-9:
             return
         _, row, where = self.parts[largest.index(top)]
-        if top > 1 + LEVERAGE_ROUNDING:
+        # 1e-6: rounding that the leverage of a sample held, at most 1, may have: beyond it the sample is another one
+        if top > 1 + 1e-6:
             raise ValueError(
                 f"sample {where + int(row) if isinstance(where, int) else int(where[row])} has a leverage of {top:.4g}, more "
                 "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."

@@ -39,14 +39,8 @@ from torchlssvm.linear.solvers import code_labels
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
-LARGEST_CONDITION = 1e8
-"""Largest ratio of pivots, the root of the condition, up to which products with an inverse have eight digits."""
-
 NEAR_SAMPLES = 2048
 """Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
-
-MARGIN_SCORES_AT_A_TIME = 2**25
-"""Changed scores that are held at a time: 256 MB."""
 
 
 class ClassSystem:
@@ -85,7 +79,8 @@ class ClassSystem:
         pivots, near = self.white.F.diagonal(), self.near
         shares = 1.0 - near.weight * near.G.diagonal()
         pinned = bool((near.active & (shares < LEAST_FREE_SHARE)).any())
-        return not pinned and float(pivots.amax()) < LARGEST_CONDITION * float(pivots.amin())
+        # 1e8: largest ratio of pivots, the root of the condition, up to which products with an inverse have eight digits
+        return not pinned and float(pivots.amax()) < 1e8 * float(pivots.amin())
 
     def holds(self, steps: Tensor) -> Tensor:
         """True for steps (b, D) after which all samples that are not near keep their sides."""
@@ -349,7 +344,8 @@ def influence(
     before = head(x_val)  # (V, K)
     measure = _measure(head, on, y_val, before)
     start = measure(before[None])[0]
-    count, size = changes.count, max(1, MARGIN_SCORES_AT_A_TIME // max(1, before.numel()))
+    # 2**25: changed scores that are held at a time: 256 MB
+    count, size = changes.count, max(1, 2**25 // max(1, before.numel()))
     if not count:
         return torch.zeros(count, *start.shape, dtype=torch.float64, device=head.device)
     points = head.points(x_val)  # (V, J), in steps
