@@ -579,7 +579,6 @@ class SampleStore:
         self,
         events: Event,
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> Receipt: ...
@@ -588,7 +587,6 @@ class SampleStore:
         self,
         events: Iterable[Event],
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> list[Receipt]: ...
@@ -596,14 +594,12 @@ class SampleStore:
         self,
         events: Event | Iterable[Event],
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
-        of a Remove, samples that arrived and were not added because of it; the journal counts them among its samples.
+        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
 
         ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
         suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
@@ -637,7 +633,7 @@ class SampleStore:
                     raise
                 try:
                     self._live.begin_change()  # until rows and head are known to agree again
-                    results = work.apply(given, self._live.position, kept_out)
+                    results = work.apply(given, self._live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
                     if request is not None or keep_receipt:
@@ -731,7 +727,7 @@ class SampleStore:
             with self._db.transaction():
                 if self._journal.of(event_id) is not None:
                     raise ValueError(f"the id {event_id!r} was used before in the journal. Nothing was changed.")
-                state = self._journal.append([(event_id, kind, commitments, 0)], self._db.get("state")["digest"])
+                state = self._journal.append([(event_id, kind, commitments)], self._db.get("state")["digest"])
                 write()
             self._live.step_over(state["position"])
             self._witness.write(state["position"], bytes.fromhex(state["chain"]))
