@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import UsageError, seconds
-from torchlssvm.cli.key_arguments import add_trusted_keys, trusted_keys
-from torchlssvm.cli.store_folder import holds_store, watched_store
-from torchlssvm.cli.suppression_arguments import add_suppression_key
+from torchlssvm.cli.arguments import SUPPRESSION_KEY, UsageError, seconds
+from torchlssvm.cli.keys import TRUSTED_KEYS, trusted_keys
+from torchlssvm.cli.store_access import holds_store, watched_store
 
 if TYPE_CHECKING:
     from torchlssvm.audit import Certificate, ErasureReceipt, Report
@@ -31,12 +30,12 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--receipt", type=Path, metavar="FILE", help="receipt of the erasure: tells whom the certificate is about"
     )
-    add_suppression_key(parser)
+    SUPPRESSION_KEY(parser)
     parser.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
     parser.add_argument(
         "--opening", type=Path, metavar="FILE", help="to check a head without the store (see certificate opening)"
     )
-    add_trusted_keys(parser)
+    TRUSTED_KEYS(parser)
     parser.add_argument(
         "--time-stamp", type=Path, metavar="FILE", help="response of a time stamp authority (see certificate stamp)"
     )
@@ -53,7 +52,7 @@ def check_certificate(
 ) -> dict[str, str]:
     """Make all checks that the options allow, and return them in words; VerificationError if one fails."""
     from torchlssvm import audit
-    from torchlssvm.cli.exported_head import load_head
+    from torchlssvm.cli.export import load_head
     from torchlssvm.store import check_absence
 
     if options.fast and options.store is None:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
@@ -66,3 +68,22 @@ def table(rows: dict[str, Any]) -> str:
     """Format names and values, one pair in a line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+@contextlib.contextmanager
+def progress(options: argparse.Namespace, doing: str, total: int | None = None) -> Iterator[Callable[[int], Any]]:
+    """Show a bar on stderr while the work goes on: on a terminal, without --json, and with tqdm installed.
+
+    Yields a function that counts samples as done. ``total``: their number, if it is known.
+    """
+    shown = not options.json and sys.stderr is not None and sys.stderr.isatty() and find_spec("tqdm") is not None
+    if not shown:
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    layout = "{desc} ... {elapsed}"
+    if total is not None:
+        layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}, {remaining} left"
+    with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=layout) as bar:
+        yield bar.update

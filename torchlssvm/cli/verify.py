@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from torchlssvm.cli.arguments import add_command
+from torchlssvm.cli.arguments import command, option
 from torchlssvm.cli.certificate_checks import add_checks, check_certificate
 from torchlssvm.cli.console import OK, emit
 from torchlssvm.wording import counted
 
 if TYPE_CHECKING:
     from torchlssvm.audit import Certificate
-    from torchlssvm.cli.arguments import Commands
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the parser."""
-    text = "Check a certificate of erasure. Exit code 3 when it does not hold."
-    verify = add_command(commands, "verify", run_verify, text, store=False)
-    add_checks(verify)
-    verify.add_argument(
+@command(
+    "verify",
+    "Check a certificate of erasure. Exit code 3 when it does not hold.",
+    add_checks,
+    option(
         "--allow-unsigned",
         action="store_true",
         help="accept a certificate without a signature, or verify without a key",
-    )
-
-
+    ),
+    store=False,
+)
 def run_verify(options: argparse.Namespace) -> int:
     """Check the certificate; VerificationError says why it does not hold."""
     from torchlssvm.audit import Certificate, ErasureReceipt
