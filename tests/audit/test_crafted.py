@@ -76,7 +76,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logging.disable(logging.CRITICAL)
     write(folder)
     columns = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
-    assert run("init", "s", "--features", 5, "--classes", 3, "--grid", 16)[0] == 0
+    assert run("init", "s", "--in-features", 5, "--classes", 3, "--grid", 16)[0] == 0
     assert run("add", "s", "--features", "x.npy", *columns)[0] == 0
     assert run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact")[0] == 0
     assert run("export", "s", "h.pt")[0] == 0

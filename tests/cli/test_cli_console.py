@@ -106,7 +106,7 @@ def test_ctrl_c_in_a_real_process(tmp_path: Path, capsys: pytest.CaptureFixture[
     x, _, _ = write(tmp_path)
     shell = Shell(capsys, tmp_path)
     store = tmp_path / "s"
-    shell("init", store, "--features", 5, "--classes", 3, "--grid", "16")
+    shell("init", store, "--in-features", 5, "--classes", 3, "--grid", "16")
     lines = "".join(",".join(map(str, [*row, i % 3])) + "\n" for i, row in enumerate(x.tolist() * 500))
     (tmp_path / "long.csv").write_text(lines)
     from torchlssvm.store import SampleStore

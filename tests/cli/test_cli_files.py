@@ -29,7 +29,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     shell = Shell(capsys, tmp_path)
     write(tmp_path)
-    shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", "ant,bee,cow", "--grid", "16")
     return shell
 
 
@@ -76,7 +76,7 @@ def test_every_form_gives_the_same_head(shell: Shell) -> None:
         ],
     }
     for name, arguments in forms.items():
-        shell("init", name, "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+        shell("init", name, "--in-features", 5, "--classes", "ant,bee,cow", "--grid", "16")
         said = shell.json("add", name, *arguments, "--batch-size", 17)
         assert said["digest"] == head_of(x, y).digest(), name
     for name in ("csv", "csv.gz", "by id"):
@@ -95,12 +95,12 @@ def test_other_types_of_numbers(shell: Shell) -> None:
     y = np.arange(N) % 3
     for i, kind in enumerate(["i1", "u2", "u8", "f2", "f4", "f8", "g", "i8"]):
         np.save("t.npy", np.abs(x).astype(kind))
-        shell("init", f"s{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        shell("init", f"s{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = shell.json("add", f"s{i}", "--features", "t.npy", "--labels", "y.npy")
         assert said["digest"] == head_of(np.abs(x).astype("f8"), y).digest()
     for i, dtype in enumerate([torch.bfloat16, torch.int32]):
         torch.save(torch.tensor(x).to(dtype), "t.pt")
-        shell("init", f"t{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        shell("init", f"t{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = shell.json("add", f"t{i}", "--features", "t.pt", "--labels", "y.npy")
         assert said["digest"] == head_of(x.astype("f8"), y).digest()
 

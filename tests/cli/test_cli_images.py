@@ -172,7 +172,7 @@ def test_bad_networks(shell: Shell, weights: dict[str, Path]) -> None:
         *init, "--backbone", NAME, "--weights", weights["whole"], "--features", 9, code=1
     )
     assert not (shell.folder / "t").exists()
-    shell("init", "plain", "--features", 3, "--classes", 2)
+    shell("init", "plain", "--in-features", 3, "--classes", 2)
     assert "no backbone" in shell("add", "plain", "--images", "photos", code=1)
 
 

@@ -21,7 +21,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_a_store_with_a_margin_head(shell: Shell) -> None:
     x, y, subjects = write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", "ant,bee,cow", "--grid", "16", "--head", "margin", "--rho", 0.5)
+    shell("init", "s", "--in-features", J, "--classes", "ant,bee,cow", "--grid", "16", "--head", "margin", "--rho", 0.5)
     shell(*ADD)
     shell("export", "s", "all.pt")
     assert shell.json("stats", "s")["head"] == "MarginHead"
@@ -71,7 +71,7 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
 
 def test_kfold_is_for_margin_heads(shell: Shell) -> None:
     write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", K)
+    shell("init", "s", "--in-features", J, "--classes", K)
     assert "least-squares head takes --rho gcv" in shell("set", "s", "--rho", "kfold", code=2)
 
 
@@ -79,7 +79,7 @@ def test_a_choice_that_another_process_overtook_is_not_acknowledged(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", K, "--grid", "16", "--head", "margin")
+    shell("init", "s", "--in-features", J, "--classes", K, "--grid", "16", "--head", "margin")
     shell(*ADD)
     select_rho = MarginHead.select_rho
 

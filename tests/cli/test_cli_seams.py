@@ -30,7 +30,7 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     out = Shell(capsys, tmp_path)
-    out("init", "s", "--features", J, "--classes", K, "--grid", "16")
+    out("init", "s", "--in-features", J, "--classes", K, "--grid", "16")
     return out
 
 
@@ -71,7 +71,7 @@ def test_two_subjects_are_both_relabelled(filled: Shell) -> None:
 
 
 def test_an_event_id_names_one_event(filled: Shell) -> None:
-    filled("remove", "s", "--subject", "person-01", "--subject", "person-02", "--event-id", "e", code=2)
+    filled("remove", "s", "--subject", "person-01", "--subject", "person-02", "--event", "e", code=2)
     assert filled.json("stats", "s")["samples"] == N
 
 
@@ -88,8 +88,8 @@ SINGLE = {
     "init": ["--features", "--classes", "--head", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
     "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
             "--suppression-key", "--timeout"],
-    "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
-    "relabel": ["--file", "--event-id"],
+    "remove": ["--certificate", "--key", "--passphrase-file", "--event", "--request", "--receipt", "--suppression-key", "--timeout"],
+    "relabel": ["--file", "--event"],
     "preview": ["--features", "--labels", "--request"],
     "verify": ["--store", "--head", "--opening", "--receipt", "--suppression-key", "--timeout", "--time-stamp", "--authority"],
     "receipt": ["--out", "--request"],
@@ -181,7 +181,7 @@ def test_a_report_does_not_write_over_a_file(filled: Shell) -> None:
 @pytest.mark.parametrize("out", ["s/r.html", "s/samples.sqlite", "s/deep/r.html", "link/r.html", "other/r.html"])
 @pytest.mark.parametrize("command", ["report", "export", "remove"])
 def test_nothing_is_written_into_a_store(filled: Shell, out: str, command: str) -> None:
-    filled("init", "other", "--features", J, "--classes", K)
+    filled("init", "other", "--in-features", J, "--classes", K)
     Path("s/deep").mkdir()
     Path("link").symlink_to("s")
     before = {p: p.stat().st_size for p in Path("s").rglob("*")}

@@ -13,6 +13,7 @@ from tests.support.lightning_tools import J, K, loader, module, quiet, samples, 
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
 from torchlssvm.events import Relabel, to_primitives
 from torchlssvm.lightning import DataCorrection, Indexed, LabelAudit, LSSVMModule, OnlineProbe, PredictionFile
+from torchlssvm.linear.data_choices import ChoiceState
 
 
 class Classifier(LightningModule):
@@ -158,7 +159,7 @@ def test_rho_is_chosen_from_all_samples(tmp_path):
     m = module()
     quiet(tmp_path).fit(m, loader(), DataLoader(TensorDataset(x, y), batch_size=16))
     assert m.head.rho == truth(x, y).rho
-    assert "made for the samples held" in m.head.choices["rho"]
+    assert m.head.choices["rho"].state is ChoiceState.CURRENT
     fixed = module(rho=2.0)
     quiet(tmp_path).fit(fixed, loader())
     assert fixed.head.rho == 2.0

@@ -15,6 +15,7 @@ from tests.support.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
 from torchlssvm.analysis.cross_validation import fold_of
 from torchlssvm.functional.spectrum import cauchy, project, spectrum
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.fold_statistics import of_folds
@@ -234,13 +235,14 @@ def test_choices_are_remembered(tmp_path) -> None:
     head = LSSVMHead(3, 2, grid=GRID).add(x, y)
     assert head.choices == {}
     head.select_rho([1.0, 2.0])
-    assert "chosen by gcv out of 2 values, made for the samples held" in head.choices["rho"]
-    assert "made for the samples held" in head.refresh().choices["rho"]
+    choice = head.choices["rho"]
+    assert (choice.state, choice.method, choice.candidates) == (ChoiceState.CURRENT, "gcv", 2)
+    assert head.refresh().choices["rho"].state is ChoiceState.CURRENT
     other = LSSVMHead(3, 2, grid=GRID)
     other.load_state_dict(head.state_dict())
     assert other.choices == head.choices
     head.remove(x[:1], y[:1])
-    assert "made before samples changed" in head.choices["rho"]
+    assert head.choices["rho"].state is ChoiceState.STALE
     head.rho = 3.0
     assert head.choices == {}
 

@@ -131,7 +131,7 @@ def test_rho_is_chosen_by_retraining():
         signs = torch.where(y[:, None] == torch.arange(3), 1.0, -1.0)
         assert abs(float((1 - signs * scores).clamp(min=0).square().mean()) - error) < 1e-9
     assert head.rho == path.rho == values[int(path.errors.argmin())]
-    assert "loo" in head.choices["rho"]
+    assert head.choices["rho"].method == "loo"
     path = head.select_rho(values, folds=4)
     fold = head.samples.folds(4)
     rows = GRID.dequantize(head.samples.q)

@@ -26,6 +26,7 @@ from torchlssvm.functional.calibration import (
     least_squares,
     reliability,
 )
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.store import SampleStore
 
@@ -184,7 +185,7 @@ def test_every_change_makes_it_void() -> None:
         head = LSSVMHead(5, 3, grid=GRID, per_class=True).add(x, y).calibrate(x, y)
         change(head)
         assert head.calibration is None
-        assert head.choices["calibration"].startswith("void")
+        assert head.choices["calibration"].state is ChoiceState.STALE
     assert LSSVMHead(5, 3, grid=GRID).add(x, y).calibrate(x, y).refresh().calibration is not None
 
 
@@ -209,7 +210,7 @@ def test_it_is_saved_copied_and_loaded(method) -> None:
     head.remove(x[:1], y[:1])
     saved = head.state_dict()  # what a removed sample has shaped is not written out
     assert "calibration" not in saved
-    assert json.loads(bytes(saved["options"].tolist()).decode())["made"]["calibration"] == ["", False]
+    assert json.loads(bytes(saved["options"].tolist()).decode())["made"]["calibration"]["state"] == "stale"
     other.load_state_dict(head.state_dict())
     with pytest.raises(NotFittedError):
         other.predict_proba(x)
@@ -358,7 +359,7 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             alone = ask | {"opening": store.opening()}
             assert verify(certificate, **alone).checks["calibration"] == "as the certificate says"
             assert "not checked" in verify(void, **alone).checks["calibration"]
-            store.head.data_choices.record_calibration(old, store.head.version)  # still that of the erased samples
+            store.head.data_choices.record_calibration(old)  # still that of the erased samples
             with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
                 verify(certificate, **alone)
             for c in (void, certificate):

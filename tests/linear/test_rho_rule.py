@@ -10,6 +10,7 @@ from torch import nn
 from tests.support.faults import Failing, replaced
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, VerificationError, attach, verify
 from torchlssvm.events import Add, Remove
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.rho_rule import LEAST_SAMPLES
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import Database
@@ -47,7 +48,7 @@ def test_the_choice_is_the_least_gcv_error(scale, grid):
     x, y = samples(scale=scale)
     head = LSSVMHead(J, K, rho="gcv", grid=grid).add(x, y)
     assert head.rho == truth(head, x, y)
-    assert "made for the samples held" in head.choices["rho"]
+    assert head.choices["rho"].state is ChoiceState.CURRENT
     plain = LSSVMHead(J, K, rho=head.rho, grid=grid).add(x, y)
     assert torch.equal(head.w, plain.w)
     assert "rho" not in plain.choices
@@ -60,7 +61,7 @@ def test_it_is_chosen_at_the_first_read_and_stays_until_refresh():
     first = head(x).shape and head.rho
     head.add(more * 5, labels)
     assert head.rho == first
-    assert "before samples changed" in head.choices["rho"]
+    assert head.choices["rho"].state is ChoiceState.STALE
     version = head.version
     head.refresh()
     both = torch.cat([x, more * 5]), torch.cat([y, labels])
@@ -77,7 +78,7 @@ def test_few_samples_choose_nothing_and_ask_again():
     x, y = samples()
     head = LSSVMHead(J, K, rho="gcv").add(x[: LEAST_SAMPLES - 1], y[: LEAST_SAMPLES - 1])
     assert head.rho == 1.0
-    assert head.choices["rho"].startswith("to be chosen")
+    assert head.choices["rho"].state is ChoiceState.OPEN
     head.add(x[LEAST_SAMPLES - 1 :], y[LEAST_SAMPLES - 1 :])
     assert head.rho == truth(head, x, y)
     one = LSSVMHead(J, K, rho="gcv").add(x, torch.zeros_like(y))
@@ -123,7 +124,7 @@ def test_it_survives_copies_and_checkpoints():
         assert other.choices == head.choices
         other.add(*samples(400, 1)).refresh()
         assert other.rho == head.refresh().rho or other.n != head.n
-        assert "made for the samples held" in other.choices["rho"]
+        assert other.choices["rho"].state is ChoiceState.CURRENT
     empty = LSSVMHead(J, K)
     empty.load_state_dict(LSSVMHead(J, K, rho="gcv").state_dict())
     assert empty.add(x, y).rho == truth(empty, x, y)
@@ -160,7 +161,7 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         assert store.head.rho == first
     with SampleStore(tmp_path / "s") as store:
         assert store.head.rho == first
-        assert "before samples changed" in store.head.choices["rho"]
+        assert store.head.choices["rho"].state is ChoiceState.STALE
         receipt = store.apply(Remove(ids=named(x)[:5]))
         certificate = store.certificate(receipt.event_id)
         rho = store.head.rho
@@ -170,9 +171,9 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         assert "least by GCV" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"]
     with SampleStore(tmp_path / "s") as store:  # a later handle uses the recorded value
         assert store.head.rho == rho
-        store.head.data_choices.record("rho", store.head.version, "as given")
+        store.head.data_choices.record("rho", "gcv", 2)
         store.head.rho = 4 * rho
-        store.head.data_choices.record("rho", store.head.version, "chosen by gcv out of powers of two")
+        store.head.data_choices.record("rho", "gcv", rule=True)
         with pytest.raises(VerificationError, match="above the least"):
             verify(certificate, store=store, head=store.head, allow_unsigned=True)
 

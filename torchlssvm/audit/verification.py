@@ -19,12 +19,13 @@ import torch
 
 from torchlssvm.audit import keys, version_0_1
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.data_choices_text import public_choices
+from torchlssvm.audit.data_choices_text import VOID_CALIBRATION, public_choices
 from torchlssvm.audit.opening import Opening
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.calibration import fit
 from torchlssvm.linear.diagnostics.rho_rule import MINIMUM_TOLERANCE, excess
 
@@ -350,15 +351,14 @@ def _check_rho(head: Any, fast: bool) -> dict[str, str]:
     """
     if not isinstance(head, LinearHead) or "rho" not in head.data_choices.made:
         return {}
-    if head.data_choices.rho_rule is None or not isinstance(head, LSSVMHead):
-        now = head.data_choices.made["rho"][0] == head.version
-        return {"rho": head.choices["rho"] + ("; not checked" if now else ", not made again")}
-    if head.data_choices.made["rho"][0] != head.version:
-        return {"rho": head.choices["rho"]}
+    choice = head.choices["rho"]
+    if not choice.rule or not isinstance(head, LSSVMHead):
+        now = choice.state is ChoiceState.CURRENT
+        return {"rho": str(choice) + ("; not checked" if now else ", not made again")}
+    if choice.state is not ChoiceState.CURRENT:
+        return {"rho": str(choice)}
     if fast:
-        return {
-            "rho": f"{head.rho!r}, {head.data_choices.made['rho'][1]}; not chosen anew, as verify without --fast does"
-        }
+        return {"rho": f"{choice}; not chosen again, as verify without --fast does"}
     above = excess(head.view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:
         raise VerificationError(
@@ -380,10 +380,10 @@ def _check_calibration(
         return {"calibration": "void, not served"}
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
-        if said is None or str(said).startswith("void"):
+        if said is None or said == VOID_CALIBRATION:
             return {"calibration": "made since the certificate; not checked without the store"}
         key = None if opening is None else opening.secret()
-        if said != (head.choices if cert.old else public_choices(head, key))["calibration"]:
+        if said != public_choices(head, key)["calibration"]:
             raise VerificationError("the calibration is not the one of the certificate")
         return {"calibration": "as the certificate says"}
     if calibration.grouped:

@@ -135,6 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser with every command."""
     parser = Parser(
         prog="torchlssvm",
+        usage="torchlssvm [-h] [--version] COMMAND ...",
         description=f"{TEXT}\n{overview(SECTIONS, LIGHTNING_STAGES)}",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

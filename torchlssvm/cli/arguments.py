@@ -98,7 +98,7 @@ def command(name: str, text: str, *options: Option, store: bool = True, changes:
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     """Add every declared command to the parser; :func:`overview` lists them."""
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     groups: dict[str, Any] = {}
     for one in COMMANDS:
         group, _, verb = one.name.rpartition(" ")

@@ -14,7 +14,6 @@ from torchlssvm.distributed import sync
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import LinearHead, LSSVMHead
-from torchlssvm.linear.data_choices import OUTDATED_VERSION
 
 T = TypeVar("T")
 
@@ -84,14 +83,12 @@ def copy_from_first(head: LinearHead) -> None:
     if not are_several():
         return
     state = share({k: v.cpu() for k, v in head.sample_state().items()} if is_first() else None)
-    choices = head.data_choices
-    now = choices.made.get("rho", (None,))[0] == head.version
-    rho, chosen = share((head.solver.options.rho, (choices.made["rho"][1], now) if "rho" in choices.made else None))
+    rho, chosen = share((head.solver.options.rho, head.data_choices.made.get("rho")))
     if not is_first() and state is not None:
         adopt(head, state)
         head.rho = rho
         if chosen is not None:
-            head.data_choices.record("rho", head.version if chosen[1] else OUTDATED_VERSION, chosen[0])
+            head.data_choices.made["rho"] = chosen
 
 
 def adopt(head: LinearHead, state: dict[str, Tensor]) -> None:

@@ -131,9 +131,9 @@ def save_options(head: LSSVMHead | MarginHead) -> tuple[dict[str, Any], dict[str
         "rho": head.rho,
         "intercept": head.intercept,
         "class_weight": (numbers or [[1.0] * len(weight)])[0] if isinstance(weight, Tensor) else weight,
-        "made": choices.to_json(head.version),
+        "made": choices.to_json(),
     }
-    if choices.calibration is None or not meta["made"].get("calibration", ("", False))[1]:
+    if choices.calibration is None:
         return meta, {}
     return meta | {"calibration": choices.calibration.describe()}, {"calibration": choices.calibration.values.clone()}
 
@@ -302,7 +302,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
                 _load_compact(compact, head.grid, meta, solution, P, state["counts"])
             record = head.rows.replaced(rows, _agreed_after_loading(statistics, rows))
             with head.locked():
-                choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
+                choices = DataChoices.from_json(meta.get("made", {}), calibration)
                 head.replace_parts(statistics, solver, record, history, meta.get("uncertifiable"))
                 head.data_choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
@@ -412,7 +412,5 @@ def move(head: LSSVMHead, device: torch.device) -> None:
             solver = restored = make_solver(statistics, options, head.multiclass)
             restored.restore(moved, P)
         head.rows.hash()  # products that wait to be hashed would stay behind on the old device
-        version = head.version
         head.replace_parts(statistics, solver, head.rows, head.history, head.uncertifiable)
-        head.data_choices.carry_over(version, head.version)
         make_live(head)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.linear.data_choices import OUTDATED_VERSION
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
 from torchlssvm.linear.merge_history import MergeHistory
 from torchlssvm.linear.solvers import make_solver
@@ -108,8 +107,7 @@ def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
         solver = make_solver(sums, out.solver.options, out.multiclass)
         out.replace_parts(sums, solver, out.rows, MergeHistory(), head.uncertifiable)
     if "rho" in head.data_choices.made:
-        at, text = head.data_choices.made["rho"]
-        out.data_choices.record("rho", out.version if at == head.version else OUTDATED_VERSION, text)
+        out.data_choices.made["rho"] = head.data_choices.made["rho"]
     return out
 
 
@@ -144,12 +142,11 @@ def select(
     best = min(judged, key=lambda c: c.error)
     out = restrict(head, best.columns, best.scale)
     out.rho = best.rho
-    by = f"chosen by {method}"
-    out.data_choices.record("rho", out.version, f"{by} out of {len(best.path.rhos)} values")
+    out.data_choices.record("rho", method, len(best.path.rhos))
     if len(parts) > 1:
-        out.data_choices.record("columns", out.version, f"{best.name}, {by} out of {len(parts)} sets")
+        out.data_choices.record("columns", method, len(parts), best.name)
     if len(scales) > 1:
-        out.data_choices.record("scale", out.version, f"{best.scale}, {by} out of {len(scales)} scales")
+        out.data_choices.record("scale", method, len(scales), str(best.scale))
     return Selection(out, best, tuple(judged))
 
 

@@ -1,8 +1,9 @@
-"""Choices that a head made from data, and the state of the head that each was made for."""
+"""Choices that a head made from data: what was chosen, how, and whether the samples are still those it was chosen for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
@@ -11,66 +12,141 @@ from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.calibration import least_squares
 from torchlssvm.linear.diagnostics.calibration import Calibration
 
-RHO_NOT_CHOSEN = "to be chosen by gcv at the first read"
-"""Description of a rho that is chosen by the rule "gcv" as soon as there are enough samples."""
 
-RHO_CHOSEN = "chosen by gcv out of powers of two"
-"""Description of a rho that was chosen by the rule "gcv", and is chosen again at the moments that the head names."""
+class ChoiceState(Enum):
+    """Whether a choice is still to be made, made for the samples held, or made before samples changed."""
 
-OUTDATED_VERSION = -1
-"""Version recorded for a choice that was made before samples changed; no head has it, since versions start at 0."""
+    OPEN = "open"
+    CURRENT = "current"
+    STALE = "stale"
+
+
+_COMPARED = {"columns": "sets", "scale": "scales"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice made from data; ``str(choice)`` is the sentence that reports and certificates show.
+
+    Attributes:
+        name: "rho", "calibration", "columns" or "scale".
+        state: open, current or stale.
+        method: how it is made: "gcv", "loo" or "kfold"; "temperature", "platt" or "isotonic" for a calibration.
+        rule: True if it is made again by this method at the moments that the head names (``rho="gcv"``).
+        candidates: how many values were compared; None where the method has values of its own.
+        value: the value in use, as text; empty while the choice is open, and for a calibration that is no longer used.
+    """
+
+    name: str
+    state: ChoiceState
+    method: str
+    rule: bool = False
+    candidates: int | None = None
+    value: str = ""
+
+    def __str__(self) -> str:
+        if self.state is ChoiceState.OPEN:
+            return f"to be chosen by {self.method} at the first read"
+        if self.name == "calibration":
+            if self.state is ChoiceState.STALE:
+                return "void: it was made before samples changed"
+            how = self.value or self.method
+        else:
+            number = "powers of two" if self.candidates is None else f"{self.candidates} {self._compared}"
+            how = f"{self.value}, " * bool(self.value) + f"chosen by {self.method} out of {number}"
+        when = "made for the samples held" if self.state is ChoiceState.CURRENT else "made before samples changed"
+        return f"{how}, {when}"
+
+    @property
+    def _compared(self) -> str:
+        return _COMPARED.get(self.name, "values")
+
+    def facts(self) -> dict[str, Any]:
+        """Every attribute, as JSON has it."""
+        return asdict(self) | {"state": self.state.value}
 
 
 @dataclass
 class DataChoices:
-    """Choices made from data (rho, a calibration), each with the version of the head it was made for.
+    """Choices made from data (rho, a calibration, columns).
 
     Attributes:
-        made: for each choice the version, and a description of the choice.
-        calibration: the map from scores to probabilities; void once samples have changed.
+        made: the choices by name. The values of rho and of a calibration are not in them: they are the head's own.
+        calibration: the map from scores to probabilities; None once samples have changed, since those that may be gone
+            have shaped it.
     """
 
-    made: dict[str, tuple[int, str]] = field(default_factory=dict)
+    made: dict[str, Choice] = field(default_factory=dict)
     calibration: Calibration | None = None
 
-    def record(self, name: str, version: int, description: str) -> None:
-        """Remember a choice made for the samples held at this version."""
-        self.made[name] = (version, description)
+    @classmethod
+    def for_rho(cls, rule: str | None) -> DataChoices:
+        """No choice, or a rho that is still to be chosen by a rule."""
+        choices = cls()
+        if rule is not None:
+            choices.record("rho", rule, rule=True, state=ChoiceState.OPEN)
+        return choices
+
+    def record(
+        self,
+        name: str,
+        method: str,
+        candidates: int | None = None,
+        value: str = "",
+        *,
+        rule: bool = False,
+        state: ChoiceState = ChoiceState.CURRENT,
+    ) -> None:
+        """Remember a choice, made for the samples held."""
+        self.made[name] = Choice(name, state, method, rule, candidates, value)
 
     @property
     def rho_rule(self) -> str | None:
         """Rule by which rho is chosen again and again: "gcv"; None for a rho that was given, or chosen once."""
-        return "gcv" if self.made.get("rho", (0, ""))[1] in (RHO_NOT_CHOSEN, RHO_CHOSEN) else None
+        choice = self.made.get("rho")
+        return choice.method if choice is not None and choice.rule else None
 
     @property
-    def rho_not_chosen(self) -> bool:
+    def rho_is_open(self) -> bool:
         """True if rho is to be chosen by its rule at the next read."""
-        return self.made.get("rho", (0, ""))[1] == RHO_NOT_CHOSEN
+        return self.state_of("rho") is ChoiceState.OPEN
+
+    def state_of(self, name: str) -> ChoiceState | None:
+        """State of a choice; None if it was not made from data."""
+        choice = self.made.get(name)
+        return None if choice is None else choice.state
 
     def reopen_rho(self) -> None:
         """Let a rho with a rule be chosen again at the next read: other samples have shaped it."""
         if self.rho_rule is not None:
-            self.record("rho", OUTDATED_VERSION, RHO_NOT_CHOSEN)
+            self.made["rho"] = replace(self.made["rho"], state=ChoiceState.OPEN)
 
-    def record_calibration(self, calibration: Calibration, version: int) -> None:
-        """Remember a calibration made for the samples held at this version."""
+    def outdate(self) -> None:
+        """Samples have changed: what was chosen was chosen for others, and a calibration is dropped."""
+        for name, choice in self.made.items():
+            if choice.state is ChoiceState.CURRENT:
+                self.made[name] = replace(choice, state=ChoiceState.STALE)
+        self.calibration = None
+
+    def outdate_calibration(self) -> None:
+        """Weights have changed: a calibration was made for others."""
+        if "calibration" in self.made:
+            self.made["calibration"] = replace(self.made["calibration"], state=ChoiceState.STALE)
+        self.calibration = None
+
+    def record_calibration(self, calibration: Calibration) -> None:
+        """Remember a calibration made for the samples held."""
         self.calibration = calibration
-        self.record("calibration", version, str(calibration))
+        self.record("calibration", calibration.method)
 
-    def current_calibration(self, version: int) -> Calibration | None:
-        """Calibration, if made for this version; an older one is dropped, since samples that may be gone have shaped it."""
-        if self.calibration is not None and self.made["calibration"][0] != version:
-            self.calibration = None
-        return self.calibration
-
-    def probabilities(self, scores: Tensor, version: int, calibrated: bool) -> Tensor:
+    def probabilities(self, scores: Tensor, calibrated: bool) -> Tensor:
         """Probabilities (B, K) of scores: by the calibration; before any, and if not ``calibrated``, (1 + score) / 2, clipped.
 
-        NotFittedError for a calibration that was made for another version.
+        NotFittedError for a calibration that was made for other samples.
         """
+        calibration = self.calibration
         if not calibrated or "calibration" not in self.made:
             return least_squares(scores)
-        calibration = self.current_calibration(version)
         if calibration is None:
             raise NotFittedError(
                 "the calibration was made for other samples than the head holds now, and they shaped it: call "
@@ -78,38 +154,28 @@ class DataChoices:
             )
         return calibration(scores)
 
-    def carry_over(self, old: int, new: int) -> None:
-        """Count choices made for version ``old`` as made for ``new``: the same samples are held."""
-        self.made = {name: (new if at == old else at, text) for name, (at, text) in self.made.items()}
-
-    def describe(self, rho: float, version: int) -> dict[str, str]:
-        """Choices as text, each with a note that tells whether it was made for this version."""
-        out = {}
-        for name, (at, text) in self.made.items():
-            if text == RHO_NOT_CHOSEN:
-                out[name] = text
-                continue
-            value = f"{rho!r}, {text}" if name == "rho" else text
-            out[name] = (
-                f"{value}, made for the samples held" if at == version else f"{value}, made before samples changed"
-            )
-            if name == "calibration" and at != version:
-                out[name] = "void: it was made before samples changed"
+    def listed(self, rho: float) -> dict[str, Choice]:
+        """The choices with their values. rho: the one in use."""
+        out = dict(self.made)
+        if "rho" in out and not self.rho_is_open:
+            out["rho"] = replace(out["rho"], value=repr(rho))
+        if self.calibration is not None and "calibration" in out:
+            out["calibration"] = replace(out["calibration"], value=str(self.calibration))
         return out
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def to_json(self, version: int) -> dict[str, list[Any]]:
-        """Choices as [description, made for this version]. Of a void calibration no number is written out."""
-        return {
-            name: ["" if name == "calibration" and at != version else text, at == version]
-            for name, (at, text) in self.made.items()
-        }
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """The choices as primitives; of rho and of a calibration no value is written out here."""
+        return {name: choice.facts() for name, choice in self.made.items()}
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any], version: int, calibration: Calibration | None) -> DataChoices:
-        """Undo :meth:`to_json`, for a head that is at this version."""
-        made = {
-            str(name): (version if bool(now) else OUTDATED_VERSION, str(text)) for name, (text, now) in saved.items()
-        }
-        return cls(made, calibration)
+    def from_json(cls, saved: dict[str, Any], calibration: Calibration | None) -> DataChoices:
+        """Undo :meth:`to_json`, for a head with the samples it was written for; ValueError if it is not understood."""
+        made = {}
+        for name, facts in saved.items():
+            made[str(name)] = Choice(**facts | {"state": ChoiceState(facts["state"])})
+        choices = cls(made, calibration)
+        if calibration is None:
+            choices.outdate_calibration()
+        return choices

@@ -23,7 +23,7 @@ from torchlssvm.linear import checkpoint, column_selection
 from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
 from torchlssvm.linear.column_selection import Selection
 from torchlssvm.linear.compact_solver import CompactSolver
-from torchlssvm.linear.data_choices import OUTDATED_VERSION, RHO_CHOSEN, RHO_NOT_CHOSEN, DataChoices
+from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Measure, influence
@@ -178,10 +178,8 @@ class LSSVMHead(nn.Module):
             impossible = "the compact form (statistics=False) keeps only w and P"
         self._in_features, self._num_classes = in_features, num_classes
         self.rows = HeldRows(impossible, bool(membership))
-        self.data_choices, self.history = (
-            DataChoices({"rho": (OUTDATED_VERSION, RHO_NOT_CHOSEN)} if by_rule else {}),
-            MergeHistory(),
-        )
+        self.data_choices = DataChoices.for_rho("gcv" if by_rule else None)
+        self.history = MergeHistory()
         self.version = 0
         self._vouched = False
         self._uncertifiable: str | None = None
@@ -247,7 +245,7 @@ class LSSVMHead(nn.Module):
     def rho(self) -> float:
         """The regularization; setting it costs one solve at the next read. ``"gcv"`` lets it be chosen from then on."""
         stats = self.statistics
-        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_not_chosen:
+        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_is_open:
             self.solve()
         return self._options.rho
 
@@ -256,43 +254,39 @@ class LSSVMHead(nn.Module):
     def rho(self, value: float | str) -> None:
         if isinstance(value, str) and value == "gcv":
             self.need_statistics("rho='gcv'")
-            self.data_choices.record("rho", OUTDATED_VERSION, RHO_NOT_CHOSEN)
+            self.data_choices.record("rho", "gcv", rule=True, state=ChoiceState.OPEN)
             self._published = None
             return
         value = checks.positive(value, "rho (or 'gcv')")
-        with self.changing():
+        with self.changing(same_samples=True):
             self.solver.set_rho(value)
             self.data_choices.made.pop("rho", None)
+            self.data_choices.outdate_calibration()
 
     @exclusive
     def choose_rho(self) -> Self:
         """Choose rho again if ``"gcv"`` is its rule and samples have changed since; nothing happens otherwise."""
-        if self.data_choices.rho_rule is not None and self.n and self.data_choices.made["rho"][0] != self.version:
-            with torch.inference_mode(False), torch.no_grad():
-                self._choose_rho()
+        choices = self.data_choices
+        if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
+            self._choose_rho()
         return self
 
     def _choose_rho(self) -> None:
         """Choose rho by GCV; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
         choices, before = self.data_choices, self.data_choices.made["rho"]
-        choices.record("rho", OUTDATED_VERSION, RHO_CHOSEN)  # so that reading its weights does not choose again
+        # Not open while it is chosen: reading the weights would choose again.
+        choices.record("rho", "gcv", rule=True, state=ChoiceState.STALE)
         try:
             value = rho_rule.choose(self.view()) if rho_rule.is_choosable(self.need_statistics("rho='gcv'")) else None
         except BaseException:
             choices.made["rho"] = before
             raise
-        rho, version = 1.0 if value is None else value, self.version
+        rho = 1.0 if value is None else value
         if rho != self._options.rho:
-            with self.changing():
+            with self.changing(same_samples=True):
                 self.solver.set_rho(rho)
-        for name, (at, text) in list(choices.made.items()):
-            if at == version and name not in ("rho", "calibration"):  # a calibration was of another rho
-                choices.record(name, self.version, text)
-        choices.record(
-            "rho",
-            self.version if value is not None else OUTDATED_VERSION,
-            RHO_NOT_CHOSEN if value is None else RHO_CHOSEN,
-        )
+                choices.outdate_calibration()
+        choices.record("rho", "gcv", rule=True, state=ChoiceState.OPEN if value is None else ChoiceState.CURRENT)
 
     @property
     def class_weight(self) -> str | Tensor | None:
@@ -460,9 +454,8 @@ class LSSVMHead(nn.Module):
         """
         self.need_statistics("refresh")
         self.choose_rho()
-        version = self.version
-        self.invalidate()
-        self.data_choices.carry_over(version, self.version)  # no sample has changed
+        with self.changing(same_samples=True):
+            self.solver.reset()
         self.solve()
         return self
 
@@ -636,7 +629,7 @@ class LSSVMHead(nn.Module):
         """
         path = rho_path(self.view(), rhos, method, x, y, weight, ids, score)
         self.rho = path.rho
-        self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
+        self.data_choices.record("rho", method, len(path.rhos))
         return path
 
     @exclusive
@@ -769,20 +762,20 @@ class LSSVMHead(nn.Module):
         True
         """
         calibration = uncertainty.calibrate(self.view(), x, y, method, weight, groups)
-        self.data_choices.record_calibration(calibration, self.version)
+        self.data_choices.record_calibration(calibration)
         return self
 
     @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
         """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
         calibration = uncertainty.calibrate_on(self.view(), scores, y, method)
-        self.data_choices.record_calibration(calibration, self.version)
+        self.data_choices.record_calibration(calibration)
         return self
 
     @property
     def calibration(self) -> Calibration | None:
         """The map from scores to probabilities, if it was made for the samples held now."""
-        return self.data_choices.current_calibration(self.version)
+        return self.data_choices.calibration
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
         """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
@@ -793,7 +786,7 @@ class LSSVMHead(nn.Module):
         scores: Tensor = self(x)
         if self.num_classes < 2 or self._kind == "values":
             raise ValueError("probabilities need labels: this head holds float targets")
-        return self.data_choices.probabilities(scores, self.version, calibrated)
+        return self.data_choices.probabilities(scores, calibrated)
 
     @exclusive
     def leverage(self, x: Any, relative: bool = False) -> Tensor:
@@ -809,9 +802,9 @@ class LSSVMHead(nn.Module):
         return uncertainty.uncertainty(self.view(), x)
 
     @property
-    def choices(self) -> dict[str, str]:
-        """Choices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
-        return self.data_choices.describe(self.rho, self.version)
+    def choices(self) -> dict[str, Choice]:
+        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
+        return self.data_choices.listed(self.rho)
 
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
@@ -858,6 +851,7 @@ class LSSVMHead(nn.Module):
             self.history.forget()
             self.solver.reset()
             self.version += 1
+            self.data_choices.outdate()
             self._solving = False
 
     def replace_parts(
@@ -890,13 +884,18 @@ class LSSVMHead(nn.Module):
         return False
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Change the state: readers wait, an interruption is noticed, weights are published anew. Needs the lock."""
+    def changing(self, same_samples: bool = False) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, choices and published weights are out of date.
+
+        ``same_samples``: choices made from data stay as they are. Needs the lock.
+        """
         self.check_whole()
         with self.integrity:
             self._published, self._solving = None, True
             yield
             self.version += 1
+            if not same_samples and self.data_choices.made:
+                self.data_choices.outdate()
             self._solving = False
 
     def invalidate(self) -> Self:
@@ -911,7 +910,7 @@ class LSSVMHead(nn.Module):
             self.check_whole()
             if self._solving and self.statistics is not None:
                 self.solver.reset()
-            if self.data_choices.made and self.data_choices.rho_not_chosen and not self._source.empty:
+            if self.data_choices.made and self.data_choices.rho_is_open and not self._source.empty:
                 self._choose_rho()
             self._published = None
             compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed

@@ -114,7 +114,7 @@ def load(head: MarginHead, state: dict[str, Tensor]) -> LoadProblems:
             solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
             ActiveSetSolver(rows, stats, options).restore(solution, solution["sides"])  # raises before anything changes
             with head.locked():
-                choices = DataChoices.from_json(meta.get("made", {}), head.version + 1, calibration)
+                choices = DataChoices.from_json(meta.get("made", {}), calibration)
                 head.replace_parts(stats, rows, options)
                 head.solver.restore(solution, solution["sides"])
                 head.data_choices = choices
@@ -152,8 +152,7 @@ def move(head: MarginHead, device: torch.device) -> None:
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         options = options_on(head, device)
         solution, sides = head.solver.state(), head.solver.sides_in_saved_order()
-        stats, rows, version = head.statistics.to(device), head.samples.to(device), head.version
+        stats, rows = head.statistics.to(device), head.samples.to(device)
         head.replace_parts(stats, rows, options)
         head.solver.restore({k: v.to(device) for k, v in solution.items()}, sides.to(device))
-        head.data_choices.carry_over(version, head.version)
         make_live(head, dict.fromkeys(MARGIN_BUFFER_NAMES))

@@ -18,7 +18,7 @@ from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear import margin_checkpoint
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.checkpoint import arguments, make_live, thaw
-from torchlssvm.linear.data_choices import DataChoices
+from torchlssvm.linear.data_choices import Choice, DataChoices
 from torchlssvm.linear.diagnostics import margin_changes, margin_rho_selection, uncertainty
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Measure
@@ -204,9 +204,10 @@ class MarginHead(nn.Module):
     @exclusive
     def rho(self, value: float) -> None:
         value = check_rho(value)
-        with self.changing():
+        with self.changing(same_samples=True):
             self.solver.set_rho(value)
             self.data_choices.made.pop("rho", None)
+            self.data_choices.outdate_calibration()
 
     @property
     def class_weight(self) -> str | Tensor | None:
@@ -315,10 +316,8 @@ class MarginHead(nn.Module):
     @exclusive
     def refresh(self) -> Self:
         """Solve from the rows now: weights are then bit for bit those of a fresh head with the same data."""
-        version = self.version
-        with self.changing():
+        with self.changing(same_samples=True):
             self.solver.restart()
-        self.data_choices.carry_over(version, self.version)  # no sample has changed
         self.solve()
         return self
 
@@ -517,7 +516,7 @@ class MarginHead(nn.Module):
         del x, y, weight, ids
         path = self.rho_path(rhos, method, score=score, folds=folds)
         self.rho = path.rho
-        self.data_choices.record("rho", self.version, f"chosen by {method} out of {len(path.rhos)} values")
+        self.data_choices.record("rho", method, len(path.rhos))
         return path
 
     @exclusive
@@ -541,7 +540,7 @@ class MarginHead(nn.Module):
     @property
     def calibration(self) -> Calibration | None:
         """The map from scores to probabilities, if it was made for the samples held now."""
-        return self.data_choices.current_calibration(self.version)
+        return self.data_choices.calibration
 
     @exclusive
     def calibrate(self, x: Any, y: Any, method: str | None = None, *, weight: Any = None, groups: Any = None) -> Self:
@@ -552,7 +551,7 @@ class MarginHead(nn.Module):
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
         """Fit probabilities on scores (n, K) of samples by heads that never saw them. y: (n,)."""
         calibration = uncertainty.calibrate_on(self, scores, y, method)
-        self.data_choices.record_calibration(calibration, self.version)
+        self.data_choices.record_calibration(calibration)
         return self
 
     def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
@@ -561,12 +560,12 @@ class MarginHead(nn.Module):
         A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until it
         is made again.
         """
-        return self.data_choices.probabilities(self(x), self.version, calibrated)
+        return self.data_choices.probabilities(self(x), calibrated)
 
     @property
-    def choices(self) -> dict[str, str]:
-        """Choices made from data (rho, a calibration), with a note whether they were made for the samples held now."""
-        return self.data_choices.describe(self.rho, self.version)
+    def choices(self) -> dict[str, Choice]:
+        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
+        return self.data_choices.listed(self.rho)
 
     # -- parts, for the store, checkpoints and copies --------------------------------------------------------------------
 
@@ -577,13 +576,18 @@ class MarginHead(nn.Module):
         self.statistics.check_whole()
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Change the state: an interruption is noticed, weights are published anew. Needs the lock."""
+    def changing(self, same_samples: bool = False) -> Iterator[None]:
+        """Change the state: an interruption is noticed, choices and published weights are out of date. Needs the lock.
+
+        ``same_samples``: choices made from data stay as they are.
+        """
         self.check_whole()
         with self._integrity:
             self._published = None
             yield
             self.version += 1
+            if not same_samples and self.data_choices.made:
+                self.data_choices.outdate()
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """Bring w and b up to date, and return them."""
@@ -697,6 +701,7 @@ class MarginHead(nn.Module):
         if state is not None:
             fresh, rows = margin_checkpoint.load_samples(self, state)
         self.replace_parts(fresh, rows)
+        self.data_choices.outdate()
 
     def replace_parts(self, statistics: Statistics, rows: GridRows, options: SolverOptions | None = None) -> None:
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""

@@ -111,7 +111,7 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
             "multiclass": head.multiclass,
             "class_weight": head.class_weight,
         },
-        choices=head.choices,
+        choices={name: str(choice) for name, choice in head.choices.items()},
         labels=found,
         probabilities=probabilities,
         calibration=calibration,

@@ -105,7 +105,7 @@ class LinearAdapter(SampleAdapter):
             return None
         calibration = head.calibration
         return {
-            "made": head.data_choices.to_json(head.version),
+            "made": head.data_choices.to_json(),
             "calibration": calibration and calibration.describe(),
             "values": [] if calibration is None else [v.hex() for v in calibration.values.tolist()],
         }
@@ -119,7 +119,7 @@ class LinearAdapter(SampleAdapter):
                 numbers = [float.fromhex(v) for v in chosen["values"]]
                 values = torch.tensor(numbers, dtype=torch.float64, device=head.device)
                 calibration = Calibration.restore(chosen["calibration"], values)
-            choices = DataChoices.from_json(chosen["made"], head.version, calibration)
+            choices = DataChoices.from_json(chosen["made"], calibration)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise StoreError(f"the store is damaged: what was chosen for its head cannot be read: {error}") from error
         head.data_choices = choices
@@ -127,8 +127,7 @@ class LinearAdapter(SampleAdapter):
     @property
     def rho_is_open(self) -> bool:
         """True if the head has a rule for rho and has not chosen: it has no value of its own."""
-        choices = self.head.data_choices
-        return bool(choices.made) and choices.rho_not_chosen
+        return self.head.data_choices.rho_is_open
 
     def codec(self) -> Codec:
         """The form in which its features are stored at the moment."""
