@@ -107,7 +107,7 @@ def check_store(*more: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_good_ones_hold(place: Path) -> None:
-    assert check_store("--head", "h.pt")[0] == 0
+    assert check_store("--exported-head", "h.pt")[0] == 0
 
 
 # -- stores ------------------------------------------------------------------------------------------------------------
@@ -447,11 +447,11 @@ def test_a_certificate_is_a_regular_file(place: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
-@pytest.mark.parametrize("option", ["--head", "--public-key"])
+@pytest.mark.parametrize("option", ["--exported-head", "--public-key"])
 def test_a_head_and_a_key_are_regular_files(place: Path, kind: str, option: str) -> None:
     c.make_special(place / "other", kind)
     code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
-    assert code == (3 if option == "--head" else 1), said
+    assert code == (3 if option == "--exported-head" else 1), said
 
 
 HEADS: dict[str, Callable[[dict[str, Any]], bytes]] = {
@@ -478,7 +478,7 @@ HEADS: dict[str, Callable[[dict[str, Any]], bytes]] = {
 def test_a_crafted_head(place: Path, name: str) -> None:
     good = torch.load("h.pt", weights_only=True)
     (place / "h.pt").write_bytes(HEADS[name](good))
-    refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+    refused(*run("verify", "c.json", "--exported-head", "h.pt", "--allow-unsigned"))
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------

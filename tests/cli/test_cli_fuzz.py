@@ -18,7 +18,7 @@ from tests.support.cli_tools import ADD, write
 from torchlssvm import cli
 
 VERIFY = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
-VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--opening", "o.json", "--allow-unsigned"]
+VERIFY_HEAD = ["verify", "c.json", "--exported-head", "h.pt", "--opening", "o.json", "--allow-unsigned"]
 OPENING = ["certificate", "opening", "s", "o.json"]
 ON_STORE = [
     VERIFY, ADD, ["stats", "s"], ["history", "s"], ["compact", "s"], ["remove", "s", "--id", "s3"],

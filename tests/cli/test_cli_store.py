@@ -168,12 +168,12 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
     assert head.digest() == said["digest"]
     assert found["classes"] == ["ant", "bee", "cow"]
 
-    assert "exported head" in filled("verify", "c.json", "--head", "new.pt", "--store", "s", "--allow-unsigned")
-    assert "an opening" in filled("verify", "c.json", "--head", "new.pt", "--allow-unsigned", code=3)
+    assert "exported head" in filled("verify", "c.json", "--exported-head", "new.pt", "--store", "s", "--allow-unsigned")
+    assert "an opening" in filled("verify", "c.json", "--exported-head", "new.pt", "--allow-unsigned", code=3)
     filled("certificate", "opening", "s", "o.json")
     opening = ["--opening", "o.json"]
-    filled("verify", "c.json", "--head", "new.pt", *opening, "--allow-unsigned")
-    assert "other samples" in filled("verify", "c.json", "--head", "old.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "new.pt", *opening, "--allow-unsigned")
+    assert "other samples" in filled("verify", "c.json", "--exported-head", "old.pt", *opening, "--allow-unsigned", code=3)
 
     for part, reason in {"w": "w in served.pt is not", "C": "C in served.pt is not", "solution.": "checksum"}.items():
         served = copy.deepcopy(found)
@@ -181,11 +181,11 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
             if name == part or (part == "solution." and name.startswith(part) and value.is_floating_point()):
                 value += 1.0
         torch.save(served, filled.folder / "served.pt")
-        assert reason in filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+        assert reason in filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"w": torch.zeros(3)}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"format": "torchlssvm-export-1", "config": {"a": 1}, "state_dict": 3}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
 
 
 def test_samples_as_lines(filled: Shell) -> None:
@@ -384,14 +384,14 @@ def test_init_finishes_what_a_crash_left(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["--classes", 3], 2), (["--features", 5], 2), (["--features", 0, "--classes", 3], 2), (["--features", "x", "--classes", 3], 2),
-        (["--features", 5, "--classes", "a"], 2), (["--features", 5, "--classes", "a,a"], 2), (["--features", 5, "--classes", "a,,b"], 2),
-        (["--features", 5, "--classes", 0], 1), (["--features", 5, "--classes", 3, "--rho", -1], 1), (["--features", 5, "--classes", 3, "--rho", "nan"], 1),
-        (["--features", 5, "--classes", 3, "--grid", "x"], 2), (["--features", 5, "--classes", 3, "--grid", "4:x"], 2),
-        (["--features", 5, "--classes", 3, "--grid", "-4"], 1), (["--features", 5, "--classes", 3, "--grid", "4:99"], 1),
-        (["--features", 5, "--classes", 3, "--class-weight", "heavy"], 2), (["--features", 5, "--classes", 3, "--class-weight", "1,2"], 1),
-        (["--features", 5, "--classes", 3, "--intercept", "x"], 2), (["--features", 5, "--classes", 3, "--weights", "f"], 2),
-        (["--features", 5, "--classes", 3, "--timeout", -1], 2),
+        (["--classes", 3], 2), (["--in-features", 5], 2), (["--in-features", 0, "--classes", 3], 2), (["--in-features", "x", "--classes", 3], 2),
+        (["--in-features", 5, "--classes", "a"], 2), (["--in-features", 5, "--classes", "a,a"], 2), (["--in-features", 5, "--classes", "a,,b"], 2),
+        (["--in-features", 5, "--classes", 0], 1), (["--in-features", 5, "--classes", 3, "--rho", -1], 1), (["--in-features", 5, "--classes", 3, "--rho", "nan"], 1),
+        (["--in-features", 5, "--classes", 3, "--grid", "x"], 2), (["--in-features", 5, "--classes", 3, "--grid", "4:x"], 2),
+        (["--in-features", 5, "--classes", 3, "--grid", "-4"], 1), (["--in-features", 5, "--classes", 3, "--grid", "4:99"], 1),
+        (["--in-features", 5, "--classes", 3, "--class-weight", "heavy"], 2), (["--in-features", 5, "--classes", 3, "--class-weight", "1,2"], 1),
+        (["--in-features", 5, "--classes", 3, "--intercept", "x"], 2), (["--in-features", 5, "--classes", 3, "--weights", "f"], 2),
+        (["--in-features", 5, "--classes", 3, "--timeout", -1], 2),
     ],
 )  # fmt: skip
 def test_init_refuses(shell: Shell, arguments: list[Any], code: int) -> None:

@@ -61,7 +61,7 @@ def test_what_was_erased_on_request_is_not_learned_again(
     trainer.save_checkpoint("run.ckpt")
     assert "suppression_key" not in torch.load("run.ckpt", weights_only=False)["hyper_parameters"]
     shell("suppression", "store", "--list", "erased.list")
-    names = [word for s in by_subject for word in ("--subject", s)] + [word for i in by_id for word in ("--sample", i)]
+    names = [word for s in by_subject for word in ("--subject", s)] + [word for i in by_id for word in ("--id", i)]
     shell("request", "open", "store", "--request", "R-1", *names)
     shell("remove", "store", "--request", "R-1", "--compact", "--certificate", "R-1.json")
     assert learned() == 0

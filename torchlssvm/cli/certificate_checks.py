@@ -31,7 +31,7 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
         "--receipt", type=Path, metavar="FILE", help="receipt of the erasure: tells whom the certificate is about"
     )
     SUPPRESSION_KEY(parser)
-    parser.add_argument("--head", type=Path, metavar="FILE", help="check a head that export wrote")
+    parser.add_argument("--exported-head", dest="head", type=Path, metavar="FILE", help="check a head that export wrote")
     parser.add_argument(
         "--opening", type=Path, metavar="FILE", help="to check a head without the store (see certificate opening)"
     )
@@ -58,7 +58,7 @@ def check_certificate(
     if options.fast and options.store is None:
         raise UsageError("--fast needs --store")
     if options.opening is not None and (options.store is not None or options.head is None):
-        raise UsageError("--opening is for --head without --store")
+        raise UsageError("--opening is for --exported-head without --store")
     if options.authority is not None and options.time_stamp is None:
         raise UsageError("--authority needs --time-stamp")
     key = trusted_keys(options)

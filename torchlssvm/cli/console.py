@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -85,5 +86,7 @@ def progress(options: argparse.Namespace, doing: str, total: int | None = None) 
     layout = "{desc} ... {elapsed}"
     if total is not None:
         layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}, {remaining} left"
-    with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=layout) as bar:
+    width, height = shutil.get_terminal_size()  # tqdm shows nothing where a terminal does not tell its size
+    size = {"ncols": width - 1, "nrows": height}
+    with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, bar_format=layout, **size) as bar:
         yield bar.update
