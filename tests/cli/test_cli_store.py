@@ -126,7 +126,7 @@ def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     verify = ["verify", "c.json", "--allow-unsigned", "--store", "s"]
     said = "the certificate holds: 1 sample erased, its bytes not destroyed when it was issued"
-    unknown = f"{said}; whether it was added again is not known: give --receipt\n"
+    unknown = f"{said}; give --receipt to check that it was not added again\n"
     assert filled(*verify).startswith(unknown)
     assert filled(*verify, "--receipt", "c.receipt.json").startswith(f"{said}\n")
     filled(*ADD)  # the files still have it
@@ -168,12 +168,16 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
     assert head.digest() == said["digest"]
     assert found["classes"] == ["ant", "bee", "cow"]
 
-    assert "exported head" in filled("verify", "c.json", "--exported-head", "new.pt", "--store", "s", "--allow-unsigned")
+    assert "exported head" in filled(
+        "verify", "c.json", "--exported-head", "new.pt", "--store", "s", "--allow-unsigned"
+    )
     assert "an opening" in filled("verify", "c.json", "--exported-head", "new.pt", "--allow-unsigned", code=3)
     filled("certificate", "opening", "s", "o.json")
     opening = ["--opening", "o.json"]
     filled("verify", "c.json", "--exported-head", "new.pt", *opening, "--allow-unsigned")
-    assert "other samples" in filled("verify", "c.json", "--exported-head", "old.pt", *opening, "--allow-unsigned", code=3)
+    assert "other samples" in filled(
+        "verify", "c.json", "--exported-head", "old.pt", *opening, "--allow-unsigned", code=3
+    )
 
     for part, reason in {"w": "w in served.pt is not", "C": "C in served.pt is not", "solution.": "checksum"}.items():
         served = copy.deepcopy(found)
@@ -181,7 +185,9 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
             if name == part or (part == "solution." and name.startswith(part) and value.is_floating_point()):
                 value += 1.0
         torch.save(served, filled.folder / "served.pt")
-        assert reason in filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
+        assert reason in filled(
+            "verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3
+        )
     torch.save({"w": torch.zeros(3)}, filled.folder / "served.pt")
     filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"format": "torchlssvm-export-1", "config": {"a": 1}, "state_dict": 3}, filled.folder / "served.pt")

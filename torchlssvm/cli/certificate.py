@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from torchlssvm.cli.arguments import FORCE, UsageError, command, one_of, option
-from torchlssvm.cli.certificate_checks import add_checks, check_certificate, read_certificate_file
 from torchlssvm.cli.console import OK, emit, warn
 from torchlssvm.cli.keys import SIGNING_KEY, signing_key, trusted_keys
 from torchlssvm.cli.store_access import check_output, open_store
+from torchlssvm.cli.verify import add_checks, check_certificate, read_certificate_file
 from torchlssvm.wording import counted
 
 CERTIFICATE = option("certificate", type=Path, metavar="CERT", help="file of the certificate")
@@ -160,7 +160,7 @@ def stamp(options: argparse.Namespace) -> int:
 def show_certificate(options: argparse.Namespace) -> int:
     """Print what a certificate says, and write the page."""
     from torchlssvm import audit
-    from torchlssvm.report.certificate_page import CertificateFacts, certificate_page, certificate_text
+    from torchlssvm.report.certificate_page import CertificateFacts, certificate_lines, certificate_page
 
     if options.html is not None:
         check_output(options.html, options.store, options.force)
@@ -169,22 +169,20 @@ def show_certificate(options: argparse.Namespace) -> int:
     receipt = None if options.receipt is None else audit.ErasureReceipt.load(options.receipt)
     key = trusted_keys(options)
     checks = check_certificate(options, certificate, receipt, allow_unsigned=key is None)
-    found = None if key is None else audit.find_signer(certificate, key)
-    signer = None if found is None else (found[0], audit.key_id(found[1]))
-    facts = CertificateFacts(certificate, data, options.certificate.name, checks, signer, receipt)
+    facts = CertificateFacts(certificate, data, options.certificate.name, checks)
     said = {
         "certificate": str(options.certificate),
         "summary": facts.summary,
         "facts": facts.facts,
-        "checks": checks,
+        "checks": {name: str(check) for name, check in checks.items()},
         "not_covered": facts.not_covered,
         "fingerprints": facts.fingerprints,
         "html": None if options.html is None else str(options.html),
     }
-    text = certificate_text(facts)
+    text = certificate_lines(facts)
     if options.html is not None:
         options.html.write_text(certificate_page(facts), encoding="utf-8")
-        text = f"{options.html}: the certificate as a page. {facts.summary}"
-        text += " The page names people: it comes from the receipt." if receipt is not None else ""
+        named = " The page names people, from the receipt." if receipt is not None else ""
+        text = [f"{options.html}: the certificate as a page. {facts.summary}{named}"]
     emit(options, said, text)
     return OK

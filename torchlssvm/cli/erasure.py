@@ -102,7 +102,7 @@ def preview(options: argparse.Namespace) -> int:
         lines.append(f"accuracy: {found.accuracy_before:.2%} now, {after} afterwards")
     if options.request is not None:
         lines.append(f"nothing is erased yet; next: torchlssvm remove {options.store} --request {options.request}")
-    emit(options, asdict(found), "\n".join(lines))
+    emit(options, asdict(found), lines)
     return OK
 
 
@@ -143,7 +143,7 @@ def remove(options: argparse.Namespace) -> int:
         events = [Remove(**whose) for whose in targets]
         out = receipt_path(options, options.request or events[0].event_id)
         receipts = store.apply(events, request=options.request, keep_receipt=True)
-        store.choose_rho()
+        store.refresh()
         done = [receipt.event_id for receipt in receipts]
         nonces = {name: nonce for receipt in receipts for name, nonce in receipt.nonces.items()}
         said = receipts_to_json(receipts, store) | {"nonces": nonces, "compacted": False, "certificate": None}
@@ -178,7 +178,7 @@ def remove(options: argparse.Namespace) -> int:
             )
     if busy is not None:
         warn(f"torchlssvm: error: the samples are removed, but: {one_line(busy)}")
-    emit(options, said, "\n".join(text))
+    emit(options, said, text)
     return OK if busy is None else BUSY
 
 

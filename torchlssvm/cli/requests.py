@@ -61,7 +61,7 @@ def open_request(options: argparse.Namespace) -> int:
     lines += [f"  {name}: {counted(n, 'sample')} held" for name, n in said["held"].items()]
     lines += [f"  {line}" for name, n in said["held"].items() if not n for line in look_alikes(known, name)]
     lines.append(f"next: torchlssvm preview {options.store} --request {made.id}")
-    emit(options, said, "\n".join(lines))
+    emit(options, said, lines)
     return OK
 
 
@@ -76,7 +76,7 @@ def list_requests(options: argparse.Namespace) -> int:
     if overdue:
         lines.insert(0, f"{counted(overdue, 'request')} overdue:")
     said = {"requests": [request_to_json(r) for r in found], "overdue": overdue}
-    emit(options, said, "\n".join(lines) or "no requests")
+    emit(options, said, lines or "no requests")
     return OK
 
 

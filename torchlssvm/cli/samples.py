@@ -89,7 +89,7 @@ def add(options: argparse.Namespace) -> int:
                     raise ValueError(f"{where}: {error} ({counts['added']} samples before were added)") from error
                 advance(len(ids))
         with progress(options, "choosing rho"):
-            store.choose_rho()
+            store.refresh()
         state = store.stats()
     text = (
         f"{counts['added']} samples added, {counts['skipped']} were there already; the store holds {state['samples']}"
@@ -240,7 +240,7 @@ def relabel(options: argparse.Namespace) -> int:
         y = [settings.label(text, classes) for text in labels]
         targets = with_event(options, selected(options))
         receipts = store.apply([Relabel(y[0] if options.id is None else y, **whose) for whose in targets])
-        store.choose_rho()
+        store.refresh()
         said = receipts_to_json(receipts, store)
     emit(options, said, "\n".join(map(str, receipts)))
     return OK
@@ -281,7 +281,7 @@ def subjects(options: argparse.Namespace) -> int:
     lines.append(f"{counted(len(found), 'subject')}, {counted(total, 'sample')}")
     if without:
         lines.append(f"{counted(without, 'sample')} without a subject: a request can name these by their ids only")
-    emit(options, {"subjects": found, "samples": total, "without_subject": without}, "\n".join(lines))
+    emit(options, {"subjects": found, "samples": total, "without_subject": without}, lines)
     return OK
 
 

@@ -171,6 +171,7 @@ def set_options(options: argparse.Namespace) -> int:
             raise UsageError(f"--rho {options.rho}: a {type(head).__name__} takes a number or {' or '.join(allowed)}")
         if options.class_weight is not None:
             head.class_weight = as_weights(options.class_weight)  # written when the store closes
+            store.refresh()
         if options.rho in ("kfold", "loo"):
             head.select_rho(method=options.rho)  # likewise
         elif options.rho is not None:

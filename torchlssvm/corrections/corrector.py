@@ -35,7 +35,7 @@ from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
-from torchlssvm.store.sample_store import REFUSAL_ERRORS
+from torchlssvm.store.transaction import REFUSAL_ERRORS
 
 __all__ = ["Corrector"]
 

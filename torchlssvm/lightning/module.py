@@ -274,7 +274,7 @@ class LSSVMModule(LightningModule):
             self._rho_version = head.version
         elif method is None and isinstance(head, LSSVMHead):
             if self.learner.store is not None:
-                self.learner.store.choose_rho()
+                self.learner.store.refresh()
             if self.learner.path is not None:
                 self._synchronize()
             else:
