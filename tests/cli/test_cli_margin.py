@@ -54,7 +54,7 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     assert "set s --rho kfold" in shell("init", "s", *margin, "--rho", "gcv", code=2)
     shell("init", "s", *margin)
     shell(*ADD)
-    assert "margin head takes --rho kfold" in shell("set", "s", "--rho", "gcv", code=2)
+    assert "MarginHead takes a number or kfold or loo" in shell("set", "s", "--rho", "gcv", code=2)
     head = MarginHead(J, K, grid=GRID).add(torch.from_numpy(x), torch.from_numpy(y))
     rho = head.select_rho(method=method).rho
     assert shell.json("set", "s", "--rho", method)["rho"] == rho
@@ -72,7 +72,7 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
 def test_kfold_is_for_margin_heads(shell: Shell) -> None:
     write(shell.folder)
     shell("init", "s", "--in-features", J, "--classes", K)
-    assert "least-squares head takes --rho gcv" in shell("set", "s", "--rho", "kfold", code=2)
+    assert "LSSVMHead takes a number or gcv" in shell("set", "s", "--rho", "kfold", code=2)
 
 
 def test_a_choice_that_another_process_overtook_is_not_acknowledged(

@@ -242,7 +242,7 @@ def relabel(options: argparse.Namespace) -> int:
         receipts = store.apply([Relabel(y[0] if options.id is None else y, **whose) for whose in targets])
         store.refresh()
         said = receipts_to_json(receipts, store)
-    emit(options, said, "\n".join(map(str, receipts)))
+    emit(options, said, list(map(str, receipts)))
     return OK
 
 
@@ -277,7 +277,7 @@ def subjects(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store, store.view():
         found, total = store.subjects(), len(store)
     without = total - sum(found.values())
-    lines = [table({name: counted(n, "sample") for name, n in found.items()})] if found else []
+    lines = table({name: counted(n, "sample") for name, n in found.items()})
     lines.append(f"{counted(len(found), 'subject')}, {counted(total, 'sample')}")
     if without:
         lines.append(f"{counted(without, 'sample')} without a subject: a request can name these by their ids only")
@@ -303,12 +303,11 @@ def show(options: argparse.Namespace) -> int:
         "store": str(options.store),
         "subjects": [report_to_json(r, settings, options.values) for r in reports],
     }
-    text = "\n\n".join(report_text(r, settings, str(options.store)) for r in reports)
-    text += "".join(f"\n{line}" for line in similar)
-    text += (
-        "\n\nnot known to this store: backups and copies made by other means, and what the network in front of it was "
+    lines = [line for r in reports for line in ["", *report_lines(r, settings, str(options.store))]][1:] + similar
+    unknown = (
+        "not known to this store: backups and copies made by other means, and what the network in front of it was "
     )
-    emit(options, said, text + "trained on")
+    emit(options, said, [*lines, "", f"{unknown}trained on"])
     return OK
 
 
@@ -344,7 +343,7 @@ def report_to_json(report: AccessReport, settings: Settings, values: bool) -> di
     return {"subject": report.subject, "samples": samples, "files": files, "requests": requests}
 
 
-def report_text(report: AccessReport, settings: Settings, store: str) -> str:
+def report_lines(report: AccessReport, settings: Settings, store: str) -> list[str]:
     """Write a report for people."""
     if not report.samples:
         lines = [f"{report.subject}: no sample is held in {store}"]
@@ -361,4 +360,4 @@ def report_text(report: AccessReport, settings: Settings, store: str) -> str:
             for f in report.files
         ] or ["  no exported file or checkpoint that this store knows of"]
     lines += [f"request {r.id}: {r.state}, an answer is due by {r.due}" for r in report.requests]
-    return "\n".join(lines)
+    return lines

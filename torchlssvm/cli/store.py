@@ -168,7 +168,7 @@ def set_options(options: argparse.Namespace) -> int:
         head = store.head
         allowed = ("kfold", "loo") if isinstance(head, MarginHead) else ("gcv",)
         if isinstance(options.rho, str) and options.rho not in allowed:
-            raise UsageError(f"--rho {options.rho}: a {type(head).__name__} takes a number or {' or '.join(allowed)}")
+            raise UsageError(f"--rho {options.rho}: {type(head).__name__} takes a number or {' or '.join(allowed)}")
         if options.class_weight is not None:
             head.class_weight = as_weights(options.class_weight)  # written when the store closes
             store.refresh()
@@ -232,7 +232,7 @@ def history(options: argparse.Namespace) -> int:
     events = [{name: getattr(e, name) for name in names} | {"chain": e.chain.hex()} for e in entries]
     lines = [f"{'':>6}  {'time (UTC)':<19}  {'kind':<8} {'samples':>8}  event"]
     lines += [f"{e.position:>6}  {e.time[:19]}  {e.kind:<8} {e.samples:>8}  {e.event_id}" for e in entries]
-    emit(options, {"store": str(options.store), "events": events}, "\n".join(lines) if entries else "no event yet")
+    emit(options, {"store": str(options.store), "events": events}, lines if entries else "no event yet")
     return OK
 
 
@@ -274,7 +274,7 @@ def pending(options: argparse.Namespace) -> int:
     with open_store(options, readonly=True) as store:
         found = list(PendingEvents(store))
     said = {"store": str(options.store), "pending": [pending_to_json(p) for p in found]}
-    emit(options, said, "\n".join(map(str, found)) if found else "no event is pending")
+    emit(options, said, list(map(str, found)) if found else "no event is pending")
     return OK
 
 
@@ -291,7 +291,7 @@ def drop(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         dropped = drop_pending(store, options.event)
     said = {"store": str(options.store), "dropped": [pending_to_json(p) for p in dropped]}
-    emit(options, said, "\n".join(f"dropped: {p}" for p in dropped))
+    emit(options, said, [f"dropped: {p}" for p in dropped])
     return OK
 
 
