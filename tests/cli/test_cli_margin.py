@@ -50,7 +50,7 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
 @pytest.mark.parametrize("method", ["kfold", "loo"])
 def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     x, y, _ = write(shell.folder)
-    margin = ["--features", J, "--classes", K, "--grid", "16", "--head", "margin"]
+    margin = ["--in-features", J, "--classes", K, "--grid", "16", "--head", "margin"]
     assert "set s --rho kfold" in shell("init", "s", *margin, "--rho", "gcv", code=2)
     shell("init", "s", *margin)
     shell(*ADD)

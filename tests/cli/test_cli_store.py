@@ -443,3 +443,16 @@ def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("set", "r", "--rho", "-1")[0] == 1
     assert shell.run("set", "r", "--rho", "best")[0] == 2
     assert shell.run("set", "r")[0] == 2
+
+
+def test_class_weights_are_set(shell: Shell) -> None:
+    x, y, _ = write(shell.folder)
+    shell("init", "w", "--in-features", J, "--classes", K, "--grid", "16", "--class-weight", "balanced")
+    shell("add", "w", "--features", "x.npy", "--labels", "y.npy")
+    assert shell.json("set", "w", "--class-weight", "1,2,3", "--rho", 0.5)["class_weight"] == [1.0, 2.0, 3.0]
+    with SampleStore("w", readonly=True) as store:
+        fresh = LSSVMHead(J, K, rho=0.5, grid=GRID, class_weight=torch.tensor([1.0, 2.0, 3.0]))
+        torch.testing.assert_close(store.head.w, fresh.add(torch.tensor(x), torch.tensor(y)).w, rtol=1e-9, atol=1e-9)
+    said = shell.json("set", "w", "--class-weight", "complement", "--rho", "gcv")
+    assert "made for the samples held" in said["choice"]
+    assert shell.run("set", "w", "--class-weight", "heavy")[0] == 2

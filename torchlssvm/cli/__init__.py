@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given and given[0] in LIGHTNING_STAGES:
             options.command = given[0]
             return run_lightning(given)
-        options = parser.parse_args(given)
+        options, unknown = parser.parse_known_args(given)
+        if unknown:
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(options, "parser", parser))
         if options.run is None:
             parser.print_help()
             return OK
