@@ -80,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given and given[0] in LIGHTNING_STAGES:
             options.command = given[0]
             return run_lightning(given)
-        options, unknown = parser.parse_known_args(given)
+        parsed, unknown = parser.parse_known_args(given)
         if unknown:
-            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(options, "parser", parser))
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(parsed, "parser", parser))
+        options = parsed
         if options.run is None:
             parser.print_help()
             return OK

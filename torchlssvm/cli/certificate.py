@@ -113,9 +113,7 @@ def opening(options: argparse.Namespace) -> int:
         option("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr"),
         required=True,
     ),
-    option(
-        "--authority", type=Path, metavar="PEM", help="certificate of the authority, or of its issuer, that you trust"
-    ),
+    option("--authority", type=Path, metavar="PEM", help="root certificate of the authority, which you trust"),
     store=False,
     changes="the file was written",
 )

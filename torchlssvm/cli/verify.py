@@ -46,7 +46,7 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
         "--time-stamp", type=Path, metavar="FILE", help="response of a time stamp authority (see certificate stamp)"
     )
     parser.add_argument(
-        "--authority", type=Path, metavar="PEM", help="certificate of that authority, or of its issuer, that you trust"
+        "--authority", type=Path, metavar="PEM", help="root certificate of that authority, which you trust"
     )
     TIMEOUT(parser)
 

@@ -1,9 +1,10 @@
 """The journal: what was done to a store, as a hash chain that says nothing about who was in it.
 
-An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample, and an
-HMAC of the digest after the event under a key of that position. The nonces live in the samples' rows and go with them; the
-keys of positions that are past are destroyed at compaction. So an erasure rewrites no entry, and afterwards nothing in here
-confirms a guess about an erased sample. Certificates publish the HMAC.
+An entry holds the event's id, kind, time and number of samples, a commitment SHA-256(nonce || id) for each sample (sorted, so
+that their order does not tell that of the samples), and an HMAC of the digest after the event under a key of that position.
+The nonces live in the samples' rows and go with them; the keys of positions that are past are destroyed at compaction. So an
+erasure rewrites no entry, and afterwards nothing in here confirms a guess about an erased sample. Certificates publish the
+HMAC.
 
     chain_p = SHA-256(chain_{p-1} || canonical JSON of {"commitments": SHA-256 of all of them as hex, "event_id", "kind",
               "mac": hex or null, "position": p, "samples", "time"}),      chain_0 = 32 zero bytes
@@ -77,12 +78,12 @@ class Entry:
 
     @property
     def commitment_bytes(self) -> list[bytes]:
-        """The commitments, in the order of the event's samples."""
+        """The commitments, sorted."""
         return [self.commitments[i : i + 32] for i in range(0, len(self.commitments), 32)]
 
     @property
     def commitment_list(self) -> list[str]:
-        """The commitments as hex, in the order of the event's samples."""
+        """The commitments as hex, sorted."""
         return [commitment.hex() for commitment in self.commitment_bytes]
 
 
@@ -148,17 +149,17 @@ class Journal:
             raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
-    def append(self, events: Sequence[tuple[str, str, list[bytes], int]], digest: str | None) -> dict[str, Any]:
+    def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:
         """Write an entry for each event, and where the journal ends then; returns that state.
 
-        events: (id, kind, commitments, how many of its samples were never held). The last one has the digest, as an HMAC.
+        events: (id, kind, commitments). The last one has the digest, as an HMAC.
         """
         state = dict(self.db.get("state"))
-        for event_id, kind, samples, absent in events:
+        for event_id, kind, samples in events:
             state["position"] += 1
             mac = self.commit(digest, state["position"]) if event_id == events[-1][0] else None
-            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * (len(samples) - absent)
-            entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(samples), mac, b"")
+            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * len(samples)
+            entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(sorted(samples)), mac, b"")
             entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
             self.db.run(
                 f"INSERT INTO journal ({JOURNAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", vars(entry).values()

@@ -9,15 +9,13 @@ Samples that one call adds and removes again never reach the head.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
 from torchlssvm.store.head_adapter import HeadAdapter
@@ -68,8 +66,6 @@ class AppliedEvent:
     position: int
     ids: Sequence[str]
     nonces: list[bytes]
-    absent: int = 0
-    """Number of its samples that were never held: they were kept out before they could be added."""
     left_out: Sequence[str] = ()
     """Samples of an Add that were not added, since they were erased on request."""
 
@@ -191,17 +187,14 @@ class Transaction:
         self.head_changed = False
         self._change = NetChange()
 
-    def apply(
-        self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
-    ) -> list[AppliedEvent | EmptyEvent | int]:
+    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EmptyEvent | int]:
         """Apply events to the rows, behind a position of the journal; of one that was applied before, its position.
 
-        The head follows with :meth:`finish`. ``kept_out``: for the id of a Remove, samples that arrived and were not added
-        because of it.
+        The head follows with :meth:`finish`.
         """
         self.position = position
         with torch.inference_mode(False), torch.no_grad():
-            return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
+            return [self._apply(event) for event in events]
 
     def finish(self) -> str | None:
         """Change the head by all events together; returns its digest."""
@@ -211,7 +204,7 @@ class Transaction:
 
     def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
         """Write the journal, before the database commits; returns the digest and the end of the chain."""
-        events = [(d.event.event_id, d.event.kind, d.commitments, d.absent) for d in self.done]
+        events = [(d.event.event_id, d.event.kind, d.commitments) for d in self.done]
         state = self.journal.append(events, digest)
         return state["digest"], bytes.fromhex(state["chain"])
 
@@ -225,7 +218,7 @@ class Transaction:
             self.head_changed = before
             raise
 
-    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
+    def _apply(self, event: Event) -> AppliedEvent | EmptyEvent | int:
         past = self._past_event(event.event_id)
         if past is not None:
             if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
@@ -241,10 +234,7 @@ class Transaction:
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
         }  # fmt: skip
-        if isinstance(event, Remove) and kept_out:
-            done = AppliedEvent(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
-        else:
-            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
+        done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
         self.position += 1
         self.done.append(done)
         return done
@@ -309,20 +299,6 @@ class Transaction:
             self.table.erase(rows)
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
-
-    def _remove_and_keep_out(self, event: Remove, kept_out: Sequence[str]) -> tuple[list[str], list[bytes], int]:
-        """Remove samples that are held; the others get a nonce too, so that the journal has a commitment for each."""
-        absent = [i for i in kept_out if not self.table.holds(i)]
-        nonces = {i: os.urandom(NONCE_BYTES) for i in absent}
-        if event.ids is None:
-            rest = event if self.table.count_of(event.subject) else None
-        else:
-            ids = [i for i in event.ids if i not in nonces]
-            rest = Remove(ids=ids, event_id=event.event_id) if ids else None
-        if rest is not None:
-            nonces |= dict(zip(*self._remove(rest), strict=True))
-        names = list(nonces) if event.ids is None else list(event.ids)
-        return names, [nonces[i] for i in names], len(absent)
 
     def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
