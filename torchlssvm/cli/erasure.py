@@ -29,7 +29,7 @@ from torchlssvm.cli.store_access import check_output, open_store
 from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
-    from torchlssvm.store import Receipt, SampleStore
+    from torchlssvm.store import EventResult, SampleStore
 
 RECEIPT_SUFFIX = ".receipt.json"
 OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -182,7 +182,7 @@ def remove(options: argparse.Namespace) -> int:
     return OK if busy is None else BUSY
 
 
-def erased_text(whose: dict[str, Any], receipt: Receipt) -> str:
+def erased_text(whose: dict[str, Any], receipt: EventResult) -> str:
     """Say what a removal did."""
     name = whose.get("subject", "by id")
     done = "erased" if receipt.applied else "were erased before, nothing was changed"

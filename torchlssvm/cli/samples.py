@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchlssvm.cli.images import ImageFolder
     from torchlssvm.cli.sample_files import SampleFile
     from torchlssvm.events import Add
-    from torchlssvm.store import AccessReport, Receipt, SampleStore
+    from torchlssvm.store import AccessReport, EventResult, SampleStore
 
 # -- add ---------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ def with_event(options: argparse.Namespace, targets: list[dict[str, Any]]) -> li
     return [targets[0] | {"event_id": options.event}]
 
 
-def receipts_to_json(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:
+def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:
     """Convert receipts to primitives, without the samples' secrets: the last one's values, all samples, and each event."""
     names = ("event_id", "kind", "position", "applied", "samples")
     events = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
