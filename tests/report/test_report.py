@@ -23,7 +23,7 @@ from torchlssvm.report import gather, write_report
 from torchlssvm.report.charts import Chart, decades, linear, number
 from torchlssvm.report.findings import harm
 from torchlssvm.report.pictures import png, source
-from torchlssvm.statistics.batch import fold_of
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.store import SampleStore
 
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)

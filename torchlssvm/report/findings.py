@@ -20,7 +20,7 @@ from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LinearHead, MarginHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
-from torchlssvm.statistics.batch import fold_of
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.store import ErasureRequest, SampleStore
 from torchlssvm.wording import counted, listed
 

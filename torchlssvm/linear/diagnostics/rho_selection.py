@@ -26,7 +26,7 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import fold_of
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.statistics.fold_statistics import of_folds
 
 
