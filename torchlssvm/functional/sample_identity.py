@@ -1,10 +1,10 @@
 """How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
 With the key a row can be recognised, without it no guess can be tested. A row of integers q is multiplied by a few secret
-integer vectors r, and the products q . r are hashed under the key together with the row's fold and label. Two different rows give
-the same product with one vector for at most one of the 2^17 values of any single entry of r, so with four vectors with a
-probability of at most 2^-68. The products themselves would give the vectors away to a reader who knows as many rows as there are
-columns; the hashes do not.
+integer vectors r, and the products q . r are hashed under the key together with the row's fold and label. Two different rows
+give the same product with one vector for at most one of the 2^17 values of any single entry of r, so with four vectors with a
+probability of at most 2^-68. The products themselves would give the vectors away to a reader who knows as many rows as there
+are columns; the hashes do not.
 
 The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
 over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -42,6 +43,7 @@ FINGERPRINT_BYTES = 16
 
 
 _process_key = os.urandom(KEY_BYTES)
+_group_key: tuple[weakref.ref[Any], bytes] | None = None  # of the process group that asked last
 
 
 def shared_key() -> bytes:
@@ -49,13 +51,18 @@ def shared_key() -> bytes:
 
     The ranks of a group find their key in the group's store: the first one that asks puts it there.
     """
+    global _group_key
     if not (dist.is_available() and dist.is_initialized()):
         return _process_key
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        return bytes.fromhex(store.compare_set("torchlssvm/fingerprint_key", "", _process_key.hex()).decode())
-    except RuntimeError:  # whoever keeps the store is gone: rows are recognised within this process only
-        return _process_key
+    world: Any = dist.group.WORLD
+    if _group_key is None or _group_key[0]() is not world:
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            found = store.compare_set("torchlssvm/fingerprint_key", "", _process_key.hex())
+        except RuntimeError:  # whoever keeps the store is gone: rows are recognised within this process only
+            return _process_key
+        _group_key = weakref.ref(world), bytes.fromhex(found.decode())
+    return _group_key[1]
 
 
 def fold_of(ids: Iterable[Any], folds: int) -> list[int]:

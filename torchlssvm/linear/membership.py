@@ -5,8 +5,8 @@ fingerprint leaves with its row, so nothing that stays confirms a guess about a 
 hold the key too: with one of them, guesses about rows that are *present* can be tested.
 
 All heads of a process share one key, and so do the ranks of a process group. Rows known under different keys (a head that was
-loaded from a file of another run, merged with one of this run) cannot be compared: such a head says that it is ``unchecked``, and
-its removals are tested by their sums.
+loaded from a file of another run, merged with one of this run) cannot be compared: such a head says that it is ``unchecked``,
+and its removals are tested by their sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 FINGERPRINTED_NUMBERS = 2**20
 """Numbers (8 MiB) that are put on the grid at a time, so that they stay in the cache."""

@@ -246,7 +246,7 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
 def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> list[tuple[SampleBatch, int]]:
     """Checked batches with their signs, of samples to be added and to be removed jointly; None for no such samples.
 
-    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like`` and ``removed``.
+    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like``.
     """
     changes: list[tuple[SampleBatch, int]] = []
     for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
@@ -256,5 +256,5 @@ def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> l
             raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
         weight, ids = (*samples[2:], None, None)[:2]
         like = changes[0][0] if changes else None
-        changes.append((check(samples[0], samples[1], weight, ids, like, removed=sign < 0), sign))
+        changes.append((check(samples[0], samples[1], weight, ids, like), sign))
     return changes

@@ -145,8 +145,8 @@ class Statistics:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
-        self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
-        self.scale = checks.one_of(scale, "scale", SCALES)
+        self.normalize: str | None = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
+        self.scale: str | None = checks.one_of(scale, "scale", SCALES)
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
