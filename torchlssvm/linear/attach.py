@@ -158,7 +158,7 @@ class KeptSamples(Protocol):
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
 
-    def remake_choices(self) -> None:
+    def refresh(self) -> None:
         """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
@@ -536,7 +536,7 @@ class AttachedClassifier(nn.Module):
     def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.remake_choices()
+            self.samples.refresh()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
             self.head.refresh()
 
