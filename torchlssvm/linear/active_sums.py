@@ -127,7 +127,9 @@ class ActiveSums:
         if self.empty:
             return solution
         w, beta, mu, n, factor, units = solve_sums([self], scale, small)
-        if by_rows or int(factor.info) != 0 or least_share(factor) < LEAST_COLUMN_SHARE:
+        # 1e-7: least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits
+        # are lost
+        if by_rows or int(factor.info) != 0 or least_share(factor) < 1e-7:
             w, factor = self._solve_rows(scale, torch.nonzero(active)[:, 0], mu, beta)
             units = 1.0
         solution.set_base(w, beta, mu, n, factor, units)
@@ -160,10 +162,6 @@ class ActiveSums:
         w = torch.linalg.solve_triangular(R[:, :D], R[:, D:], upper=True)
         info = torch.zeros((), dtype=torch.int32, device=rows.device)
         return w, Factor(R[:, :D].mT.contiguous(), D, info)
-
-
-LEAST_COLUMN_SHARE = 1e-7
-"""Least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits are lost."""
 
 
 def chunks(bounds: Tensor) -> list[slice]:

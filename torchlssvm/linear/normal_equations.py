@@ -24,9 +24,6 @@ LARGEST_FLOAT_CENTRED_SUM = 2**50
 LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
 
-EIGENVALUE_ROUNDING = 1e-11
-"""Rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none."""
-
 
 class Units(NamedTuple):
     """Units: features in ``feature`` per step, targets in ``target`` per step, rho as given."""
@@ -304,7 +301,8 @@ def repaired_factor(work: Tensor, D: int, floor: float, doubtful: bool) -> Facto
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    if doubtful and bool(lowest < -EIGENVALUE_ROUNDING * D * top):
+    # 1e-11: rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none
+    if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
     warnings.warn(
         f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "

@@ -8,6 +8,7 @@ that flips on the disk is found when the record is read.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -23,7 +24,12 @@ from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.untrusted import check_regular
 
+log = logging.getLogger("torchlssvm.store")
+
 DATABASE_FILE = "samples.sqlite"
+WITNESS_FILE = "acknowledged"
+"""File of a store with the last position that a caller was told."""
+
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
@@ -71,12 +77,13 @@ RECORD_FIELDS: dict[str, dict[str, Any]] = {
     "head": {"type": str},
     "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
     "opening": {"key": str},
-    "suppression": {"path": str, "list": str, "changes": int},
+    "suppression": {"path": str, "list": str, "head": str},
 }
 """Records of the meta table that are objects: the fields that are read, and their types."""
 
 RECORD_TYPES: dict[str, Any] = {
     "compacted": int,
+    "renumbered": int,
     "created": str,
     "fingerprint": str | None,
     "chosen": dict | None,
@@ -84,7 +91,7 @@ RECORD_TYPES: dict[str, Any] = {
 }
 """Types of the other records that the store itself keeps; notes of callers may be any JSON."""
 
-HEX_FIELDS = {"state": "chain", "opening": "key"}
+HEX_FIELDS = {"state": "chain", "opening": "key", "suppression": "head"}
 """Fields of records that are bytes, written as hex."""
 
 NO_DEFAULT: Any = object()
@@ -177,6 +184,7 @@ class Database:
         self._check_files(create)
         location = path.absolute().as_uri()
         if not readonly:
+            self._break_links()
             self._connect(f"{location}?mode={'rwc' if create else 'rw'}", create)
             self._place = self._found()
             return
@@ -252,6 +260,24 @@ class Database:
             raise StoreError(
                 f"{self.path} has a rollback journal: it was changed by another program, or never finished"
             )
+
+    def _break_links(self) -> None:
+        """Copy files that have several names (hard links): writers of two copies would overwrite each other's events."""
+        index = Path(f"{self.path}-shm")
+        if index.exists() and index.stat().st_nlink > 1:
+            index.unlink()  # SQLite makes it again from the log
+        for file in (self.path, *self._logs(), self.path.with_name(WITNESS_FILE)):
+            if not file.exists() or file.stat().st_nlink < 2:
+                continue
+            own = file.with_name(file.name + ".own")
+            before = None
+            while before != file.stat().st_mtime_ns:  # again if it was written meanwhile
+                before = file.stat().st_mtime_ns
+                shutil.copy2(file, own)
+            with open(own, "r+b") as copied:
+                os.fsync(copied.fileno())
+            os.replace(own, file)
+            log.warning("%s was a hard link to another file; it is a copy of its own now", file)
 
     def _limit(self) -> None:
         """Bound the steps of a query and the length of a value by what is really on the disk."""

@@ -30,6 +30,7 @@ LIST_APPLICATION_ID = 0x746C7370
 LIST_TABLES = """
 CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 SUM_MODULUS = 2**256
 """An entry is a number below it."""
@@ -51,15 +52,16 @@ class SuppressionList:
     >>> import tempfile
     >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
     >>> tags = [listed.tag("subject", "u42"), listed.tag("id", "photo-7")]
-    >>> listed.enter(tags[:1]), len(listed), [tag in listed.find(tags) for tag in tags]
-    (1, 1, [True, False])
+    >>> head = listed.enter(tags[:1])
+    >>> len(listed), [tag in listed.find(tags) for tag in tags], listed.extends(head)
+    (1, [True, False], True)
     """
 
     def __init__(self, path: str | os.PathLike[str], key: bytes):
         self.path, self._key = Path(path).absolute(), key
         with self._connected() as connection:
             found = dict(connection.execute("SELECT name, value FROM list").fetchall())
-        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "changes", "sum"} <= set(found):
+        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "head", "sum"} <= set(found):
             raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
         if not hmac.compare_digest(found["check"], self._check_value()):
             raise StoreError(f"this is not the key of the suppression list {self.path}: nothing can be told with it")
@@ -82,8 +84,10 @@ class SuppressionList:
         with made._connected(new=True) as connection:
             connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
             connection.executescript(LIST_TABLES)
-            rows = (values | {"entries": "0", "changes": "0", "sum": "0"}).items()
+            start = made._link(b"", "", [values["list"].encode()])
+            rows = (values | {"entries": "0", "head": start.hex(), "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
+            connection.execute("INSERT INTO heads VALUES (?)", (start,))
         os.replace(temporary, place)
         sync_folder(place.parent)
         return cls(place, key)
@@ -123,16 +127,26 @@ class SuppressionList:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._number("entries")
+        with self._connected() as connection:
+            return self._counted(connection, "entries")
 
     @property
-    def changes(self) -> int:
-        """The number of entries that were ever made or withdrawn: an older copy of the file has fewer."""
-        return self._number("changes")
-
-    def _number(self, name: str) -> int:
+    def head(self) -> bytes:
+        """The end of the chain of changes: each change has an HMAC of its entries and of the change before it."""
         with self._connected() as connection:
-            return self._counted(connection, name)
+            return self._head(connection)
+
+    def _head(self, connection: sqlite3.Connection) -> bytes:
+        return bytes.fromhex(connection.execute("SELECT value FROM list WHERE name = 'head'").fetchone()[0])
+
+    def extends(self, head: bytes) -> bool:
+        """True if the chain ended in ``head`` once: an older copy of the file never did, whatever was entered in it since."""
+        with self._connected() as connection:
+            return connection.execute("SELECT 1 FROM heads WHERE head = ?", (head,)).fetchone() is not None
+
+    def _link(self, head: bytes, change: str, tags: Iterable[bytes]) -> bytes:
+        """The end of the chain after a change of entries, "+" or "-"."""
+        return hmac.digest(self._key, b"".join([f"{LIST_FORMAT}\0{change}\0".encode(), head, *sorted(tags)]), "sha256")
 
     def _counted(self, connection: sqlite3.Connection, name: str) -> int:
         return int(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
@@ -171,25 +185,28 @@ class SuppressionList:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def enter(self, tags: Iterable[bytes]) -> int:
-        """Make entries, durable when this returns; returns :attr:`changes`."""
+    def enter(self, tags: Iterable[bytes]) -> bytes:
+        """Make entries, durable when this returns; returns :attr:`head`."""
         return self._change("INSERT OR IGNORE INTO entries VALUES (?)", 1, tags)
 
-    def withdraw(self, tags: Iterable[bytes]) -> int:
-        """Take entries off the list; returns :attr:`changes`."""
+    def withdraw(self, tags: Iterable[bytes]) -> bytes:
+        """Take entries off the list; returns :attr:`head`."""
         return self._change("DELETE FROM entries WHERE tag = ?", -1, tags)
 
-    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> int:
+    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> bytes:
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
-            numbers = {"entries": sign * len(changed), "changes": len(changed), "sum": sign * sum_of(changed)}
-            for name, more in numbers.items():
-                value = (self._counted(connection, name) + more) % SUM_MODULUS
-                connection.execute("UPDATE list SET value = ? WHERE name = ?", (str(value), name))
-            total = self._counted(connection, "changes")
+            head = self._head(connection)
+            if changed:
+                head = self._link(head, "+" if sign > 0 else "-", changed)
+                connection.execute("INSERT INTO heads VALUES (?)", (head,))
+                values = {"head": head.hex()}
+                for name, more in (("entries", len(changed)), ("sum", sum_of(changed))):
+                    values[name] = str((self._counted(connection, name) + sign * more) % SUM_MODULUS)
+                connection.executemany("UPDATE list SET value = ? WHERE name = ?", ((v, n) for n, v in values.items()))
             connection.execute("COMMIT")
-            return total
+            return head
 
 
 def sum_of(tags: Iterable[bytes]) -> int:
