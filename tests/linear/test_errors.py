@@ -647,7 +647,7 @@ def test_predicting_on_bad_features(
 
 
 def test_another_device_is_named_for_cuda() -> None:
-    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
+    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64)).refresh()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = torch.zeros(3, J, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
         for call in (lambda: head.add(*there), lambda: head.remove(*there), lambda: head(there[0])):

@@ -25,6 +25,7 @@ from torchlssvm.linear.checkpoint import checksum, pack
 from torchlssvm.linear.membership import RowCounts, batch_fingerprints
 from torchlssvm.linear.pending import Tracking, add_counts, add_weights
 from torchlssvm.statistics import Statistics
+from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -262,7 +263,7 @@ class Delta:
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
         """Read a file that :meth:`save` wrote; VerificationError when it is damaged or something else."""
         try:
-            saved = torch.load(path, weights_only=True, map_location="cpu")
+            saved = load_tensors(path)
         except OSError:
             raise
         except Exception as error:  # garbage makes the unpickler raise anything

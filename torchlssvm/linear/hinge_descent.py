@@ -37,7 +37,7 @@ class HingeDescent:
         """total: sums over all rows; signs: (n, C) of -1 and +1; weight: (n,), class weight times copies."""
         self.q, self.scale, self.signs, self.weight = total.rows.q, scale, signs, weight
         wider = replace(scale, rho=scale.rho / ACTIVE_SHARE)  # I + V^T V / 4 is the system of a rho four times as large
-        _, _, mu, n, self._factor, self._units = solve_sums([total], wider, small)
+        _, _, mu, n, self._factor, self._units, _ = solve_sums([total], wider, small)
         self._mu, self._active_weight = mu * (wider.root / scale.root), n * ACTIVE_SHARE
 
     def lower(self, steps: int) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
+from torchlssvm.schema import check
 from torchlssvm.untrusted import check_regular
 
 log = logging.getLogger("torchlssvm.store")
@@ -72,27 +73,37 @@ CREATE TABLE journal (
 );
 """
 
-RECORD_FIELDS: dict[str, dict[str, Any]] = {
-    "state": {"position": int, "digest": str | None, "samples": int, "chain": str},
-    "head": {"type": str},
-    "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
-    "opening": {"key": str},
-    "suppression": {"path": str, "list": str, "head": str},
-}
-"""Records of the meta table that are objects: the fields that are read, and their types."""
 
-RECORD_TYPES: dict[str, Any] = {
-    "compacted": int,
-    "renumbered": int,
-    "created": str,
-    "fingerprint": str | None,
-    "chosen": dict | None,
-    "checkpoints": dict,
-}
-"""Types of the other records that the store itself keeps; notes of callers may be any JSON."""
+def fields(**kinds: Any) -> dict[str, Any]:
+    """Schema of an object with these fields, of a type or a schema each; more fields are allowed."""
+    rules = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in kinds.items()}
+    return {"type": "object", "required": list(rules), "properties": rules}
 
-HEX_FIELDS = {"state": "chain", "opening": "key", "suppression": "head"}
-"""Fields of records that are bytes, written as hex."""
+
+HEX = {"type": "string", "pattern": "^([0-9a-fA-F]{2})*$"}
+OPTIONAL_TEXT = ["string", "null"]
+TEXTS = {"type": "array", "items": {"type": "string"}}
+RECORDS: dict[str, dict[str, Any]] = {
+    "state": fields(position="integer", digest=OPTIONAL_TEXT, samples="integer", chain=HEX),
+    "head": fields(type="string"),
+    "rows": fields(features="integer", targets="integer", grid=["array", "null"], target_grid=["array", "null"]),
+    "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+    "suppression": fields(path="string", list="string", head=HEX),
+    "compacted": {"type": "integer"},
+    "renumbered": {"type": "integer"},
+    "created": {"type": "string"},
+    "fingerprint": {"type": OPTIONAL_TEXT},
+    "chosen": {"type": ["object", "null"]},
+    "checkpoints": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "request": fields(
+        id="string", received="string", due={"type": "string", "pattern": r"^\d{4}-\d\d-\d\d$"}, reason="string",
+        operator="string", answer="string", events=TEXTS,
+        steps={"type": "object", "additionalProperties": {"type": "string"}},
+        names={"type": "array", "items": fields(kind="string", name=OPTIONAL_TEXT, nonce=OPTIONAL_TEXT, commitment=HEX)},
+    ),
+    "receipt": fields(request=OPTIONAL_TEXT, position="integer", ids=TEXTS, nonces=TEXTS, written="boolean"),
+}  # fmt: skip
+"""Schemas of the records of the meta table, by the part of their name before a slash; notes of callers may be any JSON."""
 
 NO_DEFAULT: Any = object()
 """Marks that :meth:`Database.get` was given no default, which may be None."""
@@ -147,21 +158,6 @@ def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
     if isinstance(error, sqlite3.OperationalError):
         return StoreError(f"{path}: {error}")
     return StoreError(f"{path} is damaged or no {what}: {error}")
-
-
-def check_record(name: str, value: Any) -> None:
-    """ValueError when a record does not have the fields and types that are read; more fields are allowed."""
-    name = name.partition("/")[0]  # of which there are several
-    wanted = dict if name in RECORD_FIELDS else RECORD_TYPES.get(name, object)
-    if not isinstance(value, wanted):
-        raise ValueError(f"it is a {type(value).__name__}")
-    for field, types in RECORD_FIELDS.get(name, {}).items():
-        if field not in value:
-            raise ValueError(f"{field} is missing")
-        if not isinstance(value[field], types) or isinstance(value[field], bool):
-            raise ValueError(f"{field} is a {type(value[field]).__name__}")
-    if name in HEX_FIELDS:
-        bytes.fromhex(value[HEX_FIELDS[name]])
 
 
 class Database:
@@ -464,12 +460,12 @@ class Database:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
         try:
             value = loads(row[0])
-            check_record(name, value)
+            check(value, RECORDS.get(name.partition("/")[0], {}))
         except (ValueError, TypeError) as error:
             raise StoreError(
                 f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
             ) from None
-        if name in RECORD_FIELDS or name in RECORD_TYPES:
+        if name in RECORDS:
             self._parsed[name] = (row, value)
         return value
 

@@ -41,16 +41,16 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
 from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.erasure.receipts import KeptReceipts
+from torchlssvm.store.erasure.requests import Requests, name_list
+from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
+from torchlssvm.store.erasure.suppression_list import refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
-from torchlssvm.store.receipts import KeptReceipts
-from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
-from torchlssvm.store.suppression import SUPPRESSION_RECORD, Suppression
-from torchlssvm.store.suppression_key import refuse_in_store
-from torchlssvm.store.transaction import Receipt, Transaction
+from torchlssvm.store.transaction import EventResult, Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,8 +108,8 @@ class SampleStore:
         snapshot_rows: statistics are saved after so many changed rows, and when the store is closed or compacted.
         accept_rollback: open a store that may have lost events it had acknowledged; the journal notes that it was done.
         device: of a head restored without being given.
-        suppression_list: a file that keeps out who was erased on request (:mod:`~torchlssvm.store.suppression_list`); the store
-            uses it from then on, and several stores may share one. It is made if it is not there.
+        suppression_list: a file that keeps out who was erased on request (:class:`~torchlssvm.store.SuppressionList`); the
+            store uses it from then on, and several stores may share one. It is made if it is not there.
         suppression_key: its key: 32 bytes, 64 hex digits or a file; by default the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``. A store with a list adds and removes nothing without it.
         erased: an Add with samples that were erased on request: "refuse" it, or "skip" those samples.
@@ -603,7 +603,7 @@ class SampleStore:
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> Receipt: ...
+    ) -> EventResult: ...
     @overload
     def apply(
         self,
@@ -611,14 +611,14 @@ class SampleStore:
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> list[Receipt]: ...
+    ) -> list[EventResult]: ...
     def apply(
         self,
         events: Event | Iterable[Event],
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> Receipt | list[Receipt]:
+    ) -> EventResult | list[EventResult]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
         ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
@@ -672,11 +672,11 @@ class SampleStore:
                 self._live.end_change(work.position, options, digest)
             if work.done:
                 self._committed(work, chain)
-            receipts = [
-                self._repeated(event, result) if isinstance(result, int) else result.receipt(digest)
-                for event, result in zip(given, results, strict=True)
+            answers = [
+                self._repeated(event, done) if isinstance(done, int) else done.result(digest)
+                for event, done in zip(given, results, strict=True)
             ]
-            return receipts[0] if isinstance(events, EventBase) else receipts
+            return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
         return Transaction(self._table, self._journal, adapter, self.suppression, self._source)
@@ -708,10 +708,10 @@ class SampleStore:
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
 
-    def _repeated(self, event: Event, position: int) -> Receipt:
+    def _repeated(self, event: Event, position: int) -> EventResult:
         entry = self._journal.at(position)
         assert entry is not None
-        return Receipt(event.event_id, entry.kind, position, False, entry.samples, None)
+        return EventResult(event.event_id, entry.kind, position, False, entry.samples, None)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.

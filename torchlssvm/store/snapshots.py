@@ -21,7 +21,7 @@ import torch
 from torchlssvm.canonical_json import loads
 from torchlssvm.store.database import checksum
 from torchlssvm.store.journal import CHAIN_START
-from torchlssvm.untrusted import check_unpacked, read_regular
+from torchlssvm.untrusted import load_tensors, read_regular
 
 SNAPSHOT_SUFFIX = ".snapshot.pt"
 SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
@@ -102,8 +102,7 @@ class Snapshots:
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:
-            check_unpacked(io.BytesIO(body))
-            found: Any = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+            found: Any = load_tensors(io.BytesIO(body))
         except Exception:  # torch's reader raises errors of many kinds
             return None
         if not isinstance(found, dict) or any(

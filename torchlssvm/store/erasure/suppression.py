@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add
 from torchlssvm.store.database import Database
+from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE, SuppressionList, suppression_key
 from torchlssvm.store.sample_table import SampleTable
-from torchlssvm.store.suppression_key import KEY_VARIABLE, suppression_key
-from torchlssvm.store.suppression_list import SuppressionList
 
 if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
@@ -33,7 +32,7 @@ class Suppression:
 
     Args:
         db, table: of the store.
-        key: see :func:`~torchlssvm.store.suppression_key.suppression_key`.
+        key: see :func:`~torchlssvm.store.erasure.suppression_list.suppression_key`.
         choice: "refuse" or "skip".
     """
 
