@@ -299,10 +299,7 @@ def show(options: argparse.Namespace) -> int:
         settings = Settings.load(store)
         reports = [AccessReport.of(store, name) for name in dict.fromkeys(options.subject)]
         similar = [line for r in reports if not r.samples for line in look_alikes(store.subjects(), r.subject)]
-    said = {
-        "store": str(options.store),
-        "subjects": [report_to_json(r, settings, options.values) for r in reports],
-    }
+    said = {"store": str(options.store), "subjects": [report_to_json(r, settings, options.values) for r in reports]}
     lines = [line for r in reports for line in ["", *report_lines(r, settings, str(options.store))]][1:] + similar
     unknown = (
         "not known to this store: backups and copies made by other means, and what the network in front of it was "
