@@ -264,7 +264,7 @@ def draw(story: Story, path: Path) -> None:
     title = f"The {len(story.suspects)} lowest leave-one-out margins: {story.facts['precision']:.0%} are wrong labels"
     right.suptitle(title, weight="bold")
     right.supxlabel(
-        "given → proposed label, from the lowest margin on; ✓ the label was wrong, ✗ it was right", color=grey
+        "given → proposed label, from the lowest margin on; ✓ the label was wrong, ✗ it was right", color=grey, size=10
     )
     figure.savefig(path)
 
