@@ -88,7 +88,8 @@ def verify(
     machine = getattr(head, "head", head)
     threads = threads_for(machine.in_features**3) if isinstance(machine, LSSVMHead) else nullcontext()
     with store.view(), threads:  # journal, rows and head of one position, whatever is written meanwhile
-        store.follow(machine)
+        if store.live.adapter is not None and store.live.adapter.head is machine:
+            store.live.follow()
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
