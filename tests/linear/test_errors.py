@@ -647,13 +647,15 @@ def test_predicting_on_bad_features(
 
 
 def test_another_device_is_named_for_cuda() -> None:
-    with FakeTensorMode():
-        head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
+    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64)).refresh()
+    with FakeTensorMode(allow_non_fake_inputs=True):
         there = torch.zeros(3, J, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
         for call in (lambda: head.add(*there), lambda: head.remove(*there), lambda: head(there[0])):
             refused(call, RuntimeError, "x is on cuda:0", "on cpu", "x.to('cpu')")
-        gpu = LSSVMHead(J, K, device="cuda").add(*there)
-        refused(lambda: gpu(torch.zeros(3, J)), RuntimeError, "x is on cpu", "on cuda:0", "x.to('cuda:0')")
+        gpu = LSSVMHead(J, K, device="cuda")
+        refused(
+            lambda: gpu.add(torch.zeros(3, J), there[1]), RuntimeError, "x is on cpu", "on cuda:0", "x.to('cuda:0')"
+        )
         refused(lambda: gpu.merge(head), ValueError, "device", "cuda", "cpu")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.errors import StoreError
-from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, kind_of, to_primitives
+from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
 
 __all__ = ["Pending", "PendingEvents", "drop_pending"]
@@ -74,11 +74,10 @@ class Pending:
         return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 
     def for_later(self, ids: Sequence[str]) -> Event:
-        """Make the event that does the same to later samples of its subject."""
-        event_id = f"{self.event.event_id}/{self.applied + 1}"
+        """Make the event that does the same to later samples of its subject; it has a random id of its own."""
         if isinstance(self.event, Relabel):
-            return Relabel(ids=ids, y=self.event.y.expand(len(ids)), event_id=event_id)
-        return Remove(ids=ids, event_id=event_id)
+            return Relabel(ids=ids, y=self.event.y.expand(len(ids)))
+        return Remove(ids=ids)
 
     def to_primitives(self, applied: int = 0) -> dict[str, Any]:
         """Convert to primitives, for a note or a checkpoint."""
@@ -88,7 +87,7 @@ class Pending:
         ids = self.event.ids or ()
         more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
         whose = f"ids {', '.join(map(repr, ids[:3]))}{more}" if ids else f"subject {self.event.subject!r}"
-        text = f"{kind_of(self.event)} {self.event.event_id} ({whose})"
+        text = f"{self.event.kind} {self.event.event_id} ({whose})"
         if self.refused and self.outcome is not None:
             return f"{text}: refused, {self.outcome.reason}"
         return f"{text}: applied, on watch until the run ends" if self.applied else text

@@ -1,10 +1,6 @@
 """Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample.
 
-A head that takes part in an exchange (:mod:`torchlssvm.distributed`) saves what it holds, how often ranks agreed, and which
-deltas it merged. What was agreed on goes with it as long as changes that are pending are additions. With removals pending it
-does not: agreed minus present would be the sample removed. A head loaded from such a file (or pickle) answers as before, but
-``sync``, ``Delta.take`` and ``discard`` refuse it until ``agree(head)`` declares its state the agreed one. So ``sync``, or
-hand the delta over, before a save. Hashes of samples and ids, and digests of earlier states, are never saved.
+What a head changed since machines last agreed is saved as :mod:`torchlssvm.linear.pending` says.
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ from torchlssvm.linear.compact_solver import CompactSolver
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.locking import give_lock
-from torchlssvm.linear.membership import Membership
-from torchlssvm.linear.merge_history import MergeHistory
+from torchlssvm.linear.membership import HeldRows, RowCounts
+from torchlssvm.linear.pending import Pending, Tracking
 from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
@@ -155,13 +151,14 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
             known = head.statistics.exact and not checks.is_fake(head.statistics.counts)
             meta["digest"] = head.statistics.digest() if known else None
             meta["unchecked"] = head.unchecked
-            head.rows.hash()
             if head.checked:
-                out["membership"] = bytes_to_tensor(head.rows.held.to_bytes())
-            if head.history.to_json() != MergeHistory().to_json():
-                meta["ledger"] = head.history.to_json()
-            if not checks.is_fake(head.counts) and head.statistics.has_pending:
-                head.history.origins.add(f"saved:{checksum(out)}")
+                out["membership"] = bytes_to_tensor(head.rows.to_bytes())
+            if head.statistics.exact:
+                mark_pending(head)
+                meta["pending"], changes = head.pending.save()
+                out |= {f"pending.{k}": v for k, v in changes.items()}
+                if changes and head.rows.changed is not None:
+                    out["pending.rows"] = torch.from_numpy(head.rows.changed.to_array())
         else:
             solver = head.solver
             assert isinstance(solver, CompactSolver)
@@ -175,6 +172,15 @@ def save(head: LSSVMHead) -> dict[str, Tensor]:
             meta |= {"n": solver.n, "base": s.n, "kind": solver.choices.kind}
             meta |= {"grid": grid_to_json(head.grid), "target": grid_to_json(solver.choices.target_grid)}
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
+
+
+def mark_pending(head: LSSVMHead) -> None:
+    """Give what is pending an id, before it is copied or saved, and note whether removals are part of it."""
+    assert head.statistics is not None
+    head.rows.flush()
+    head.pending.named(head.statistics)
+    if head.rows.changed is not None:
+        head.pending.shrunk = head.rows.changed.negative > 0
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
@@ -258,8 +264,7 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
             else ["counts", "solution.beta", "solution.mu"]
         )
         optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "calibration"]
-        optional += ["statistics.base_counts", "statistics.base_sums"]
-        optional += ["membership"]
+        optional += ["pending.counts", "pending.sums", "pending.meta", "pending.rows", "membership"]
         problems = LoadProblems(
             [k for k in needed if k not in state], [k for k in state if k not in needed + optional], []
         )
@@ -280,51 +285,47 @@ def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
                 raise ValueError(f"the grid is {grid_from_json(meta['grid'])} in the saved head and {head.grid} here")
             solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
             options, calibration = load_options(head, state, meta)
-            statistics, rows, history = head.statistics, head.rows.held, head.history
+            statistics, rows, pending = head.statistics, head.rows, Pending()
             solver: Solver
             if head.statistics is not None:
                 statistics = head.statistics.zero()
                 statistics.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
-                known = not checks.is_fake(statistics.counts)
-                if statistics.exact and known and statistics.digest() != meta["digest"]:
+                if statistics.exact and statistics.digest() != meta["digest"]:
                     raise VerificationError(
                         "the saved statistics do not have the digest saved with them: the state is damaged"
                     )
-                changed = known and statistics.has_pending
-                history = MergeHistory.from_json(meta.get("ledger"))
-                if changed:
-                    history.origins.add(f"file:{meta['checksum']}")
-                rows = _load_rows(head, meta, state, statistics)
+                if statistics.exact:
+                    changes = {k[8:]: v for k, v in state.items() if k.startswith("pending.")}
+                    pending = Pending.load(meta["pending"], changes, statistics)
+                rows = _load_rows(head, meta, state, statistics, pending)
                 solver = restored = make_solver(statistics, options, head.multiclass)
                 restored.restore(solution, P)
             else:
                 solver = compact = CompactSolver(head.in_features, head.num_classes, options, head.device)
                 _load_compact(compact, head.grid, meta, solution, P, state["counts"])
-            record = head.rows.replaced(rows, _agreed_after_loading(statistics, rows))
             with head.locked():
                 choices = DataChoices.from_json(meta.get("made", {}), calibration)
-                head.replace_parts(statistics, solver, record, history, meta.get("uncertifiable"))
+                head.replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
                 head.data_choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.errors.append(f"LSSVMHead: {error}")
         return problems
 
 
-def _load_rows(head: LSSVMHead, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics) -> Membership:
+def _load_rows(
+    head: LSSVMHead, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics, pending: Pending
+) -> HeldRows:
     """The fingerprints of the rows held, as far as they were saved and this head wants them."""
-    empty = head.rows.none()
-    if statistics.empty or empty.unchecked is not None:
-        return empty
+    rows = HeldRows(head.rows.impossible, head.rows.recorded)
+    if rows.unchecked is not None:
+        return rows
     if "membership" in state:
-        return Membership.from_bytes(tensor_to_bytes(state["membership"]))
-    return empty.dropped(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
-
-
-def _agreed_after_loading(statistics: Statistics | None, rows: Membership) -> Membership | None:
-    """The rows that were agreed on, as far as that follows from what is saved: none, all, or not known."""
-    if statistics is None or not (statistics.marked or statistics.severed):
-        return Membership(())
-    return None if checks.is_fake(statistics.counts) or statistics.severed or statistics.has_pending else rows
+        rows.load(tensor_to_bytes(state["membership"]))
+    elif not statistics.empty:
+        rows.drop(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+    if pending.tracking is Tracking.CHANGES and "pending.rows" in state:
+        rows.changed = RowCounts.from_array(state["pending.rows"].cpu().numpy())
+    return rows
 
 
 def _load_compact(
@@ -357,11 +358,9 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
         head.solver.drop_raw_samples()
-        head.rows.hash()
-        if head.statistics is not None and not checks.is_fake(head.counts) and head.statistics.has_pending:
-            head.history.copied()
-        agreed = _agreed_after_loading(head.statistics, head.rows.held)  # no trace of rows removed since
-        return attributes(head) | {"_view": None, "rows": head.rows.replaced(head.rows.held, agreed)}
+        if head.statistics is not None and head.statistics.exact:
+            mark_pending(head)
+        return attributes(head) | {"_view": None}
 
 
 def attributes(head: LSSVMHead | MarginHead) -> dict[str, Any]:
@@ -411,6 +410,6 @@ def move(head: LSSVMHead, device: torch.device) -> None:
             statistics = statistics.to(device)
             solver = restored = make_solver(statistics, options, head.multiclass)
             restored.restore(moved, P)
-        head.rows.hash()  # products that wait to be hashed would stay behind on the old device
-        head.replace_parts(statistics, solver, head.rows, head.history, head.uncertifiable)
+        head.rows.flush()  # products that wait to be hashed would stay behind on the old device
+        head.replace_parts(statistics, solver, head.rows, head.pending.to(device), head.uncertifiable)
         make_live(head)

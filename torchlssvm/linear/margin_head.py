@@ -31,7 +31,7 @@ from torchlssvm.linear.solution import relative_distance
 from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch, joint_changes
-from torchlssvm.statistics.statistics import Integrity
+from torchlssvm.statistics.statistics import Evidence, Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -629,7 +629,7 @@ class MarginHead(nn.Module):
         plan = self.samples.plan(changes)
         self.samples.reserve(len(plan.q))  # memory is reserved before anything changes
         with self.changing():
-            self.statistics.change(changes, held=True, proven=True)
+            self.statistics.change(changes, Evidence.PROVEN)
             self.solver.change(plan)
             if self.statistics.drained and not checks.is_fake(self.statistics.counts):
                 self.statistics.canonicalize()
