@@ -36,6 +36,7 @@ from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer
@@ -441,6 +442,8 @@ class SampleStore:
         with self.view():
             self.table.load_codec()
             state, codec = self._db.get("state"), self.table.codec
+            grid, rho = codec.grid, self._db.get("head").get("rho")
+            chosen = DataChoices.from_json((self._db.get("chosen", None) or {}).get("made", {}), None)
             return {
                 "path": str(self.path),
                 "samples": len(self),
@@ -449,7 +452,9 @@ class SampleStore:
                 "head": self._db.get("head")["type"],
                 "features": codec.J,
                 "classes": codec.K,
-                "resolution": None if codec.grid is None else codec.grid.resolution,
+                "resolution": None if grid is None else grid.resolution,
+                "limit": None if grid is None else grid.max_value,
+                "rho": None if rho is None else str(chosen.listed(rho).get("rho", f"{rho!r}, as given")),
                 "events": state["position"],
                 "digest": state["digest"],
                 "fingerprint": self.fingerprint,
