@@ -78,7 +78,7 @@ def test_empty_statistics_and_other_kinds() -> None:
         SumCheck(empty.add(x, y)).add(x, y.double()[:, None])
 
 
-@pytest.mark.parametrize("steps", [1, 2**19, 2**25])
+@pytest.mark.parametrize("steps", [2, 2**19, 2**25])
 def test_products_stay_exact_at_every_size(steps: int) -> None:
     """Against Python's integers; rows at the end of the grid among them."""
     generator = torch.Generator().manual_seed(steps)
