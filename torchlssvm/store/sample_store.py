@@ -36,6 +36,7 @@ from torchlssvm.functional.grid import grid_from_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
@@ -483,7 +484,8 @@ class SampleStore:
         labels = self._db.all(
             "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
         )
-        grid = codec.grid
+        grid, rho = codec.grid, self._db.get("head").get("rho")
+        chosen = DataChoices.from_json((self._db.get("chosen", None) or {}).get("made", {}), None)
         return {
             "path": str(self.path),
             "samples": len(self),
@@ -493,6 +495,8 @@ class SampleStore:
             "features": codec.J,
             "classes": codec.K,
             "resolution": None if grid is None else grid.resolution,
+            "limit": None if grid is None else grid.max_value,
+            "rho": None if rho is None else str(chosen.listed(rho).get("rho", f"{rho!r}, as given")),
             "events": state["position"],
             "digest": state["digest"],
             "fingerprint": self.fingerprint,
