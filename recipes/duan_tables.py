@@ -103,7 +103,7 @@ def unlearner(k: int) -> Callable[[KernelLSSVM | LagrangianSVM, Tensor, Tensor],
         for part in gone.split(k):
             machine.remove(ids[part])
             _ = machine.alpha if isinstance(machine, LagrangianSVM) else machine.b
-        machine.settle()  # terms that wait for a common product: none is left out of the count
+        machine.compute_inverse()  # terms that wait for a common product: none is left out of the count
 
     return unlearn
 
@@ -126,7 +126,7 @@ def row(name: str, k: int, repeats: int) -> dict[str, float]:
         Q = K[keep][:, keep]
         Qs = Q + torch.eye(len(Q), dtype=Q.dtype) / C_LSSVM
         Ql = signs[keep, None] * Q * signs[keep] + torch.eye(len(Q), dtype=Q.dtype) * n
-        _ = svm.settle(), lsvm.settle(), lsvm.alpha  # the state that a machine in use is in
+        _ = svm.compute_inverse(), lsvm.compute_inverse(), lsvm.alpha  # the state that a machine in use is in
         t = {
             "lssvm direct": seconds(lambda Qs=Qs, keep=keep: resolve_lssvm(Qs, signs[keep])),
             "lsvm direct": seconds(lambda Ql=Ql, n=n: resolve_lsvm(Ql, 1 / n)),

@@ -1,24 +1,28 @@
 """The statistics of a head as a map-reduce job on Spark, with the digest that torch.distributed gives.
 
-The workers need numpy, and neither torch nor this package: what they run is sent to them by value. Needs pyspark
-(``pip install torchlssvm[spark]``) and Java, here.
+Each partition is summed by a :class:`~torchlssvm.Statistics` on its worker, so workers need this package too. Needs pyspark
+(``pip install torchlssvm[spark]``) and Java.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from torchlssvm.errors import GridError
-from torchlssvm.functional import gram, numpy_sums
-from torchlssvm.functional.byte_tensors import bytes_to_tensor
-from torchlssvm.functional.grid import GridOption, as_grid
-from torchlssvm.statistics import FixedPoint, Statistics
+from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid
+from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.statistics import Statistics
 
 __all__ = ["statistics_from"]
+
+BATCH_ROWS = 1024
+"""Single samples that are summed at a time."""
 
 
 def statistics_from(
@@ -45,32 +49,66 @@ def statistics_from(
     if grid is None:
         raise ValueError("sums of several machines need a grid: a number, a FixedPoint or 'auto'; got None")
     samples = data.select(*columns).rdd.map(tuple) if hasattr(data, "select") else data
-    from pyspark import cloudpickle  # installed wherever there is data in Spark
+    if not isinstance(grid, FixedPoint):
+        grid = FixedPoint.auto(samples.mapPartitions(partial(_largest, normalize=normalize)).max())
+    empty = Statistics(in_features, num_classes, grid=grid, per_class=per_class, normalize=normalize, scale=scale)
+    total = samples.mapPartitions(partial(_sum, empty=empty)).treeReduce(_add, depth)
+    if isinstance(total, Exception):
+        raise total
+    return total  # type: ignore[no-any-return]
 
-    cloudpickle.register_pickle_by_value(numpy_sums)
+
+def _blocks(samples: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of single samples (x (J,), label), or blocks (x (B, J), labels (B,)) as they come."""
+    rows: list[Any] = []
+    labels: list[Any] = []
+    for x, y in samples:
+        x = np.asarray(x.toArray() if hasattr(x, "toArray") else x)
+        if x.ndim == 2:
+            yield _tensors(x, y)
+            continue
+        rows.append(x)
+        labels.append(y)
+        if len(rows) == BATCH_ROWS:
+            yield _tensors(np.stack(rows), labels)
+            rows, labels = [], []
+    if rows:
+        yield _tensors(np.stack(rows), labels)
+
+
+def _tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """A block as tensors; labels that are whole numbers in a column of floats are integers."""
+    y = np.asarray(y)
+    if y.dtype.kind == "f" and (y == np.floor(y)).all():
+        y = y.astype(np.int64)
+    return torch.tensor(x), torch.tensor(y)
+
+
+def _largest(samples: Iterable[Any], normalize: str | None) -> list[float]:
+    """The largest finite magnitude in a partition."""
+    found = 0.0
+    for x, _ in _blocks(samples):
+        x = normalized(x.to(torch.float64), normalize).abs() if x.numel() else x
+        found = max(found, float(torch.where(x.isfinite(), x, 0.0).max()) if x.numel() else 0.0)
+    return [found]
+
+
+def _sum(samples: Iterable[Any], empty: Statistics) -> list[Statistics | Exception]:
+    """The sums of a partition, or what is wrong with its samples."""
+    stats = empty.copy()
     try:
-        if not isinstance(grid, FixedPoint):
-            find = partial(numpy_sums.largest, normalize=normalize)
-            grid = FixedPoint.auto(samples.mapPartitions(lambda rows: [find(rows)]).max())
-        stats = Statistics(  # checks the arguments
-            in_features, num_classes, grid=grid, per_class=per_class, normalize=normalize, scale=scale
-        )
-        job = partial(
-            numpy_sums.sum_samples, J=in_features, K=num_classes, resolution=grid.resolution, limit=grid.max_value,
-            per_class=bool(per_class), normalize=normalize,
-        )  # fmt: skip
-        mapped = samples.mapPartitions(lambda rows: [job(rows)])
-        total = mapped.treeReduce(numpy_sums.add, depth)
-    finally:
-        cloudpickle.unregister_pickle_by_value(numpy_sums)
-    if total["problem"] is not None:
-        kind, text = total["problem"]
-        raise (GridError if kind == "grid" else ValueError)(text)
-    counts = torch.from_numpy(total["counts"])
-    groups = sorted(total["groups"])
-    if groups:
-        sums = [gram.pack(*(torch.from_numpy(part) for part in total["groups"][g])) for g in groups]
-        about = {"kind": "labels", "exact": True, "gross": total["gross"], "n": float(counts.sum()), "groups": groups}
-        meta = json.dumps(stats.header() | about).encode()
-        stats.load({"sums": torch.stack(sums), "counts": counts[None], "meta": bytes_to_tensor(meta)})
-    return stats
+        for x, y in _blocks(samples):
+            stats.add(x, y)
+    except (GridError, ValueError) as error:
+        return [error]
+    return [stats]
+
+
+def _add(a: Statistics | Exception, b: Statistics | Exception) -> Statistics | Exception:
+    """Add the sums of two partitions; the first problem wins."""
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return a if isinstance(a, Exception) else b
+    try:
+        return a + b
+    except GridError as error:  # int64 could overflow
+        return error

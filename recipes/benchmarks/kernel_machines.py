@@ -50,7 +50,7 @@ def in_use(x: Tensor, y: Tensor) -> KernelLSSVM:
     """A machine with its inverse at hand, as it is after the first update."""
     machine = KernelLSSVM(KERNEL, C=C)
     machine.add(x, y)
-    return machine.settle()
+    return machine.compute_inverse()
 
 
 def one_by_one(machine: KernelLSSVM, call: Callable[..., object], *columns: Tensor) -> None:
@@ -58,7 +58,7 @@ def one_by_one(machine: KernelLSSVM, call: Callable[..., object], *columns: Tens
     for row in zip(*columns, strict=True):
         call(*row)
         _ = machine.b
-    machine.settle()
+    machine.compute_inverse()
 
 
 def single(rounds: int) -> None:
@@ -106,8 +106,8 @@ def batch(rounds: int) -> None:
             t = {
                 "solve": seconds(again),
                 "gemm": seconds(lambda a=square, b=left, c=right: a.addmm_(b, c, alpha=1e-9)),
-                "remove": seconds(lambda m=machine, gone=gone: (m.remove(gone), m.settle())),
-                "add": seconds(lambda m=machine, x=x[:k], y=y[:k]: (m.add(x, y), m.settle())),
+                "remove": seconds(lambda m=machine, gone=gone: (m.remove(gone), m.compute_inverse())),
+                "add": seconds(lambda m=machine, x=x[:k], y=y[:k]: (m.add(x, y), m.compute_inverse())),
             }
             if r:
                 for name, value in t.items():
@@ -157,7 +157,7 @@ def crossover(rounds: int) -> None:
                         )
                         cost.block_update_pays = lambda *_, update=update: update  # type: ignore[assignment]
                         try:
-                            t = seconds(lambda c=call, m=machine: (c[0](*c[1:]), m.settle()))
+                            t = seconds(lambda c=call, m=machine: (c[0](*c[1:]), m.compute_inverse()))
                         finally:
                             cost.block_update_pays = rule
                         if r:

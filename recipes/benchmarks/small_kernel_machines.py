@@ -130,7 +130,7 @@ def row(n: int, k: int, lagrangian: bool, rounds: int) -> dict[str, float]:
     C = 1 / n if lagrangian else 1.0
     ours = LagrangianSVM(KERNEL, C=C) if lagrangian else KernelLSSVM(KERNEL, C=C)
     ours.add(x, y)
-    ours.settle()
+    ours.compute_inverse()
     direct, by_id = Direct(x, y, C, lagrangian), DirectById(x, y, C, lagrangian)
     read = (lambda: ours.alpha) if lagrangian else (lambda: ours.b)
     times: dict[str, list[float]] = {name: [] for name in (*NAMES, "bare")}

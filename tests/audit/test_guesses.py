@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import store_file
-from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit, verify
+from torchlssvm import FixedPoint, LSSVMHead, VerificationError, verify
 from torchlssvm.audit import version_0_1
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
@@ -134,29 +133,3 @@ def test_files_of_the_state_are_committed_to(tmp_path: Path) -> None:
         assert "has changed since" in said()["files"]
         (tmp_path / "new").unlink()
         assert "is gone" in said()["files"]
-
-
-def test_a_store_of_version_0_1_0_issues_certificates(tmp_path: Path) -> None:
-    """Its last state has no key of its own: one is made, by a handle that may write."""
-    shutil.copytree(OLD / "store", tmp_path / "s")
-    with SampleStore(tmp_path / "s", readonly=True) as store:
-        event = store.history()[-1].event_id
-        with pytest.raises(Exception, match="reading only"):
-            store.certificate(event)
-    with SampleStore(tmp_path / "s") as store:
-        certificate = store.certificate(event)
-        assert verify(certificate, head=store.head, store=store, allow_unsigned=True)
-        old = verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
-        assert "version 0.1.0" in old.checks["format"]
-        ids = store.find()
-        store.apply(Remove(ids=ids[:2], event_id="second"))
-        assert "cannot tell" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
-        store.compact()
-        assert verify(store.certificate("second"), head=store.head, store=store, allow_unsigned=True)
-        assert verify(OLD / "certificate.json", store=store, public_key=OLD / "key.pem.pub")
-        assert not store_file.read(store.path, "SELECT 1 FROM meta WHERE name = 'key'")
-    with pytest.raises(ValueError, match=r"version 0\.1\.0.*issue a new one"):
-        audit.sign(audit.Certificate.load(OLD / "certificate.json"), bytes(32))
-    altered = json.loads((OLD / "certificate.json").read_text()) | {"samples": 43}
-    with pytest.raises(VerificationError, match="was altered"):
-        verify(altered, public_key=OLD / "key.pem.pub")

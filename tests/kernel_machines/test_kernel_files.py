@@ -1,43 +1,15 @@
-"""Files of kernel machines: pickles of version 0.1.0, written before modules had their present names, still load."""
+"""Files of kernel machines: a machine comes back to the bit, and other formats are refused."""
 
 import copy
-import gzip
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 
 import torchlssvm
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.kernels import RBF
-
-OLD = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
-GENERATOR = torch.Generator().manual_seed(3)
-X = torch.randn(24, 3, dtype=torch.float64, generator=GENERATOR)
-EXPECTED = json.loads((OLD / "pickled.json").read_text())
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_pickle_of_version_0_1_0_loads_and_goes_on(name):
-    machine = pickle.loads(gzip.decompress((OLD / f"{name}.pickle.gz").read_bytes()))
-    scores = torch.tensor(EXPECTED[name]["scores"], dtype=torch.float64)
-    assert machine.ids.tolist() == EXPECTED[name]["ids"]
-    torch.testing.assert_close(machine(X), scores, rtol=1e-10, atol=1e-10)
-    new = machine.add(X[:2], torch.tensor([0, 1]))
-    assert new.tolist() == [25, 26]
-    torch.testing.assert_close(machine.remove(new)(X), scores, rtol=1e-9, atol=1e-9)
-    again = pickle.loads(pickle.dumps(machine))
-    assert torch.equal(again(X), machine(X))
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_pickle_names_no_part_of_a_machine(name):
-    """Solvers may be rebuilt without making files unreadable: a pickle holds the machine, its kernel and tensors."""
-    machine = pickle.loads(gzip.decompress((OLD / f"{name}.pickle.gz").read_bytes()))
-    written = pickle.dumps(machine)
-    for module in (b"inverse", b"dual", b"primal", b"growing_factor"):
-        assert b"torchlssvm.kernel_machines." + module not in written
 
 
 @pytest.mark.parametrize("name", ["KernelLSSVM", "LagrangianSVM"])
@@ -63,9 +35,21 @@ def test_scores_come_back_to_the_bit_from_any_state(name):
     for r in range(150, 200):
         machine.add(x[r : r + 1], y[r : r + 1])
     check()
-    machine.settle()
+    machine.compute_inverse()
     check()
     for r in range(200, 240):
         machine.add(x[r : r + 1], y[r : r + 1])
         machine.remove(ids[r - 140])
     check()
+
+
+@pytest.mark.parametrize("name", ["KernelLSSVM", "LagrangianSVM"])
+def test_another_format_is_refused_and_changes_nothing(name):
+    machine = getattr(torchlssvm, name)(RBF(sigma=2.0))
+    x = torch.randn(6, 2, dtype=torch.float64)
+    machine.add(x, torch.arange(6) % 2)
+    before, state = machine(x), machine.state_dict()
+    options = json.loads(tensor_to_bytes(state["options"]).decode()) | {"format": 2}
+    with pytest.raises(RuntimeError, match="format 1"):
+        machine.load_state_dict(state | {"options": bytes_to_tensor(json.dumps(options).encode())})
+    assert torch.equal(machine(x), before)

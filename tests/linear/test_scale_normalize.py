@@ -12,7 +12,6 @@ from torchlssvm import FixedPoint, LSSVMHead, RemovalError, Statistics, attach, 
 from torchlssvm.distributed import Delta, merge
 from torchlssvm.events import Add, Remove, Replace
 from torchlssvm.export import export_onnx, freeze, load_safetensors, save_safetensors
-from torchlssvm.functional import numpy_sums
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.store import SampleStore
 
@@ -158,7 +157,6 @@ def test_normalized_rows_have_one_form_everywhere():
         whole = normalized(wide, kind)
         assert torch.equal(torch.cat([normalized(row[None], kind) for row in wide]), whole)
         assert torch.equal(normalized(wide.mT.contiguous().mT, kind), whole)
-        assert np.array_equal(numpy_sums.normalized(x.numpy(), kind), whole.numpy())
     lengths = np.linalg.norm(wide.numpy(), axis=1, keepdims=True)
     assert np.allclose(normalized(wide, "l2").numpy(), wide.numpy() / np.where(lengths == 0, 1, lengths), rtol=1e-14)
     assert not normalized(wide, "l2")[3].any()
@@ -242,11 +240,9 @@ def test_files_pickles_and_deltas_carry_the_options(tmp_path):
 
 
 @pytest.mark.parametrize("normalize", ["l2", "sqrt"])
-def test_numpy_sums_and_files_for_serving(normalize, tmp_path):
+def test_files_for_serving(normalize, tmp_path):
     grid = FixedPoint(32.0)
     head = LSSVMHead(J, K, grid=grid, normalize=normalize, scale="std", rho=0.1).add(X, Y)
-    total = numpy_sums.sum_samples([(X.numpy(), Y.numpy())], J, K, grid.resolution, grid.max_value, False, normalize)
-    assert np.array_equal(total["groups"][0][0], head.statistics.M[:J, :J].numpy())
     frozen = freeze(head, torch.float64)
     assert torch.allclose(frozen(X), head(X), rtol=0, atol=1e-9)
     pytest.importorskip("safetensors")

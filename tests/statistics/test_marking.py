@@ -9,7 +9,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, LSSVMHead, RemovalError, Statistics
 from torchlssvm.functional import gram
@@ -252,25 +251,6 @@ def test_rank_is_a_lower_bound_for_the_samples_in_a_delta():
         M = (rows * signs[:, None]).T @ rows
         assert int(least_rank(gram.pack(M, M[:0]), J)) == min(added + removed, J)
     assert int(least_rank(gram.pack(torch.zeros(4, 4).long(), torch.zeros(0, 4).long()), 4)) == 0
-
-
-def test_marks_keep_to_the_device():
-    """On CUDA tensors without data: any mixing of devices raises."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for per_class in (True, False):
-            stats = Statistics(5, 3, grid=GRID, per_class=per_class, device="cuda")
-            x, y = torch.empty(300, 5, device="cuda"), torch.empty(300, dtype=torch.int64, device="cuda")
-            stats.add(x, y)
-            stats.mark()
-            stats.add(x[:3], y[:3]).remove(x[:2], y[:2])
-            stats.add(x, y)
-            for part in (stats.pending(), stats.agreed()):
-                assert all(v.device.type == "cuda" for v in part.group_sums().values())
-            packed, m, n = stats.accumulator.total(0), x[0].long(), y.sum()
-            assert is_semidefinite(packed, m, n).device.type == "cuda"
-            assert least_rank(packed, 5).device.type == "cuda"
-            stats.adopt(stats.agreed())
-            assert stats.counts.device.type == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,24 @@ def test_a_list_is_all_or_nothing(store: SampleStore) -> None:
     assert "new-1" not in store
 
 
+def test_samples_that_one_call_adds_and_removes_are_never_durable(store: SampleStore, tmp_path: Path) -> None:
+    x, y = data(6, seed=2)
+    never, held = store.head.digest(), len(store)
+    both = [Add(ids=list("abcdef"), x=x, y=y, subject=["u1"] * 4 + [None] * 2), Remove(subject="u1")]
+    with pytest.raises(RemovalError):
+        store.apply([*both, Remove(ids=["e", "f", "nobody"])])
+    assert (store.head.digest(), store.position, len(store)) == (never, 1, held)
+    receipts = store.apply([*both, Remove(ids=["f", "e"])])
+    assert [(r.samples, r.position) for r in receipts] == [(6, 2), (4, 3), (2, 4)]
+    assert store.head.digest() == never
+    assert store.recompute() == (held, never)
+    with SampleStore(tmp_path / "store", readonly=True) as reader:
+        assert len(reader) == held
+        assert reader.find(subject="u1") == []
+    certificate = store.certificate(receipts[1].event_id)
+    assert certificate.covers("a", receipts[1].nonces["a"])
+
+
 def test_an_event_that_is_none(store: SampleStore) -> None:
     with pytest.raises(ValueError, match="Add, Remove"):
         store.apply(["no"])  # type: ignore[list-item]
@@ -562,7 +580,7 @@ def test_foreign_and_newer_files(store: SampleStore, tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 3")
     db.close()
     content = file.read_bytes()
-    with pytest.raises(StoreError, match="newer schema version 3"):
+    with pytest.raises(StoreError, match="format 3"):
         SampleStore(tmp_path / "store")
     assert file.read_bytes() == content
     for name, junk in (("text", b"hello" * 1000), ("empty", b"")):

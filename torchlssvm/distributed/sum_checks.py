@@ -20,8 +20,6 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
         return
     K, moments = stats.num_classes, stats.moments
     counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.diagonal().amin())
-    if counts is None:
-        return
     if min(counts[0]) < 0:
         where = f"the count of class {counts[0].index(min(counts[0])) % K}" if moments.ndim == 2 else "the count"
         raise checks.removal_error(f"{where} would fall to {min(counts[0]):g}")

@@ -58,7 +58,7 @@ class Nystroem(nn.Module):
         rows = self.kernel.prepare(checks.as_tensor(x, "x", self.landmarks.device)).to(torch.float64)
         if rows.ndim != 2 or len(rows) < self.out_features:
             raise ValueError(f"{self.out_features} landmarks need as many rows (n, J), got {tuple(rows.shape)}")
-        if not checks.is_fake(rows) and not bool(torch.isfinite(rows).all()):
+        if not bool(torch.isfinite(rows).all()):
             checks.raise_not_finite("x", rows)
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[: self.out_features]
         self.landmarks = rows[chosen.sort().values.to(rows.device)].clone()

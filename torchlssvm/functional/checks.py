@@ -22,7 +22,7 @@ INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 def is_fake(*tensors: Tensor | None) -> bool:
-    """Tell whether any tensor carries no data (FakeTensorMode, meta device): data-dependent checks are then passed over."""
+    """Tell whether any tensor carries no data (FakeTensorMode, meta device), as in an exported ``forward``."""
     return any(t is not None and (t.is_meta or isinstance(t, FakeTensor)) for t in tensors)
 
 
@@ -34,10 +34,8 @@ def not_finite(t: Tensor) -> bool:
         return not math.isfinite(float(t.sum())) and not bool(t.isfinite().all())
 
 
-def to_host(*tensors: Tensor) -> list[list[float]] | None:
-    """The values of small tensors as Python floats, in one device synchronization; None when there is no data to read."""
-    if is_fake(*tensors):
-        return None
+def to_host(*tensors: Tensor) -> list[list[float]]:
+    """The values of small tensors as Python floats, in one device synchronization."""
     if all(t.device.type == "cpu" for t in tensors):
         return [t.tolist() if t.ndim == 1 else t.reshape(-1).tolist() for t in tensors]
     flat = torch.cat([t.reshape(-1).to(torch.float64) for t in tensors]).tolist()
@@ -189,7 +187,7 @@ def targets(y: Any, x: Tensor, K: int) -> tuple[Tensor, str]:
         and (y.dtype in FLOAT_DTYPES or y.dtype in INTEGER_DTYPES or y.dtype == torch.bool)
     ):
         return (y if y.dtype in FLOAT_DTYPES else y.to(torch.float64)), "values"
-    if y.ndim == 1 and y.dtype in FLOAT_DTYPES and not is_fake(y):
+    if y.ndim == 1 and y.dtype in FLOAT_DTYPES:
         odd = next((v for v in y.tolist() if not v.is_integer()), y[0].item())
         raise ValueError(
             f"labels must be integers, got dtype {y.dtype} with the value {odd!r}; "

@@ -1,4 +1,4 @@
-"""The kernel LS-SVM from Q^-1 (Duan et al., equations (6), (7), (12)), its leave-one-out scores, and its primal form.
+"""The kernel LS-SVM from Q^-1 (Duan et al., equations (6), (7), (12)) and its leave-one-out scores.
 
 Q = K + I/C, U = Q^-1, targets y (n, K), one column an output; all outputs share U. With a = U y and e = U 1:
 
@@ -10,15 +10,6 @@ H = U - e e^T / (1^T e). Striking row and column i from M and comparing with the
     y_i - f_-i(x_i) = alpha_i / H_ii,                                  (without a bias: H = U)
 
 exactly; and since y_i - f(x_i) = alpha_i / C, leaving i out moves the score at x_i by alpha_i (1 / H_ii - 1 / C).
-
-**Linear kernel, n > J.** K = X X^T, so by Sherman, Morrison and Woodbury Q^-1 = C (I - X P X^T), P = (X^T X + I/C)^-1 (J, J).
-With m = X^T 1, v = X^T y, s = 1^T y, everything follows from sums:
-
-    b = (s - m^T P v) / (n - m^T P m),      w = P (v - m b),      alpha = C (y - X w - b)
-
-and h_i = x_i^T P x_i + (1 - x_i^T P m)^2 / (n - m^T P m) is the leverage of row i: H_ii = C (1 - h_i).
-With a bias the solution does not depend on the origin, so X is counted from a point c near its mean: then n - m^T P m is no
-difference of large numbers.
 """
 
 from __future__ import annotations
@@ -48,13 +39,3 @@ def leave_one_out(y: Tensor, alpha: Tensor, H: Tensor) -> Tensor:
 def own_effect(alpha: Tensor, H: Tensor, C: float) -> Tensor:
     """max_k |f_k(x_i) - f_-i,k(x_i)| (n,): how far leaving a sample out moves the scores at its own place."""
     return alpha.abs().amax(1) * (1.0 / H - 1.0 / C).clamp(min=0.0)
-
-
-def primal(
-    Pv: Tensor, Pm: Tensor, m: Tensor, v: Tensor, s: Tensor, n: int, bias: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """w (J, K) and b (K,) from P v (J, K), P m (J,), m (J,), v (J, K), s (K,)."""
-    if not bias:
-        return Pv, torch.zeros_like(s)
-    b = (s - Pm @ v) / (n - Pm @ m)
-    return Pv - Pm[:, None] * b, b

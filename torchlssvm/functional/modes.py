@@ -5,7 +5,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # ten times as fast as ``signal``, which converts to enumerations
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -72,6 +73,21 @@ class DeferredInterrupt:
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
             self._handler(_signal.SIGINT, None)
+
+
+@contextmanager
+def all_or_nothing(owner: object) -> Iterator[None]:
+    """Put the attributes of an object back if the block raises.
+
+    The block builds aside and swaps: it replaces the values of attributes and never writes into them.
+    """
+    before = owner.__dict__.copy()
+    try:
+        yield
+    except BaseException:
+        owner.__dict__.clear()
+        owner.__dict__.update(before)
+        raise
 
 
 interrupt = DeferredInterrupt()

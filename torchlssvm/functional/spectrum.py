@@ -106,8 +106,7 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    host = checks.to_host((sigma > NOISE_SHARE * sigma[:1]).sum())
-    keep = len(rhos) if host is None else int(host[0][0])
+    keep = int((sigma > NOISE_SHARE * sigma[:1]).sum())
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
         return ReciprocalFactors(1.0 / (s[:, None] + rhos), eye)
@@ -165,7 +164,7 @@ def project(spectrum: Spectrum, rhos: Tensor) -> ProjectedResiduals:
     # Targets -1/+1 of one class against the rest sum to a constant, so with a free intercept the columns of R sum to zero.
     # The squares of V_ij over all samples i sum to s_j: far below every rho, they are nothing (a constant feature).
     host = checks.to_host(R.sum(1).abs().amax() > 1e-13 * R.abs().amax(), (s <= 1e-14 * rhos.amin()).sum())
-    whole, null = (True, 0) if host is None else (R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1))
+    whole, null = R.shape[1] < 2 or bool(host[0][0]), min(int(host[1][0]), len(s) - 1)
     R = R if whole else R[:, :-1]
     count = SPECTRUM_PARTS if len(rhos) > 4 * SPECTRUM_PARTS and len(s) - null > 32 * SPECTRUM_PARTS else 1
     edges = [null + round(i * (len(s) - null) / count) for i in range(count + 1)]
@@ -206,6 +205,5 @@ PATH_VALUES = 100
 
 def default_values(s: Tensor, D: int) -> Tensor:
     """Values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
-    host = checks.to_host(s.sum())
-    mean = 1.0 if host is None else host[0][0] / D
+    mean = float(s.sum()) / D
     return (mean or 1.0) * torch.logspace(-8, 3, PATH_VALUES, dtype=torch.float64, device=s.device)

@@ -29,8 +29,8 @@ PROBED_ROWS = 16
 
 REPAIRED_ERROR, WARNED_ERROR = 2e-11, 1e-9
 """Relative errors of the solution, as bounded from the probed residuals: beyond the first, two digits below the 1e-9 that is
-promised, the matrix is factored anew; beyond the second there is a warning too. An ill-conditioned matrix, which gives no such
-accuracy even when factored anew, is allowed more."""
+promised, the matrix is factored again; beyond the second there is a warning too. An ill-conditioned matrix, which gives no such
+accuracy even when factored again, is allowed more."""
 
 ROUNDING_PER_CONDITION = 1e3 * torch.finfo(torch.float64).eps
 """Relative error per unit of the condition number C max Q_ii that a fresh factorization is allowed to have."""
@@ -150,9 +150,6 @@ class KernelInverse:
     def _remove(self, ids: list[int]) -> None:
         if self.waiting + len(ids) > cost.DEFERRED_ROWS:
             self._add_waiting()
-        if len(ids) == 1:
-            self._remove_one(ids)
-            return
         at = self.slots.at_ids(ids)
         Q = self.block(self.slots.x[at])
         term = block_inverse.removal(self.inverse_rows(at), at, self.h[: self.slots.top], Q)
@@ -163,22 +160,6 @@ class KernelInverse:
         self._add_to_solution(term)
         self.h[at] = 0.0
         self._add_to_inverse(term)
-
-    def _remove_one(self, ids: list[int]) -> None:
-        """The same for one sample, with numbers in the place of matrices: a third of the operations."""
-        slot, top = self.slots.slot_of[ids[0]], self.slots.top
-        R = self.inverse_rows(slice(slot, slot + 1))[0]
-        host = checks.to_host(R[slot], self.matrix_diagonal(self.slots.x[slot : slot + 1]))
-        u, q = (1.0, 1.0) if host is None else (host[0][0], host[1][0])
-        if not 0.0 < u * q <= 1.0 / cost.LEAST_SHARE:
-            self._change_and_solve(ids, *self.slots.nothing)
-            return
-        Z = torch.mul(R, u**-0.5, out=self._terms()[self.waiting, :top])
-        self.h[:top].addr_(Z, self.h[slot] * -(u**-0.5))
-        self.h[slot] = 0.0
-        self.s[self.waiting] = -1.0
-        self.waiting += 1
-        self.slots.drop(ids)
 
     def _add(self, x: Tensor, y: Tensor) -> list[int]:
         if self.waiting and self.waiting + x.shape[0] > cost.DEFERRED_ROWS:
@@ -197,26 +178,6 @@ class KernelInverse:
         places = slots.places(x.shape[0])
         at, top = slots.at(places), max(before, max(places) + 1)
         tc = constant_pad_nd(y, (0, 1), 1.0)
-        if x.shape[0] == 1:  # numbers in the place of matrices: half the operations
-            host = checks.to_host(torch.mv(B, Qc[0]), self.matrix_diagonal(x))
-            q = 1.0 if host is None else host[1][0]
-            S = 1.0 if host is None else q - host[0][0]
-            if not cost.LEAST_SHARE * q <= S:
-                return self._change_and_solve([], x, y)
-            v = torch.addmm(tc, B, slots.targets, alpha=-1.0)[0].mul_(S**-0.5)
-            self._grow(top)
-            self.Q = None
-            out = slots.put(x, y, places)
-            Z = self._terms()[self.waiting, :top]
-            torch.mul(B[0], -(S**-0.5), out=Z[:before])
-            Z[places[0]] = S**-0.5
-            self.h[:top].addr_(Z, v)
-            if factor is not None:
-                factor.extend(below, v.new_full((1, 1), S**0.5))
-            else:
-                self.s[self.waiting] = 1.0
-                self.waiting += 1
-            return out
         term = block_inverse.addition(B, Qc, self.block(x), at, slots.targets, tc, top)
         if self._inaccurate(term):
             return self._change_and_solve([], x, y)
@@ -246,11 +207,11 @@ class KernelInverse:
         self.C, self.Q = C, None
 
     def solve(self) -> None:
-        """Factor the matrix of the samples held anew."""
+        """Factor the matrix of the samples held again."""
         self._change_and_solve([], *self.slots.nothing)
 
-    def settle(self) -> None:
-        """Do what was put off: add the terms that wait to the inverse, and compute it if there is only a factor."""
+    def compute_inverse(self) -> None:
+        """Add the terms that wait to the inverse, and compute it if there is only a factor."""
         self._add_waiting()
         if len(self.slots):
             self._need_inverse()
@@ -314,8 +275,7 @@ class KernelInverse:
         return self.slots.x.new_zeros(capacity, capacity + system.PAD_ROWS)[:, :capacity]
 
     def _inaccurate(self, term: block_inverse.Term) -> bool:
-        host = checks.to_host(term.share)
-        return host is not None and not host[0][0] >= cost.LEAST_SHARE
+        return not float(term.share) >= cost.LEAST_SHARE
 
     def _terms(self) -> Tensor:
         """V, made if there is none."""
@@ -328,7 +288,7 @@ class KernelInverse:
 
     def _add_to_inverse(self, term: block_inverse.Term) -> None:
         top, k, waiting = self.slots.top, term.Z.shape[0], self.waiting
-        if k > cost.DEFERRED_ROWS:  # nothing waits: it was settled before
+        if k > cost.DEFERRED_ROWS:  # nothing waits: the terms were added before
             self._need_inverse()[:top, :top].addmm_(term.Z.mT, term.Z, alpha=term.sign)
             self._release()
         else:
@@ -338,20 +298,20 @@ class KernelInverse:
             self.waiting += k
 
     def _check_drift(self) -> bool:
-        """Factor anew if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
+        """Factor again if the probed equations do not hold; returns whether that was done. Warns once, if they were far off."""
         order = self.slots.order()
         probed = order[:: max(1, order.shape[0] // PROBED_ROWS)]
-        host = checks.to_host(self.drift(probed), self.matrix_diagonal(self.slots.x[order]).amax())
-        if host is None or host[0][0] <= REPAIRED_ERROR:
-            return False
-        allowed = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * host[1][0])
-        if host[0][0] <= allowed:
+        drift, largest = (
+            float(v) for v in checks.read(self.drift(probed), self.matrix_diagonal(self.slots.x[order]).amax())
+        )
+        allowed = max(REPAIRED_ERROR, ROUNDING_PER_CONDITION * self.C * largest)
+        if drift <= allowed:
             return False
         allowed *= WARNED_ERROR / REPAIRED_ERROR
-        if host[0][0] > allowed and not self.warned:
+        if drift > allowed and not self.warned:
             warnings.warn(
-                f"the inverse of the kernel matrix has drifted (error up to {host[0][0]:.1e}, expected {allowed:.1e}) "
-                "and was computed anew. Expect this after many updates at a large C; it is said once.",
+                f"the inverse of the kernel matrix has drifted (error up to {drift:.1e}, expected {allowed:.1e}) and was "
+                "computed again. Expect this after many updates at a large C; you are warned once.",
                 NumericalWarning,
                 stacklevel=2,
             )
@@ -392,8 +352,7 @@ class KernelInverse:
                 return old
         new = self.gram(x, X)
         new[:, n:].diagonal().add_(1.0 / self.C)
-        if not checks.is_fake(new):
-            self._check_finite(float(new.sum()))
+        self._check_finite(float(new.sum()))
         return new if old is None else torch.cat([torch.cat([old, new[:, :n].mT], 1), new])
 
     def _check_finite(self, total: float) -> None:
@@ -405,20 +364,18 @@ class KernelInverse:
         n = X.shape[0]
         if Q is not None:
             L, info = torch.linalg.cholesky_ex(Q)
-            if checks.is_fake(info) or int(info) == 0:
+            if int(info) == 0:
                 return system.Factor(L, n, info)
         work = self._system(X)
         largest, total = work.diagonal()[:n].amax(), work[:n, :n].sum()
         factor = system.factor_(work, n)
-        host = checks.to_host(factor.info, largest, total)
-        if host is None:
-            return factor
-        self._check_finite(host[2][0])
-        if host[0][0] == 0:
+        info, most, finite = (float(v) for v in checks.read(factor.info, largest, total))
+        self._check_finite(finite)
+        if info == 0:
             return factor
         work = self._system(X)
         factor, least = system.clamped_factor(work, n, torch.full_like(largest, 1.0 / self.C))
-        if float(least) < -1e-12 * n * host[1][0]:
+        if float(least) < -1e-12 * n * most:
             raise ValueError(
                 f"the kernel matrix is not positive semidefinite: K + I/C has the eigenvalue {float(least):.3g}. "
                 "Use a valid kernel. Nothing was changed."

@@ -13,30 +13,31 @@ from torch import Tensor, nn
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.modes import atomically, exactly
-from torchlssvm.kernel_machines import input_checks, version_0_1
-from torchlssvm.kernel_machines.dual import DualForm
+from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
+from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.inverse import KernelInverse
-from torchlssvm.kernel_machines.primal import PrimalForm
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel, as_kernel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+FORMAT = 1
+"""Number of the format of a saved machine."""
+
 SAVED_TENSORS = ("rows", "targets", "ids", "solution", "options")
 """The names of the tensors of a saved machine."""
 
 
 class KernelMachine(nn.Module):
-    """The base of :class:`KernelLSSVM` and :class:`LagrangianSVM`, which bring a solver (``_make_solver``) and its solution.
+    """The base of :class:`KernelLSSVM` and :class:`LagrangianSVM`: samples by id, and the inverse of their kernel matrix.
 
     A machine keeps the samples themselves: its files hold them, and those removed are erased from it at once.
     """
 
-    _solver: DualForm | PrimalForm | KernelInverse
-    format = "torchlssvm-machine-1"
+    _solver: KernelInverse
     _carried = 0  # numbers that the machine keeps beside each sample
+    _offset = 0.0  # constant added to the kernel
 
     def __init__(self, kernel: Kernel | Callable[[Tensor, Tensor], Tensor], C: float, outputs: int, device: Any):
         super().__init__()
@@ -54,15 +55,11 @@ class KernelMachine(nn.Module):
     @C.setter
     @atomically
     def C(self, value: float) -> None:
-        value, old = checks.positive(value, "C"), self._C
-        self._C = value
-        self._solver.set_C(value)
-        try:
+        with all_or_nothing(self):
+            self._C = checks.positive(value, "C")
+            self._solver = self._solver.copy(self.kernel)
+            self._solver.set_C(self._C)
             self.refresh()
-        except BaseException:  # it is not a kernel, or memory is short
-            self._C = old
-            self._solver.set_C(old)
-            raise
 
     @property
     def device(self) -> torch.device:
@@ -106,30 +103,40 @@ class KernelMachine(nn.Module):
             raise NotFittedError(f"the {type(self).__name__} holds no samples: call add(x, y) first")
 
     @atomically
-    def settle(self) -> Self:
-        """Do now what was put off: answers do not change, and the updates that follow are as fast as they get.
+    def compute_inverse(self) -> Self:
+        """Compute the inverse now, which otherwise waits for a later update. After a bulk change this takes n^3 flops.
 
-        After a bulk change this computes the inverse, n^3 flops.
+        Answers do not change, and the updates that follow are as fast as they get.
         """
-        self._solver.settle()
+        self._solver.compute_inverse()
         return self
 
     @atomically
     def refresh(self) -> Self:
-        """Solve anew from the samples held."""
+        """Solve again from the samples held."""
         if len(self):
             self._solver.solve()
         return self
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
-    def _make_solver(
-        self, slots: SampleSlots, settings: dict[str, Any] | None = None
-    ) -> DualForm | PrimalForm | KernelInverse:
-        raise TypeError(f"{type(self).__name__} must define _make_solver")
+    def _clear(self, J: int, next_id: int = 0) -> None:
+        self._solver = KernelInverse(self.kernel, self._new_slots(J, next_id), self._C, self._offset)
 
     def _new_slots(self, J: int, next_id: int = 0) -> SampleSlots:
         return SampleSlots(J, self._outputs, self._device, self._carried, next_id)
+
+    def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
+        """Remove samples by id and add prepared rows x (k, J) with targets y (k, K); returns the ids of the new ones."""
+        if not removed and not x.shape[0]:
+            return []
+        slots = self._slots
+        if not slots.filled and slots.x.shape[1] != x.shape[1]:
+            self._clear(x.shape[1], slots.next_id)
+        out = self._solver.change(removed, x, y)
+        if not self._slots.filled:
+            self._clear(0, self._slots.next_id)
+        return out
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         rows = input_checks.samples(x, self.kernel, self.in_features, self._device)
@@ -147,7 +154,7 @@ class KernelMachine(nn.Module):
 
     def _settings(self) -> dict[str, Any]:
         kernel = type(self.kernel).__name__
-        return {"format": self.format, "machine": type(self).__name__, "kernel": kernel, "C": self._C}
+        return {"format": FORMAT, "machine": type(self).__name__, "kernel": kernel, "C": self._C}
 
     def _restore(self, settings: dict[str, Any]) -> None:
         self._C = checks.positive(settings["C"], "C")
@@ -188,12 +195,12 @@ class KernelMachine(nn.Module):
     def _load(self, state: dict[str, Tensor]) -> None:
         """Restore a saved state; ValueError, and nothing changed, if it is not one."""
         settings = json.loads(tensor_to_bytes(state["options"]).decode())
-        if not isinstance(settings, dict) or settings.get("format") != self.format:
-            raise ValueError(f"not the state of a kernel machine ({self.format})")
+        if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+            raise ValueError(f"not the state of a kernel machine in format {FORMAT}")
         if settings["machine"] != type(self).__name__:
             raise ValueError(f"the state is that of a {settings['machine']}, this is a {type(self).__name__}")
         kernel = type(self.kernel).__name__
-        if settings.get("kernel", kernel) != kernel:  # files of 0.1.0 do not name it
+        if settings["kernel"] != kernel:
             raise ValueError(
                 f"the state is that of a machine with the kernel {settings['kernel']}, this one has {kernel}"
             )
@@ -203,21 +210,16 @@ class KernelMachine(nn.Module):
                 f"rows {tuple(x.shape)}, targets {tuple(y.shape)} and {len(ids)} ids do not fit each other and "
                 f"{self._outputs} outputs"
             )
-        if not checks.is_fake(x, y, state["solution"]):
-            for name in ("rows", "targets", "solution"):
-                if not bool(torch.isfinite(state[name]).all()):
-                    raise ValueError(f"the saved {name} hold NaN or inf: the state is damaged")
-        slots = SampleSlots(x.shape[1], self._outputs, self._device, self._carried)
-        x, y = (t.to(device=self._device, dtype=torch.float64) for t in (x, y))
-        slots.load(x, y, ids, int(settings["next_id"]))
-        before = self.__dict__.copy()
-        try:
+        for name in ("rows", "targets", "solution"):
+            if not bool(torch.isfinite(state[name]).all()):
+                raise ValueError(f"the saved {name} hold NaN or inf: the state is damaged")
+        x, y, solution = (t.to(device=self._device, dtype=torch.float64) for t in (x, y, state["solution"]))
+        with all_or_nothing(self):
             self._restore(settings)
-            self._solver = self._make_solver(slots, settings)
-            self._resume(state["solution"].to(device=self._device, dtype=torch.float64))
-        except Exception:
-            self.__dict__.update(before)
-            raise
+            slots = self._new_slots(x.shape[1])
+            slots.load(x, y, ids, int(settings["next_id"]))
+            self._solver = KernelInverse(self.kernel, slots, self._C, self._offset)
+            self._resume(solution)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -246,17 +248,9 @@ class KernelMachine(nn.Module):
     @exactly
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        saved, old = state.pop("_saved_state", None), state.pop("_engine", None)
-        super().__setstate__({k: v for k, v in state.items() if k not in version_0_1.DROPPED_ATTRIBUTES})  # type: ignore[no-untyped-call]
-        if saved is not None:
-            self._load(saved)
-            return
-        # A pickle of version 0.1.0: the samples as they are, solved anew.
-        x, y, ids = version_0_1.samples(old.rows)
-        slots = self._new_slots(x.shape[1])
-        slots.load(x, y, ids, old.rows.next_id)
-        self._solver = self._make_solver(slots, {"form": "primal" if hasattr(old, "A") else "dual"})
-        self.refresh()
+        saved = state.pop("_saved_state")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._load(saved)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An independent machine with what was computed so far."""

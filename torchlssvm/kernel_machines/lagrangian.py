@@ -12,10 +12,8 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import checks, lagrangian
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernel_machines import input_checks
-from torchlssvm.kernel_machines.inverse import KernelInverse
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
 from torchlssvm.kernel_machines.newton_step import support_solver
-from torchlssvm.kernel_machines.sample_slots import SampleSlots
 from torchlssvm.kernels import Kernel
 
 
@@ -52,7 +50,6 @@ class LagrangianSVM(KernelMachine):
     """
 
     num_classes = 2
-    _solver: KernelInverse
     _carried = 1  # alpha, infinite for a sample that is new
 
     def __init__(
@@ -70,6 +67,7 @@ class LagrangianSVM(KernelMachine):
         super().__init__(kernel, C, 1, device)
         self.solver: str = checks.one_of(solver, "solver", ("newton", "iteration"))
         self._bias: str = checks.one_of(bias, "bias", ("added", "augmented"))
+        self._offset = 1.0 if bias == "added" else 0.0
         self.tol, self.max_iter = checks.positive(tol, "tol"), int(checks.positive(max_iter, "max_iter"))
         self._step = None if step is None else self._check_step(step, self._C)
         self.iterations = 0
@@ -180,10 +178,6 @@ class LagrangianSVM(KernelMachine):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    @property
-    def _offset(self) -> float:
-        return 1.0 if self._bias == "added" else 0.0
-
     @staticmethod
     def _check_step(step: float, C: float) -> float:
         step = checks.positive(step, "step")
@@ -199,27 +193,16 @@ class LagrangianSVM(KernelMachine):
         return (2 * input_checks.labels(y, rows, 2) - 1).to(torch.float64)[:, None]
 
     def _clear(self, J: int, next_id: int = 0) -> None:
-        self._solver, self._stale = self._make_solver(self._new_slots(J, next_id)), False
-
-    def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> KernelInverse:
-        return KernelInverse(self.kernel, slots, self._C, self._offset)
+        super()._clear(J, next_id)
+        self._stale = False
 
     def _coefficients(self, at: slice | Tensor) -> Tensor:
         """y alpha (k, 1) of these slots."""
         return self._slots.y[at] * self._slots.carried[at]
 
     def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not x.shape[0]:
-            return []
-        slots = self._slots
-        if not slots.filled and x.shape[1] != slots.x.shape[1]:
-            self._clear(x.shape[1], slots.next_id)
-        out = self._solver.change(removed, x, y)
-        if not self._stale:
-            self._stale = True
-        slots = self._slots
-        if not slots.filled:
-            self._clear(0, slots.next_id)
+        out = super()._change(removed, x, y)
+        self._stale = self._slots.filled
         return out
 
     def _times_Q(self, alpha: Tensor) -> Tensor:
@@ -256,7 +239,7 @@ class LagrangianSVM(KernelMachine):
     def _all_support(self, at: slice | Tensor) -> lagrangian.LagrangianResult | None:
         """Q^-1 1, where it is positive: the solution then, as at a small C; else None. at: the slots in the order of ids."""
         alpha = self._slots.columns[at, 0] * self._solver.h[at, 0]
-        positive = not checks.is_fake(alpha) and float(alpha.min()) > 0.0
+        positive = float(alpha.min()) > 0.0
         return lagrangian.LagrangianResult(alpha, torch.zeros_like(alpha), 1, True) if positive else None
 
     def _iterate(self) -> lagrangian.LagrangianResult:
@@ -271,7 +254,7 @@ class LagrangianSVM(KernelMachine):
             return y * inverse.product(in_slots)[0, order]
 
         new = torch.isinf(start)
-        if checks.is_fake(new) or bool(new.all()):
+        if bool(new.all()):
             start = y * inverse.h[order, 0]
             z = torch.zeros_like(start)
         else:

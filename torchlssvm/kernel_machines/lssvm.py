@@ -8,24 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, kernel_lssvm
-from torchlssvm.functional.modes import atomically, exactly
+from torchlssvm.functional import kernel_lssvm
+from torchlssvm.functional.modes import all_or_nothing, atomically, exactly
 from torchlssvm.kernel_machines import input_checks
-from torchlssvm.kernel_machines.dual import DualForm
 from torchlssvm.kernel_machines.kernel_machine import KernelMachine
-from torchlssvm.kernel_machines.primal import PrimalForm
-from torchlssvm.kernel_machines.sample_slots import SampleSlots
-from torchlssvm.kernels import Kernel, Linear
+from torchlssvm.kernels import Kernel
 
 
 class KernelLSSVM(KernelMachine):
     """f(x) = k(x, X) alpha + b with [[0, 1^T], [1, K + I/C]] [b; alpha] = [0; y]: least squares in feature space.
 
     Samples are learned and unlearned exactly, in batches of any size, by updating (K + I/C)^-1, which all classes share. Where
-    that does not pay the system is factored anew; :func:`torchlssvm.functional.cost.block_update_pays` decides. A few
-    equations are checked every 64 updates, and the system is factored anew when they no longer hold to 11 digits (with a
-    ``NumericalWarning``, once, should it be less than 9). A linear kernel with more samples than features is solved in the
-    primal, with the same answers.
+    that does not pay, the system is factored again; :func:`torchlssvm.functional.cost.block_update_pays` decides. A few
+    equations are checked every 64 updates, and the system is factored again when they no longer hold to 11 digits (with one
+    ``NumericalWarning`` if they hold to less than 9). With a linear kernel and more samples than features,
+    :class:`torchlssvm.LSSVMHead` solves the same problem (rho = 1/C) from sums and does not keep the samples.
 
     Args:
         kernel: from :mod:`torchlssvm.kernels`, or any callable ``(x1, x2) -> Gram``.
@@ -47,8 +44,6 @@ class KernelLSSVM(KernelMachine):
         >>> svm.remove(ids[:1]).ids
         tensor([1, 2, 3])
     """
-
-    _solver: DualForm | PrimalForm
 
     def __init__(
         self,
@@ -89,17 +84,21 @@ class KernelLSSVM(KernelMachine):
     @property
     def alpha(self) -> Tensor:
         """The coefficients (n, K), in the order of ids."""
-        return self._solver.alpha()
+        return self._solved(self._slots.order())[0]
 
     @property
     def b(self) -> Tensor:
         """The bias (K,); zeros with ``bias=False``."""
-        return self._solver.b
+        return self._solved(self._slots.order_index())[1]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores k(x, X) alpha + b, float64; differentiable in x."""
         self._fitted()
-        return self._solver.scores(input_checks.queries(x, self.kernel, self.in_features, self._device))
+        rows = input_checks.queries(x, self.kernel, self.in_features, self._device)
+        # Compiled, over the whole capacity: the shape is then that of the next call too.
+        at = slice(0, self._slots.capacity) if torch.compiler.is_compiling() else self._slots.order_index()
+        alpha, b = self._solved(at)
+        return self.kernel.tiled_product(rows, self._slots.x[at], alpha) + b
 
     def decision(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
         """Of two classes: the score of class 1, positive where it is predicted."""
@@ -124,7 +123,7 @@ class KernelLSSVM(KernelMachine):
     @exactly
     def drift(self) -> float:
         """A bound of the relative error of the solution, from the residuals of all equations. Costs the kernel matrix once."""
-        return float(self._solver.drift()) if len(self) else 0.0
+        return float(self._solver.drift(self._slots.order())) if len(self) else 0.0
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -170,69 +169,46 @@ class KernelLSSVM(KernelMachine):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _clear(self, J: int, next_id: int = 0) -> None:
-        self._solver = self._make_solver(self._new_slots(J, next_id))
-
-    def _make_solver(self, slots: SampleSlots, settings: dict[str, Any] | None = None) -> DualForm | PrimalForm:
-        primal = settings is not None and settings["form"] == "primal"
-        if primal:
-            return PrimalForm(slots, self._C, self._bias)
-        return DualForm(self.kernel, slots, self._C, self._bias)
+    def _solved(self, at: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """alpha (k, K) of the samples in these slots, which must be all of them, and b (K,)."""
+        h = self._solver.h[at]
+        if not self._slots.filled:
+            return h[:, :-1], h.new_zeros(self._outputs)
+        return kernel_lssvm.solve(h[:, :-1], h[:, -1], self._bias)
 
     def _change_within_budget(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
         """Change samples in parts that exceed the budget by an eighth at most, and drop what is too much after each."""
         if self._budget is None or len(self) - len(removed) + x.shape[0] <= self._budget:
             return self._change(removed, x, y)
         part = max(1, self._budget // 8)
-        before = self._solver.copy(self.kernel)
-        try:
+        with all_or_nothing(self):
+            self._solver = self._solver.copy(self.kernel)
             ids = self._change(removed, x[:part], y[:part])
             self._keep_budget()
             for start in range(part, x.shape[0], part):
                 ids += self._change([], x[start : start + part], y[start : start + part])
                 self._keep_budget()
-        except BaseException:
-            self._solver = before
-            raise
         return ids
 
     def _keep_budget(self) -> None:
         while self._budget is not None and len(self) > self._budget:
             self._change([self._least()], *self._slots.nothing)
 
-    def _change(self, removed: list[int], x: Tensor, y: Tensor) -> list[int]:
-        if not removed and not x.shape[0]:
-            return []
-        slots, J = self._slots, x.shape[1]
-        if not slots.filled and slots.x.shape[1] != J:
-            self._clear(J, slots.next_id)
-        elif type(self.kernel) is Linear:
-            left = len(slots) + x.shape[0] - len(removed)
-            if isinstance(self._solver, DualForm) and left > J:
-                self._solver = PrimalForm(slots, self._C, self._bias)
-            elif isinstance(self._solver, PrimalForm) and 2 * left <= J:
-                self._solver = DualForm(self.kernel, slots, self._C, self._bias)
-                self._solver.solve()
-        out = self._solver.change(removed, x, y)
-        slots = self._slots
-        if not slots.filled:
-            self._clear(0, slots.next_id)
-        return out
-
     def _left_out(self) -> tuple[Tensor, Tensor]:
         self._fitted()
         if len(self) < 2:
             raise ValueError("leaving one out needs two samples or more, one is held")
-        return self._solver.alpha(), self._solver.left_out()
+        at = self._slots.order_index()
+        e = self._solver.h[at, -1]
+        return self.alpha, kernel_lssvm.left_out_diagonal(self._solver.diagonal()[at], e, self._bias)
 
     def _least(self) -> int:
         """The id whose leaving out moves the scores at its own place the least."""
         alpha, H = self._left_out()
-        host = checks.to_host(kernel_lssvm.own_effect(alpha, H, self._C).argmin())
-        return list(self._slots.slot_of)[0 if host is None else int(host[0][0])]
+        return list(self._slots.slot_of)[int(kernel_lssvm.own_effect(alpha, H, self._C).argmin())]
 
     def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {"bias": self._bias, "budget": self._budget, "form": self._solver.name}
+        return super()._settings() | {"bias": self._bias, "budget": self._budget}
 
     def _restore(self, settings: dict[str, Any]) -> None:
         if settings["bias"] != self._bias:
@@ -241,12 +217,13 @@ class KernelLSSVM(KernelMachine):
         self._budget = settings["budget"]
 
     def _solution(self) -> Tensor:
-        if isinstance(self._solver, PrimalForm):
-            self._solver.clean()
-        return self._solver.state()
+        return self._solver.h[self._slots.order()]
 
     def _resume(self, solution: Tensor) -> None:
-        self._solver.resume(solution)
+        wanted = (len(self), self._outputs + 1)
+        if solution.shape != wanted:
+            raise ValueError(f"solution has shape {tuple(solution.shape)}, needed {wanted}")
+        self._solver.h[self._slots.order()] = solution
 
     def extra_repr(self) -> str:
         """Describe the machine: count, classes and options."""

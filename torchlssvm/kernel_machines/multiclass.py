@@ -17,17 +17,17 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.functional.votes import votes
-from torchlssvm.kernel_machines import input_checks, version_0_1
+from torchlssvm.kernel_machines import input_checks
 from torchlssvm.kernel_machines.sample_slots import SampleSlots
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MULTICLASS_TENSORS = ("x", "y", "ids", "names", "options")
-"""The names of the tensors of a saved machine."""
+FORMAT = 1
+"""Number of the format of a saved machine."""
 
-WEIGHTS_TENSOR = "weights"
-"""The name of the samples' weights in a saved machine; files of early versions have none, and mean ones."""
+MULTICLASS_TENSORS = ("x", "y", "weights", "ids", "names", "options")
+"""The names of the tensors of a saved machine."""
 
 
 class MultiClass(nn.Module):
@@ -119,8 +119,7 @@ class MultiClass(nn.Module):
         weights = checks.weights(weight, x)
         if weights is not None and not self._weighs:
             raise ValueError(f"weight was given, but {type(self.machines[0]).__name__} takes none")
-        host = None if weights is None else checks.to_host((torch.isfinite(weights) & (weights > 0)).all())
-        if host is not None and not host[0][0]:
+        if weights is not None and not bool((torch.isfinite(weights) & (weights > 0)).all()):
             raise ValueError("weight must be finite and > 0")
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
@@ -170,9 +169,8 @@ class MultiClass(nn.Module):
         self._weighted, self._own_ids = False, [{} for _ in self.tasks]
 
     def _label_list(self, y: Any, x: Tensor) -> list[int]:
-        labels = input_checks.labels(y, x, self.num_classes)
-        host = checks.to_host(labels)
-        return [i % self.num_classes for i in range(len(labels))] if host is None else [int(v) for v in host[0]]
+        labels: list[int] = input_checks.labels(y, x, self.num_classes).tolist()
+        return labels
 
     def _tensor(self, labels: list[int]) -> Tensor:
         return torch.tensor(labels, dtype=torch.int64, device=self._device)
@@ -196,8 +194,7 @@ class MultiClass(nn.Module):
                 leaving = [i for i, a in seen.items() if i in own_ids and a is None]
                 if staying or joining or leaving:
                     machine = self.machines[t]
-                    # Tensors without data have nothing to go back to.
-                    before[t] = machine if checks.is_fake(slots.x) else copy.deepcopy(machine), own_ids
+                    before[t] = copy.deepcopy(machine), own_ids
                     self._own_ids[t] = dict(own_ids)
                     self._change_machine(t, staying, joining, leaving, slots, weighted)
         except BaseException:
@@ -217,9 +214,8 @@ class MultiClass(nn.Module):
         if joining:
             at = slots.at_ids(list(joining))
             more = {"weight": slots.y[at, 1]} if weighted else {}
-            given = checks.to_host(machine.add(slots.x[at], self._tensor(list(joining.values())), **more))
-            own = range(len(own_ids), len(own_ids) + len(joining)) if given is None else map(int, given[0])
-            own_ids.update(zip(joining, own, strict=True))
+            given = machine.add(slots.x[at], self._tensor(list(joining.values())), **more)
+            own_ids.update(zip(joining, given.tolist(), strict=True))
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
@@ -236,11 +232,13 @@ class MultiClass(nn.Module):
         slots, order = self._slots, self._slots.order()
         # Each machine's own id of each sample, -1 for none: (tasks, n).
         names = [[held.get(i, -1) for i in slots.slot_of] for held in self._own_ids]
-        options = json.dumps({"form": type(self).__name__, "num_classes": self.num_classes, "next_id": slots.next_id})
+        options = json.dumps(
+            {"format": FORMAT, "form": type(self).__name__, "num_classes": self.num_classes, "next_id": slots.next_id}
+        )
         destination |= {
             prefix + "x": slots.x[order],
             prefix + "y": slots.y[order, 0].to(torch.int64),
-            prefix + WEIGHTS_TENSOR: slots.y[order, 1],
+            prefix + "weights": slots.y[order, 1],
             prefix + "ids": slots.ids,
             prefix + "names": torch.tensor(names, dtype=torch.int64).reshape(len(self.tasks), len(slots)),
             prefix + "options": bytes_to_tensor(options.encode()),
@@ -261,10 +259,8 @@ class MultiClass(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        mine = {k: state_dict[prefix + k] for k in (*MULTICLASS_TENSORS, WEIGHTS_TENSOR) if prefix + k in state_dict}
-        others = {
-            k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in (*MULTICLASS_TENSORS, WEIGHTS_TENSOR)
-        }
+        mine = {k: state_dict[prefix + k] for k in MULTICLASS_TENSORS if prefix + k in state_dict}
+        others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in MULTICLASS_TENSORS}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         missing = [prefix + k for k in MULTICLASS_TENSORS if k not in mine]
         missing_keys += missing
@@ -272,33 +268,23 @@ class MultiClass(nn.Module):
             return
         try:
             options = json.loads(tensor_to_bytes(mine["options"]).decode())
+            if options["format"] != FORMAT:
+                raise ValueError(f"the state has the format {options['format']}, this version reads {FORMAT}")
             if options["form"] != type(self).__name__ or options["num_classes"] != self.num_classes:
                 raise ValueError(f"the state is that of {options['form']} with {options['num_classes']} classes")
             ids, x = mine["ids"].tolist(), mine["x"].to(device=self._device, dtype=torch.float64)
             if len(ids) != len(x) or tuple(mine["names"].shape) != (len(self.tasks), len(ids)):
                 raise ValueError(f"{len(x)} rows, {len(ids)} ids and names {tuple(mine['names'].shape)} do not fit")
-            weights = mine.get(WEIGHTS_TENSOR)
-            if weights is not None and tuple(weights.shape) != (len(ids),):
+            weights = mine["weights"].to(device=self._device, dtype=torch.float64)
+            if tuple(weights.shape) != (len(ids),):
                 raise ValueError(f"{len(ids)} ids and weights {tuple(weights.shape)} do not fit")
-            weights = None if weights is None else weights.to(device=self._device, dtype=torch.float64)
             self._clear(x.shape[1], int(options["next_id"]))
-            self._weighted = self._weighs and weights is not None and bool((weights != 1).any())
+            self._weighted = self._weighs and bool((weights != 1).any())
             self._slots.load(x, self._columns(mine["y"].tolist(), weights), ids, int(options["next_id"]))
             for held, row in zip(self._own_ids, mine["names"].tolist(), strict=True):
                 held.update({i: name for i, name in zip(ids, row, strict=True) if name >= 0})
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             error_msgs.append(f"{type(self).__name__}: {error}")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        old = state.pop("_rows", None)
-        if old is not None:  # a pickle of version 0.1.0
-            state["_own_ids"] = state.pop("_names_in")
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if old is not None:
-            x, y, ids = version_0_1.samples(old)
-            self._slots = self._new_slots(x.shape[1], 0)
-            self._slots.load(x, y, ids, old.next_id)
 
     def extra_repr(self) -> str:
         """Describe the machine: count and classes."""

@@ -95,7 +95,7 @@ class SampleSlots:
 
     def index(self, slots: Iterable[int]) -> Tensor:
         """Slots as a tensor on the device."""
-        if self.x.device.type == "cpu" and not checks.is_fake(self.x):
+        if self.x.device.type == "cpu":
             return torch.from_numpy(np.array(list(slots), dtype=np.int64))  # half the time of torch.tensor
         return torch.tensor(list(slots), dtype=torch.int64, device=self.x.device)
 
@@ -115,8 +115,6 @@ class SampleSlots:
         if isinstance(ids, Tensor):
             if ids.dtype not in checks.INTEGER_DTYPES or ids.ndim > 1:
                 raise ValueError(f"ids must be a 1-D integer tensor, got shape {tuple(ids.shape)}, dtype {ids.dtype}")
-            if checks.is_fake(ids):  # no data to go by: the oldest
-                return list(self.slot_of)[: ids.numel()]
             ids = ids.reshape(-1).tolist()
             known = set(ids)
             if len(known) == len(ids) and known <= self.slot_of.keys():

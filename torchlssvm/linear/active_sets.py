@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError
-from torchlssvm.functional import checks, cost
+from torchlssvm.functional import cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear.active_sums import LARGEST_FLOAT_CENTRED_SUM, ActiveSums, WeightGroups
@@ -187,9 +187,6 @@ class ActiveSetSolver:
     def change(self, change: RowChange) -> None:
         """Make a planned change of the rows, and note which classes it touches."""
         self._current = False
-        if checks.is_fake(self.rows.q, change.q):
-            self.rows.apply(change)
-            return
         if self._couples_classes:
             self.restart()
         relabelled = self._relabelled(change)
@@ -297,8 +294,6 @@ class ActiveSetSolver:
         """w (J, K) and b (K,), up to date; ConvergenceError if a search finds no end, with the caches dropped."""
         if self._current and not self._busy:
             return self.w, self.b
-        if checks.is_fake(self.rows.q):
-            return self._weights_without_data()
         with self._computing():
             if self.rows.n == 0:
                 self.reset()
@@ -829,8 +824,6 @@ class ActiveSetSolver:
         if w.shape != self.w.shape or b.shape != self.b.shape or sides.shape != self._active.shape:
             raise ValueError(f"the saved weights have shapes {tuple(w.shape)}, {tuple(b.shape)}, {tuple(sides.shape)}")
         self.w, self.b, self._active, self._ties = w, b, sides.to(device) == 1, sides.to(device) == 2
-        if checks.is_fake(w):
-            return
         self._groups = WeightGroups.of(self._class_weights(), K)
         self._margins = (hinge.scores(self.rows.q, w * self.scale.step, b) * self._signs(None, list(range(K)))).mT
         self._margins, self._fresh = self._margins.contiguous(), torch.zeros_like(self._active)
@@ -852,14 +845,6 @@ class ActiveSetSolver:
         out.states = [replace(state, solution=None) for state in self.states]
         out._set_caches([cache[:, order] for cache, _ in self._caches()])
         return out
-
-    def _weights_without_data(self) -> tuple[Tensor, Tensor]:
-        """Weights of the right shape and device, for tensors that carry no data."""
-        q = self.rows.q.to(torch.float64)
-        y = self._signs(None, list(range(len(self.states))))
-        gram = q.mT @ q + torch.eye(q.shape[1], dtype=torch.float64, device=q.device)
-        self.w, self.b = torch.linalg.solve(gram, q.mT @ y), y.mean(0)
-        return self.w, self.b
 
 
 def _close_call(margins: Tensor, bound: Tensor) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, gram
+from torchlssvm.functional import gram
 from torchlssvm.functional.moving_active_set import LEAST_ACTIVE_PIVOT
 from torchlssvm.functional.system import Factor, GroupSums, clamped_factor, factor_, workspace
 from torchlssvm.linear.grid_rows import GridRows
@@ -38,8 +38,7 @@ class WeightGroups:
     @classmethod
     def of(cls, weights: Tensor | None, K: int) -> WeightGroups:
         """Group classes of equal weight. weights: (K,), or None for ones."""
-        host = None if weights is None else checks.to_host(weights)
-        numbers = [1.0] * K if host is None else [float(v) for v in host[0]]
+        numbers = [1.0] * K if weights is None else weights.tolist()
         values = tuple(sorted(set(numbers)))
         return cls(values, tuple(values.index(v) for v in numbers))
 

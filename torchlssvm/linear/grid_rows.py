@@ -119,8 +119,6 @@ class GridRows:
 
     def plan(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
         """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
-        if any(checks.is_fake(batch.x) for batch, _ in changes):
-            return self._plan_without_data(changes)
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
         left: dict[bytes, tuple[int, int]] = {}  # hash of the row alone -> place and label of one that leaves
@@ -167,7 +165,7 @@ class GridRows:
         """Make a planned change; rows without copies leave, and the last rows take their places: (place, from) of each."""
         self._copies.index_add_(0, change.slots, change.copies)
         moves: list[tuple[int, int]] = []
-        gone = change.slots[:0] if checks.is_fake(self._q) else change.slots[self._copies[change.slots] == 0]
+        gone = change.slots[self._copies[change.slots] == 0]
         for slot in sorted(gone.tolist(), reverse=True):
             del self._where[self._keys[slot]]
             last = self.n - 1
@@ -269,8 +267,6 @@ class GridRows:
 
         It depends on the rows alone.
         """
-        if checks.is_fake(self._q):
-            return torch.arange(self.n, device=self.device)
         q, labels = (self.q, self.labels) if slots is None else (self.q[slots], self.labels[slots])
         whole = np.column_stack([q.cpu().numpy(), labels.cpu().numpy()]).astype(">i4")
         whole ^= np.array(-(2**31), ">i4")  # the bytes of integers without a sign sort as the numbers do
@@ -289,13 +285,12 @@ class GridRows:
         change = RowChange(
             labels[:0], self._copies[:0], q.clone(), labels.to(torch.int64), copies.to(torch.float64),
         )  # fmt: skip
-        if not checks.is_fake(q):
-            if n and not (int(labels.min()) >= 0 and int(labels.max()) < K and int(copies.min()) > 0):
-                raise ValueError("the saved rows are damaged: a label or a number of copies is out of range")
-            host = q.cpu().numpy()
-            change.keys = [self._key(host[i], label) for i, label in enumerate(labels.tolist())]
-            if len(set(change.keys)) < n:
-                raise ValueError("the saved rows are damaged: a row is there twice")
+        if n and not (int(labels.min()) >= 0 and int(labels.max()) < K and int(copies.min()) > 0):
+            raise ValueError("the saved rows are damaged: a label or a number of copies is out of range")
+        host = q.cpu().numpy()
+        change.keys = [self._key(host[i], label) for i, label in enumerate(labels.tolist())]
+        if len(set(change.keys)) < n:
+            raise ValueError("the saved rows are damaged: a row is there twice")
         self.clear()
         self._append(change)
 
@@ -346,13 +341,6 @@ class GridRows:
                 f"a row with its copies weighs {heavy:.3g}, past {float(HEAVIEST_ROW):.3g}, where products are no longer "
                 "exact: use a smaller weight or a coarser grid. Nothing was changed."
             )
-
-    def _plan_without_data(self, changes: list[tuple[SampleBatch, int]]) -> RowChange:
-        """The shapes of a change, for tensors that carry no data."""
-        added = [batch for batch, sign in changes if sign > 0 and len(batch)]
-        q = torch.cat([b.x.to(torch.int32) for b in added]) if added else self._q[:0]
-        labels = torch.cat([b.labels for b in added if b.labels is not None]) if added else self._labels[:0]
-        return RowChange(labels[:0], self._copies[:0], q, labels, torch.ones_like(labels, dtype=torch.float64))
 
 
 def mapped_rows(folder: str, rows: int, J: int) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
-from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor, factor_, fill_system, workspace
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
@@ -95,8 +94,7 @@ def weighted_sums(stats: Statistics, weights: Tensor | None, labels: tuple[int, 
     if labels is None and weights is None:
         return [stats.sums()]
     if weights is not None:
-        host = checks.to_host(weights)
-        values = [1.0] * stats.num_classes if host is None else host[0]  # the weights scale whole matrices, as numbers
+        values = weights.tolist()  # the weights scale whole matrices, as numbers
         return [stats.sums(c, values[c]) for c in labels or range(stats.num_classes) if values[c] != 0]
     a, b = (stats.sums(c) for c in labels or ())
     return [GroupSums(None, a.packed + b.packed, a.m + b.m, a.n + b.n)]
@@ -172,8 +170,7 @@ def solve(
         units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=rhs.device)
         units[J] = root
     factor = factor_(work, D)
-    info = checks.to_host(factor.info)
-    if info is not None and info[0][0] != 0:
+    if int(factor.info) != 0:
         fill()
         factor = repaired_factor(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
@@ -233,8 +230,7 @@ def _squares(
     squares = side.diagonal()[1:]
     if not centred:
         return squares.to(torch.float64)
-    host = checks.to_host(side[0, 0], squares, y)
-    if host is None or not stats.exact:
+    if not stats.exact:
         return squares - y * y / side[0, 0]
     n = int(side[0, 0])
     exact = [(n * q - t * t) / n for q, t in zip(squares.tolist(), y.tolist(), strict=True)]  # Python's integers
@@ -251,8 +247,7 @@ def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | 
     """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
     if weights is None and labels is None:
         return float(stats.n)
-    host = checks.to_host(centre.n)
-    return 1.0 if host is None else host[0][0]
+    return float(centre.n)
 
 
 def check_finite(work: Tensor, D: int, floor: float) -> Tensor:

@@ -98,8 +98,7 @@ class Solution:
         if rows.shape[0] == 0:
             return
         if total is None:
-            host = checks.to_host(d.sum())
-            total = 1.0 if host is None else host[0][0]
+            total = float(d.sum())
         self._pending.append((rows, y, d, sign, total))
         self.pending += rows.shape[0]
 
@@ -181,10 +180,10 @@ class Solution:
         if self.centred and not self.empty:
             G += 1.0 / n
         change = theorem1.factor_change(G, d, adds)
-        host = checks.to_host(change.info, change.pivot)
-        if host is not None and host[0][0] != 0:
+        (info,), (pivot,) = checks.to_host(change.info, change.pivot)
+        if info != 0:
             raise NotPositiveDefinite
-        if host is not None and host[1][0] < self.least_pivot:
+        if pivot < self.least_pivot:
             raise TooInaccurate
         Za, Zr = theorem1.halves(change, U)
         r = V @ self.w + (beta - y)

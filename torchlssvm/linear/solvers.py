@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks, cost
+from torchlssvm.functional import cost
 from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.whitened import Whitened
 from torchlssvm.linear import normal_equations as normal
@@ -109,9 +109,8 @@ def weighted_rows(
         d = d * options.class_weight[batch.labels]
     if batch.mult is not None:
         d = d * batch.mult
-        if not checks.is_fake(d):
-            keep = d != 0
-            rows, y, d = rows[keep], y[keep], d[keep]
+        keep = d != 0
+        rows, y, d = rows[keep], y[keep], d[keep]
     return rows, y, d
 
 
@@ -270,9 +269,7 @@ class SharedSolver:
         """Restore saved weights and P."""
         self.reset()
         if not self.stats.empty:
-            host = checks.to_host(state["n"])
-            n = host[0][0] if host else 1.0
-            self.solution.set_base(state["w"], state["beta"], state["mu"], n, P=P)
+            self.solution.set_base(state["w"], state["beta"], state["mu"], float(state["n"]), P=P)
             self.standard = standardization(self.stats) if self.stats.scale else None
             self.stale = False
 
@@ -331,8 +328,7 @@ class PairwiseSolver:
         counts = self.stats.counts[list(pair)]
         scale = normal.Units.of(self.stats.choices, self.options.rho)
         solution = Solution(J + penalized, 1, self.options.intercept == "free", self.stats.device)
-        present = checks.to_host(counts)
-        if self.stats.kind is not None and (present is None or any(present[0])):
+        if self.stats.kind is not None and bool(counts.any()):
             weights = None
             if self.options.class_weight is not None:  # each pair is a problem of its own, with its own balance
                 option = self.options.class_weight

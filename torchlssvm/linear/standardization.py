@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.statistics import Statistics
@@ -68,8 +67,7 @@ def standardization(stats: Statistics, doubtful: bool = False) -> Standardizatio
     if not stats.exact:  # sums of float64: what rounding makes of a constant column
         eps = torch.finfo(torch.float64).eps
         floor = stats.diagonal().sum(0) * (16 * eps * max(1.0, float(stats.n)) ** 0.5)
-    host = checks.to_host((spread < -floor).any()) if doubtful else None
-    if host is not None and host[0][0]:
+    if doubtful and bool((spread < -floor).any()):
         raise NotPositiveDefinite
     resolution = stats.grid.resolution if stats.grid else 1.0
     deviation = torch.where(spread > floor, (spread / weight).clamp(min=0.0).sqrt(), 1.0 / resolution)

@@ -118,8 +118,6 @@ def bound_sums(sums: Sequence[Tensor], moments: Tensor) -> float:
     """Bound every sum, over all groups together, from the packed sums and the moments themselves."""
     tops = [torch.maximum(v.amax(), -v.amin()) for v in sums]
     host = checks.to_host(*tops, moments.abs().amax())
-    if host is None:
-        return float("inf")
     return float(max(h[0] for h in host)) * max(1, sum(h[0] > 0 for h in host[:-1]))
 
 

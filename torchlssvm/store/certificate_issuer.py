@@ -70,8 +70,8 @@ class CertificateIssuer:
 
     def issue(
         self, event_ids: Iterable[str], head: Any, choices: dict[str, str], requests: list[dict[str, str]]
-    ) -> Certificate | None:
-        """An unsigned certificate of events, for the head as it is in the open view; None if the state has no key yet.
+    ) -> Certificate:
+        """An unsigned certificate of events, for the head as it is in the open view.
 
         ``choices``: made from data by the caller, beside those the store can tell; ``requests``: that the events answer.
         """
@@ -82,7 +82,7 @@ class CertificateIssuer:
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
         if state["digest"] is not None and key is None:
-            return None
+            raise StoreError(f"{self.db.path} is damaged: the key of position {state['position']} is missing")
         made = public_choices(head, key) if isinstance(head, LinearHead) and head.data_choices.made else {}
         return Certificate(
             events=[
@@ -134,15 +134,11 @@ class CertificateIssuer:
         )
 
     def recorded(self, certificate: Certificate) -> bool | None:
-        """Compare a certificate's commitment, or the digest of an old one, with the journal; None if it cannot be told."""
+        """Compare a certificate's commitment with the journal's; None if the journal has none."""
         entry = self.journal.at(certificate.position)
         if entry is None or entry.mac is None:
             return None
-        if certificate.digest is not None:
-            return self.journal.confirms(entry, certificate.digest)
-        if entry.mac.hex() == certificate.commitment:
-            return True
-        return False if self.journal.commits(entry.position) else None
+        return entry.mac.hex() == certificate.commitment
 
     def grid(self, options: dict[str, Any]) -> dict[str, Any] | None:
         """The grid of the features, and the normalization before it, as a certificate has them. ``options``: of the head.

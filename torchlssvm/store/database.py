@@ -27,9 +27,8 @@ DATABASE_FILE = "samples.sqlite"
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
-SCHEMA_VERSION, MARKED_VERSION = 1, 2
-"""Version of the tables below. Files are marked with the second one when they have records that version 0.1.0 of the library
-does not honour (a suppression list, requests, receipts); the tables are the same. Files of other versions are refused."""
+FORMAT = 1
+"""Format number of the file, kept as SQLite's user_version. Files with another number are refused."""
 
 PRAGMAS = {
     "synchronous": "FULL",
@@ -71,7 +70,6 @@ RECORD_FIELDS: dict[str, dict[str, Any]] = {
     "state": {"position": int, "digest": str | None, "samples": int, "chain": str},
     "head": {"type": str},
     "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
-    "key": {"key": str, "since": int},
     "opening": {"key": str},
     "suppression": {"path": str, "list": str, "changes": int},
 }
@@ -83,18 +81,28 @@ RECORD_TYPES: dict[str, Any] = {
     "fingerprint": str | None,
     "chosen": dict | None,
     "checkpoints": dict,
-    "openings": int,
 }
 """Types of the other records that the store itself keeps; notes of callers may be any JSON."""
 
-HEX_FIELDS = {"state": "chain", "key": "key", "opening": "key"}
+HEX_FIELDS = {"state": "chain", "opening": "key"}
 """Fields of records that are bytes, written as hex."""
 
 NO_DEFAULT: Any = object()
 """Marks that :meth:`Database.get` was given no default, which may be None."""
 
-DISK_ERRORS = ("disk is full", "disk I/O error", "unable to open", "readonly database")
-"""Parts of SQLite's messages that name the disk as the trouble, and not the statement."""
+BUSY_CODES, DISK_CODES, INTERRUPT_CODE = (5, 6), (8, 10, 13, 14), 9
+"""SQLite's primary result codes: BUSY and LOCKED; READONLY, IOERR, FULL and CANTOPEN; INTERRUPT (a query was stopped)."""
+
+CODE_OF_MESSAGE = {
+    "database is locked": 5,
+    "database table is locked": 6,
+    "attempt to write a readonly database": 8,
+    "interrupted": 9,
+    "disk I/O error": 10,
+    "database or disk is full": 13,
+    "unable to open database file": 14,
+}
+"""SQLite's own constant text for each code (``sqlite3_errstr``): Python 3.10 passes on no code."""
 
 LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 """Names of the files that SQLite keeps beside the database end in these."""
@@ -118,6 +126,20 @@ def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
 def checksums(records: Iterable[tuple[Any, ...]], blobs: Iterable[Any]) -> list[int]:
     """The checksum of each record with the large value that belongs to it."""
     return [checksum(record, blob) for record, blob in zip(records, blobs, strict=True)]
+
+
+def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
+    """SQLite's error as ours, by its result code. ``what``: the kind of file that should be at the path."""
+    code = getattr(error, "sqlite_errorcode", CODE_OF_MESSAGE.get(str(error), 0)) & 0xFF  # without the extension
+    if code in BUSY_CODES:
+        return StoreBusyError(f"{path} is in use by another process or reader ({error}); try again")
+    if code in DISK_CODES:
+        return StoreDiskError(f"{path}: {error}")
+    if code == INTERRUPT_CODE:
+        return StoreError(f"{path}: it is damaged: a query takes more steps than its size explains")
+    if isinstance(error, sqlite3.OperationalError):
+        return StoreError(f"{path}: {error}")
+    return StoreError(f"{path} is damaged or no {what}: {error}")
 
 
 def check_record(name: str, value: Any) -> None:
@@ -257,7 +279,7 @@ class Database:
             for statement in STORE_TABLES.split(";"):
                 self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {STORE_APPLICATION_ID}")
-            self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self.connection.execute(f"PRAGMA user_version = {FORMAT}")
         self.connection.execute("COMMIT")
 
     def _check(self) -> None:
@@ -265,11 +287,9 @@ class Database:
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if application != STORE_APPLICATION_ID:
             raise StoreError(f"{self.path} is an SQLite file of another program (application id {application:#x})")
-        if version not in (SCHEMA_VERSION, MARKED_VERSION):
-            age = "newer" if version > MARKED_VERSION else "unknown"
+        if version != FORMAT:
             raise StoreError(
-                f"{self.path} has the {age} schema version {version}; this library reads versions up to {MARKED_VERSION}. "
-                "Use the library that wrote it."
+                f"{self.path} has format {version}; this library reads format {FORMAT}. Use the library that wrote it."
             )
         found = {r[0] for r in self.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
         if found != {statement.strip() for statement in STORE_TABLES.split(";") if statement.strip()}:
@@ -287,18 +307,9 @@ class Database:
         """Turn SQLite's errors into ours."""
         try:
             yield
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "locked" in text or "busy" in text:
-                raise StoreBusyError(
-                    f"{self.path} is in use by another process or reader ({text}); try again"
-                ) from error
-            if text == "interrupted":
-                text = "it is damaged: a query takes more steps than its size explains"
-            if any(trouble in text for trouble in DISK_ERRORS):
-                raise StoreDiskError(f"{self.path}: {text}") from error
-            raise StoreError(f"{self.path}: {text}") from error
-        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
+        except sqlite3.Error as error:
+            raise store_error(error, self.path, "store") from error
+        except (UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -448,11 +459,6 @@ class Database:
     def delete(self, name: str) -> None:
         """Take a value of the meta table away."""
         self.run("DELETE FROM meta WHERE name = ?", (name,))
-
-    def mark_version(self) -> None:
-        """Keep version 0.1.0 of the library from opening the file, inside a transaction."""
-        if self.one("PRAGMA user_version") != (MARKED_VERSION,):
-            self.run(f"PRAGMA user_version = {MARKED_VERSION}")
 
     def records(self, prefix: str) -> dict[str, Any]:
         """Values of the meta table whose names begin with a prefix, by the rest of the name, in order."""

@@ -183,18 +183,12 @@ class Journal:
         """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
         if digest is None:
             return None
-        if self.db.get("openings", None) is None:
-            self.db.put("openings", position)
-        return hmac.digest(self.new_opening(position), digest.encode(), "sha256")
-
-    def new_opening(self, position: int) -> bytes:
-        """Make the key of a position."""
         key = os.urandom(OPENING_BYTES)
         self.db.put(opening_name(position), {"key": key.hex()})
-        return key
+        return hmac.digest(key, digest.encode(), "sha256")
 
     def opening(self, position: int) -> bytes | None:
-        """The key of a position; None when it is destroyed, or was never made (in version 0.1.0)."""
+        """The key of a position; None when it is destroyed, or the head has no digest."""
         found = self.db.get(opening_name(position), None)
         if found is None:
             return None
@@ -210,24 +204,6 @@ class Journal:
         return (row or (None,))[0] or 0
 
     def destroy_openings(self) -> None:
-        """Destroy the keys of all states but the present one, and the key that version 0.1.0 had for all."""
+        """Destroy the keys of all states but the present one."""
         before = self.last_change()
         self.db.run("DELETE FROM meta WHERE name >= ? AND name < ?", (opening_name(0), opening_name(before)))
-        self.db.delete("key")
-
-    def commits(self, position: int) -> bool:
-        """True if the HMAC of an entry is under a key of its own; earlier ones are of version 0.1.0."""
-        since = self.db.get("openings", None)
-        return since is not None and position >= since
-
-    def confirms(self, entry: Entry, digest: str) -> bool | None:
-        """Compare a digest with the one after an entry; None when the key that could tell is destroyed."""
-        key = self.opening(entry.position) if self.commits(entry.position) else self._shared_key(entry.position)
-        if entry.mac is None or key is None:
-            return None
-        return hmac.compare_digest(entry.mac, hmac.digest(key, digest.encode(), "sha256"))
-
-    def _shared_key(self, position: int) -> bytes | None:
-        """The key that version 0.1.0 used for all entries since its last compaction."""
-        found = self.db.get("key", None)
-        return None if found is None or position <= found["since"] else bytes.fromhex(found["key"])

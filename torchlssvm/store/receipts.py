@@ -38,7 +38,6 @@ class KeptReceipts:
         for removal in done:
             if removal.event.kind != "remove":
                 continue
-            self.db.mark_version()
             record = {
                 "request": request,
                 "position": removal.position,

@@ -214,7 +214,6 @@ class Requests:
         return request
 
     def _write(self, request: ErasureRequest) -> None:
-        self.db.mark_version()
         self.db.put(REQUEST_PREFIX + request.id, asdict(request))
 
     def take_step(self, request_id: str, step: str) -> ErasureRequest:

@@ -900,32 +900,14 @@ class SampleStore:
         self.choose_rho()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
-        certificate = self._issue(wanted, choices or {})
-        if certificate is None:  # the last event was applied by version 0.1.0
-            self._make_opening()
-            certificate = self._issue(wanted, choices or {})
-        if certificate is None:
-            raise StoreBusyError(f"{self.path} was changed by another process of version 0.1.0 meanwhile: try again")
-        return certificate if key is None else sign(certificate, key)
-
-    def _issue(self, event_ids: Iterable[str], choices: dict[str, str]) -> Certificate | None:
         with self.view():
             self._db.check_place()
             adapter = self._live.follow()
             if adapter.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
-            requests = [request.for_certificate() for request in self.requests.answered_by(event_ids)]
-            return self.certificates.issue(event_ids, adapter.head, choices, requests)
-
-    def _make_opening(self) -> None:
-        """Make the key of the present position for an event of version 0.1.0; StoreError if it had a key, which is gone."""
-        self._check_writable()
-        with self._db.transaction():
-            position = self._db.get("state")["position"]
-            if self._journal.opening(position) is None:
-                if self._journal.commits(position):
-                    raise StoreError(f"{self.path} is damaged: the key of position {position} is missing")
-                self._journal.new_opening(position)
+            requests = [request.for_certificate() for request in self.requests.answered_by(wanted)]
+            certificate = self.certificates.issue(wanted, adapter.head, choices or {}, requests)
+        return certificate if key is None else sign(certificate, key)
 
     def opening(self, position: int | None = None) -> Opening | None:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.

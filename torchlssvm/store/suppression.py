@@ -105,7 +105,6 @@ class Suppression:
         return found
 
     def _note(self, used: SuppressionList, changes: int) -> None:
-        self.db.mark_version()
         self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
 
     # -- keeping samples out -------------------------------------------------------------------------------------------

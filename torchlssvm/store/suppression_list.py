@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
-from torchlssvm.store.database import DISK_ERRORS
+from torchlssvm.errors import StoreError
+from torchlssvm.store.database import store_error
 from torchlssvm.store.snapshots import sync_folder
 from torchlssvm.store.suppression_key import refuse_in_store
 from torchlssvm.untrusted import check_regular
@@ -109,14 +109,8 @@ class SuppressionList:
                 if not new and connection.execute("PRAGMA application_id").fetchone()[0] != LIST_APPLICATION_ID:
                     raise StoreError(f"{self.path} is no suppression list")
                 yield connection
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "locked" in text or "busy" in text:
-                raise StoreBusyError(f"{self.path} is in use by another process ({text}); try again") from error
-            kind = StoreDiskError if any(trouble in text for trouble in DISK_ERRORS) else StoreError
-            raise kind(f"{self.path}: {text}") from error
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path} is damaged or no suppression list: {error}") from error
+            raise store_error(error, self.path, "suppression list") from error
 
     def _check_value(self) -> str:
         return hmac.digest(self._key, f"{LIST_FORMAT}\0check".encode(), "sha256").hex()

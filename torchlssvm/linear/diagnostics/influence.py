@@ -62,7 +62,7 @@ def influence(
     change = _change(view, x, y, what, y_new, weight)
     members = None if groups is None else check_groups(groups, len(change.samples))
     gone = change.samples.weight if members is None else _sizes(change.samples, members)
-    if what == "remove" and len(gone) and not checks.is_fake(gone) and float(gone.max()) >= view.n * WHOLE_SHARE:
+    if what == "remove" and len(gone) and float(gone.max()) >= view.n * WHOLE_SHARE:
         raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
     z = other_rows(view, x_val)  # (V, D)
     before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)

@@ -65,7 +65,7 @@ def rank(change: Tensor, what: str, on: str, count: int, names: list[Any] | None
     ends, amounts = [], []
     for value in (good, -good):
         order = value.argsort(descending=True, stable=True)[:count]
-        order = order if checks.is_fake(value) else order[value[order] > 0]
+        order = order[value[order] > 0]
         ends.append(order)
         amounts.append(value[order])
     called = [None if names is None else tuple(names[i] for i in end.tolist()) for end in ends]

@@ -59,7 +59,7 @@ def leave_one_out(
 
 def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
     """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
-    if members is not None or samples.labels is None or checks.is_fake(samples.x):
+    if members is not None or samples.labels is None:
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
     view = parts[0].view
     blocks = [gridded(view, part) @ view.w + view.b for part in samples.x.split(WHITENED_ROWS)]
@@ -84,7 +84,7 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
 
 def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
     """ValueError if leaving out a sample or group would leave none: a model without any sample gives no scores."""
-    if checks.is_fake(samples.weight) or not len(samples):
+    if not len(samples):
         return
     if members is not None:
         largest = float(torch.stack([samples.weight[m].sum() for m in members]).max())
@@ -149,11 +149,11 @@ class _Leverages:
 
     def finish(self) -> None:
         """Refuse samples that cannot be held, and report lost digits."""
-        host = checks.to_host(torch.stack([part[0] for part in self.parts])) if self.parts else None
-        if host is None or max(host[0]) < 1 - LEAST_REST:
+        largest = torch.stack([part[0] for part in self.parts]).tolist() if self.parts else [0.0]
+        top = max(largest)
+        if top < 1 - LEAST_REST:
             return
-        top = max(host[0])
-        _, row, where = self.parts[host[0].index(top)]
+        _, row, where = self.parts[largest.index(top)]
         if top > 1 + LEVERAGE_ROUNDING:
             raise ValueError(
                 f"sample {where + int(row) if isinstance(where, int) else int(where[row])} has a leverage of {top:.4g}, more "

@@ -35,9 +35,7 @@ def rho_path(head: MarginHead, rhos: Any, method: str, score: str, folds: int) -
         raise ValueError(f"folds must be an integer >= 2, got {folds!r}")
     head.fitted_weights()  # NotFittedError without samples
     values = check_values(head, rhos)
-    errors = torch.zeros_like(values)
-    if not checks.is_fake(values):
-        errors = fold_errors(head, values, score, folds) if method == "kfold" else left_out_errors(head, values, score)
+    errors = fold_errors(head, values, score, folds) if method == "kfold" else left_out_errors(head, values, score)
     return RhoPath(best_of(values, errors), values, errors, None, method)
 
 
@@ -50,7 +48,7 @@ def check_values(head: MarginHead, rhos: Any) -> Tensor:
     values: Tensor = torch.atleast_1d(checks.as_tensor(rhos, "rhos", head.device).to(torch.float64))
     if values.ndim != 1 or not len(values):
         raise ValueError(f"rhos must be one or more numbers, got shape {tuple(values.shape)}")
-    if not checks.is_fake(values) and not bool((values.isfinite() & (values > 0)).all()):
+    if not bool((values.isfinite() & (values > 0)).all()):
         raise ValueError(f"rhos must be finite and > 0, got {values.tolist()}")
     return values
 
@@ -58,7 +56,7 @@ def check_values(head: MarginHead, rhos: Any) -> Tensor:
 def mean_eigenvalue(head: MarginHead) -> float:
     """Mean eigenvalue of the Gram matrix of the centred features, as they are solved with."""
     stats = head.statistics
-    if stats.scale is not None or checks.is_fake(stats.counts):
+    if stats.scale is not None:
         return float(stats.n)
     assert stats.accumulator is not None
     assert stats.grid is not None

@@ -55,8 +55,7 @@ def leverage(view: HeadView, x: Any, relative: bool) -> Tensor:
 
 def degrees_of_freedom(system: Any) -> float:
     """tr(A^-1 (A - rho I)), + 1 for a free intercept: D - |F|^2 in the coordinates of the system, where P = F^T F."""
-    host = checks.to_host(system.F.square().sum())
-    return len(system.F) - (0.0 if host is None else host[0][0]) + (1.0 if system.n else 0.0)
+    return len(system.F) - float(system.F.square().sum()) + (1.0 if system.n else 0.0)
 
 
 def uncertainty(view: HeadView, x: Any) -> Tensor:

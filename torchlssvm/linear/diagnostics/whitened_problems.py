@@ -135,7 +135,7 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
         assert given is not None
         times = given
         bad = ~(torch.isfinite(times) & (times > 0)) | (times != times.floor() if view.exact else times < 0)
-        if not checks.is_fake(times) and bool(bad.any()):
+        if bool(bad.any()):
             first = int(bad.nonzero()[0])
             kind = "an integer >= 1 (a multiplicity)" if view.exact else "a finite number > 0"
             raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
@@ -150,10 +150,9 @@ def check_labels(view: Labelled, y: Any, count: int, name: str) -> Tensor:
         raise ValueError(
             f"{name} must be integer labels of shape ({count},), got {tuple(labels.shape)}, {labels.dtype}"
         )
-    host = checks.to_host(torch.stack(torch.aminmax(labels))) if count else None
-    if host is not None and not 0 <= host[0][0] <= host[0][1] < view.num_classes:
-        bad = host[0][0] if host[0][0] < 0 else host[0][1]
-        raise ValueError(f"{name} holds the label {bad:g}, outside 0..{view.num_classes - 1}")
+    low, high = torch.stack(torch.aminmax(labels)).tolist() if count else (0, 0)
+    if not 0 <= low <= high < view.num_classes:
+        raise ValueError(f"{name} holds the label {low if low < 0 else high}, outside 0..{view.num_classes - 1}")
     return labels.to(torch.int64)
 
 
@@ -208,8 +207,7 @@ class Problem:
         """The number of samples (their multiplicities) in this problem."""
         if self.pair is None:
             return float(self.view.n)
-        host = checks.to_host(self.counts.sum())
-        return 1.0 if host is None else host[0][0]
+        return float(self.counts.sum())
 
     def local(self, labels: Tensor) -> Tensor:
         """Labels as numbers of this problem's classes, -1 for others. labels: (B,)."""
@@ -261,7 +259,7 @@ class Problem:
 
         Yields rows (an index, or None for all) and the class weights after the change. One kind, unless weights follow counts.
         """
-        if not self.follows_counts or checks.is_fake(weight):
+        if not self.follows_counts:
             yield None, self.class_weights()
             return
         none = torch.full_like(weight, -1.0)
