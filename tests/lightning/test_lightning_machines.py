@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, Network, Recorder, loader, quiet, samples
 from torchlssvm import (
+    CompactLSSVMHead,
     FixedPoint,
     IncrementalSVM,
     KernelLSSVM,
@@ -49,7 +50,7 @@ def rbf() -> RBF:
 HEADS: dict[str, Callable[[int], Any]] = {
     "LSSVMHead": lambda J: LSSVMHead(J, K, grid=FixedPoint(64.0)),
     "LSSVMHead, float sums": lambda J: LSSVMHead(J, K, grid=None),
-    "LSSVMHead, compact": lambda J: LSSVMHead(J, K, statistics=False),
+    "CompactLSSVMHead": lambda J: CompactLSSVMHead(J, K),
     "MarginHead": lambda J: MarginHead(J, K, rho=30.0, grid=FixedPoint(64.0)),
     "KernelLSSVM": lambda J: KernelLSSVM(rbf(), num_classes=K),
     "LagrangianSVM": lambda J: LagrangianSVM(rbf()),

@@ -97,7 +97,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(intercept: str) -> None:
         head.remove(x[:1], y[:1])
     head.add(x[:6], y[:6])
     before = {name: value.clone() for name, value in head.named_buffers()}
-    for rows, labels in ((x[:1] + 100, y[:1]), (x[:6].repeat(2, 1), y[:6].repeat(2)), (x[:3], torch.zeros(3, dtype=torch.long))):
+    for rows, labels in (
+        (x[:1] + 100, y[:1]),
+        (x[:6].repeat(2, 1), y[:6].repeat(2)),
+        (x[:3], torch.zeros(3, dtype=torch.long)),
+    ):
         with pytest.raises(RemovalError):
             head.remove(rows, labels)
     for bad in (x[:1, :3], x[:1] * float("nan")):

@@ -193,7 +193,6 @@ def test_subtracting_under_another_key_is_said_to_be_unchecked() -> None:
     [
         (lambda: head(membership=False).add(X, Y), "membership=False"),
         (lambda: head(grid=None).add(X, Y), "grid=None"),
-        (lambda: head(statistics=False).add(X, Y), "statistics=False"),
         (lambda: merge(head(), Delta.take(head().add(X, Y))), "delta"),
     ],
 )

@@ -169,7 +169,7 @@ def compare_with_store(store: SampleStore, add: Any, which: list[int], tolerance
     plain = head.grid is None or head.normalize is not None  # stored as they are
     x = add.x[which].to(torch.float64) if plain else head.grid.snap(add.x[which])
     y = add.y[which]
-    targets = None if head.statistics is None else head.statistics.target_grid
+    targets = head.statistics.target_grid
     if y.is_floating_point() and targets is not None:
         y = targets.snap(y.reshape(rows.y.shape))
     here = rows.x.to(torch.float64)

@@ -24,7 +24,7 @@ class Participant:
         head = target.head if isinstance(target, AttachedClassifier) else target
         if not isinstance(head, LSSVMHead):
             raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-        if not head.need_statistics("exchanging changes").exact:
+        if not head.statistics.exact:
             raise ValueError(
                 "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
             )

@@ -1,8 +1,8 @@
 r"""``CompactLSSVMHead``: the paper's own form of the head, which keeps w and C and nothing else of its samples.
 
-The notation is that of Lee et al.: :math:`A = \rho I + \sum \phi \phi^T`, :math:`C = I - \rho A^{-1}`. Theorem 1 and its corollaries
-update w and C by the samples that come and go; see :mod:`torchlssvm.functional.theorem1`, which also says why the matrix that is
-factored is the symmetric T and not the paper's S.
+The notation is that of Lee et al.: :math:`A = \rho I + \sum \phi \phi^T`, :math:`C = I - \rho A^{-1}`. Theorem 1 and its
+corollaries update w and C by the samples that come and go; see :mod:`torchlssvm.functional.theorem1`, which also says why the
+matrix that is factored is the symmetric T and not the paper's S.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _State(NamedTuple):
 class CompactLSSVMHead(nn.Module):
     r"""Least-squares SVM that keeps only w and C: exact updates by Theorem 1, without old data and without statistics.
 
-    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. It has no digest, and it cannot see
-    whether a removed sample was held: only what no set of samples could leave behind is refused. Rounding errors add up from call
-    to call. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models that must stay as small as in the paper.
+    Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k. It has no digest, and it cannot
+    see whether a removed sample was held: only what no set of samples could leave behind is refused. Rounding errors add up
+    over the calls. :class:`~torchlssvm.LSSVMHead` has neither limit; this class is for models as small as in the paper.
 
     Args:
         in_features: J, the number of features.
@@ -55,8 +55,8 @@ class CompactLSSVMHead(nn.Module):
         device: where the state lives.
 
     Attributes:
-        w: (J, K); b: (K,); C: (J, J). Buffers, with ``mean`` (J,), the mean of the features for a free intercept, ``counts`` (K,)
-            and ``n``, the total weight of the samples.
+        w: (J, K); b: (K,); C: (J, J). Buffers, as are ``mean`` (J,), the mean of the features for a free intercept,
+            ``counts`` (K,) and ``total``, the weight of all samples.
 
     Example:
         >>> import torch
@@ -198,7 +198,9 @@ class CompactLSSVMHead(nn.Module):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None, removed: bool = False) -> Any:
+    def _check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None, removed: bool = False
+    ) -> Any:
         """A checked batch; ``ids``, ``like`` and ``removed`` are for heads with statistics."""
         del ids, like, removed
         return check_batch(
@@ -217,7 +219,7 @@ class CompactLSSVMHead(nn.Module):
             if batch.labels is not None:
                 counts = counts.index_add(0, batch.labels, _weights(batch), alpha=sign)
             least = checks.to_host(counts.amin())
-            if least is not None and least[0][0] < -_SAME_COUNT:
+            if least[0][0] < -_SAME_COUNT:
                 raise checks.removal_error(f"a count would fall to {least[0][0]:g}")
         return counts
 
@@ -296,7 +298,7 @@ class CompactLSSVMHead(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
         device = fn(torch.empty(0, device=self.device)).device
-        super()._apply(lambda tensor: tensor.to(device), recurse)
+        super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -323,7 +325,7 @@ class CompactLSSVMHead(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`__getstate__` returned."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         give_lock(self)
 
     def extra_repr(self) -> str:
