@@ -36,7 +36,8 @@ def test_extras(project: dict[str, Any]) -> None:
     extras = {name: set(map(distribution, needs)) for name, needs in project["optional-dependencies"].items()}
     assert {"vision", "lightning", "sklearn", "plot", "export", "audit", "dev"} <= set(extras)
     assert {"lightning", "torchmetrics"} <= extras["lightning"]
-    assert extras["audit"] == {"cryptography"}
+    assert extras["audit"] == {"cryptography", "rfc3161-client"}
+    assert extras["report"] == {"jinja2", "matplotlib", "pillow"}
     assert {"onnx", "onnxruntime", "safetensors"} <= extras["export"]
     assert {"torchlssvm", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "pre-commit"} <= extras["dev"]
 

@@ -3,6 +3,8 @@
 Each error also derives from the built-in one that fits it, so ``except ValueError`` keeps working where it should.
 """
 
+from typing import Any
+
 __all__ = [
     "ConvergenceError",
     "GridError",
@@ -88,8 +90,10 @@ class VerificationError(TorchLSSVMError):
     """A certificate does not hold: its signature, digest or contents disagree with what it is checked against.
 
     Raised by ``verify`` with the reason; a certificate without a signature counts as a failure too, unless
-    ``allow_unsigned=True``.
+    ``allow_unsigned=True``. ``check``: the :class:`~torchlssvm.audit.Check` that failed, None if it was not one of them.
     """
+
+    check: Any = None
 
 
 class StoreError(TorchLSSVMError):

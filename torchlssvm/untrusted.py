@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import zipfile
 from typing import Any
 
-__all__ = ["check_regular", "check_unpacked", "read_regular"]
+__all__ = ["FileHashes", "check_regular", "check_unpacked", "read_regular"]
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -37,6 +38,34 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     if content is None or len(content) > most:
         raise ValueError(f"{os.fspath(path)} is larger than {most:,} bytes")
     return content
+
+
+class FileHashes:
+    """SHA-256 of regular files, within bounds: each file is read once, under however many names, and ``most`` bytes in all."""
+
+    def __init__(self, most: int):
+        self.left = most
+        self.known: dict[tuple[int, int], bytes] = {}
+
+    def sha256(self, path: str | os.PathLike[str]) -> bytes | None:
+        """The hash of a file's bytes; None if it is not a regular file, cannot be read, or is larger than what is left."""
+        try:
+            check_regular(path)
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                place = (found.st_dev, found.st_ino)
+                if place not in self.known:
+                    if found.st_size > self.left:
+                        return None
+                    self.left -= found.st_size
+                    digest, size = hashlib.sha256(), found.st_size
+                    while size > 0 and (part := file.read(min(size, 2**20))):
+                        digest.update(part)
+                        size -= len(part)
+                    self.known[place] = digest.digest()
+                return self.known[place]
+        except (OSError, ValueError):
+            return None
 
 
 def check_unpacked(file: Any) -> None:

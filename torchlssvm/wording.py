@@ -1,4 +1,4 @@
-"""Words for numbers and lists in texts that people read."""
+"""Words for numbers and lists, and text from elsewhere, in lines that people read."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def listed(names: Sequence[str]) -> str:
     """The first few of many names."""
     more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
     return ", ".join(names[:LISTED_NAMES]) + more
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Text with every character escaped that a terminal would not show as itself: escape sequences, line breaks, bidi marks.
+
+    Characters in ``keep`` stay.
+
+    >>> printable("a\x1b[2Jb\nc é")
+    'a\\x1b[2Jb\\nc é'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -102,7 +102,7 @@ digits = trainer.datamodule.train
 figure, axes = plt.subplots(1, 4, figsize=(6, 2))
 for axis, (i, what) in zip(
     axes,
-    {7: "kept out", 8: "kept out", 9: "removed", 1000: "relabelled"}.items(),
+    {7: "removed", 8: "removed", 9: "removed", 1000: "relabelled"}.items(),
     strict=True,
 ):
     axis.imshow(digits[i][0].reshape(8, 8), cmap="gray_r")

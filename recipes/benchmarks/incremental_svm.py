@@ -32,7 +32,6 @@ from sklearn.svm import SVC
 
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF
-from torchlssvm.svm.compiled import numba
 
 SINGLE = 40  # samples added, and support vectors removed, one at a time
 REFIT = 10  # so many, and a refit beside them: after each it would measure caches that the refit has emptied
@@ -80,7 +79,7 @@ class Case:
 
     def run(self) -> dict[str, str]:
         n = len(self.y)
-        small = self.machine().fit(self.tx[:400], self.ty[:400])  # compile
+        small = self.machine().fit(self.tx[:400], self.ty[:400])  # warm up
         small.remove(small.add(self.tx[400:440], 1 - self.ty[400:440], method="path"), method="path")
         self.machine().fit(self.tx, self.ty)
         fits = [(seconds(self.svc), seconds(lambda: self.machine().fit(self.tx, self.ty))) for _ in range(5)]
@@ -190,7 +189,7 @@ def all_margin(n: int) -> Case:
 def fits(name: str, case: Case, single: bool) -> None:
     """A fit against two of SVC, and samples added and removed one at a time."""
     n = len(case.y) - SINGLE
-    small = case.machine().fit(case.tx[:1500], case.ty[:1500])  # compile
+    small = case.machine().fit(case.tx[:1500], case.ty[:1500])  # warm up
     small.remove(small.add(case.tx[1500:1540], 1 - case.ty[1500:1540], method="path"), method="path")
     svm, before = case.machine(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     fit = seconds(lambda: svm.fit(case.tx[:n], case.ty[:n]))
@@ -230,8 +229,7 @@ def main() -> None:
     parser.add_argument("--scale", type=int, nargs="+", metavar="N", help="fits of so many samples instead")
     options = parser.parse_args()
     quick = options.quick
-    compiled = "compiled" if numba is not None and not numba.config.DISABLE_JIT else "not compiled"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), steps {compiled}.")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s).")
     if options.scale:
         scale(options.scale)
         return

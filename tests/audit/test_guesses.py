@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, VerificationError, verify
-from torchlssvm.audit import version_0_1
+from torchlssvm.audit import FileState, Outcome
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 
 pytest.importorskip("cryptography", reason="signatures need the package cryptography")
 J, K, N = 6, 3, 30
-OLD = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
 
 
 def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -39,7 +38,7 @@ def confirmed(published: bytes, folder: Path, x: torch.Tensor, y: torch.Tensor) 
 
 
 def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
-    """A certificate from before an erasure, and the store after it: the digest in clear of version 0.1.0 gave the sample away.
+    """A certificate from before an erasure, and the store after it: a digest in clear would give the sample away.
 
     The attack works where it should: on that digest, and on the new certificate as long as the key is there.
     """
@@ -48,7 +47,7 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
         store.apply(Add(ids=[f"s{i}" for i in range(N)], x=x, y=y))
         store.apply(Remove(ids=["s1"], event_id="first"))
         new = store.certificate("first")
-        old = json.dumps({"format": version_0_1.CERTIFICATE_FORMAT_0_1, "digest": store.head.digest()}).encode()
+        old = json.dumps({"digest": store.head.digest()}).encode()
         victim = store.get(["s7"])
         store.apply(Remove(ids=["s7"], event_id="second"))
     shutil.copytree(tmp_path / "s", tmp_path / "before")
@@ -60,8 +59,8 @@ def test_an_older_certificate_confirms_no_guess(tmp_path: Path) -> None:
     assert confirmed(new.payload(), tmp_path / "before", victim.x, victim.y)  # not compacted: the key is still there
     assert not confirmed(new.payload() + second.payload() + store.path.name.encode(), *guess)
     with SampleStore(tmp_path / "s") as store:
-        said = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]
-        assert "can no longer be tested" in said
+        state = verify(new, head=store.head, store=store, allow_unsigned=True).checks["state"]
+        assert (state.outcome, state.facts) == (Outcome.CHANGED, {"recorded": True})
         assert store.opening(2) is None
         assert store.opening() is not None
 
@@ -72,7 +71,7 @@ def test_compaction_keeps_the_key_of_a_state_that_has_not_changed(tmp_path: Path
         store.apply(Remove(ids=["a"], event_id="e"))
         certificate = store.certificate("e")
         store.compact()
-        assert "as the certificate says" in verify(certificate, store=store, allow_unsigned=True).checks["state"]
+        assert verify(certificate, store=store, allow_unsigned=True).checks["state"].outcome is Outcome.HOLDS
         assert store.certificate("e").commitment == certificate.commitment
 
 
@@ -91,7 +90,7 @@ def test_choices_made_from_data_confirm_no_guess(tmp_path: Path) -> None:
         head = LSSVMHead.from_config(store.head.config())
         head.load_state_dict(store.head.state_dict())
         said = verify(published, head, allow_unsigned=True, opening=opening).checks
-        assert said["calibration"] == "as the certificate says"
+        assert (said["calibration"].outcome, said["calibration"].facts) == (Outcome.HOLDS, {})
         head.calibrate(x[2:], y[2:])
         with pytest.raises(VerificationError, match="calibration is not the one"):
             verify(published, head, allow_unsigned=True, opening=opening)
@@ -124,12 +123,13 @@ def test_files_of_the_state_are_committed_to(tmp_path: Path) -> None:
         assert (list(certificate.files), certificate.scope["checkpoints"]) == ([new], [old])
         assert hashlib.sha256(b"weights").hexdigest() not in certificate.to_json()
 
-        def said() -> dict[str, str]:
-            return verify(certificate, store=store, allow_unsigned=True).checks
+        def said() -> FileState:
+            checks = verify(certificate, store=store, allow_unsigned=True).checks
+            assert checks["older files"].facts["names"] == [old]
+            return checks["files"].facts["files"][new]
 
-        assert "is as committed to" in said()["files"]
-        assert old in said()["older files"]
+        assert said() is FileState.SAME
         (tmp_path / "new").write_bytes(b"others")
-        assert "has changed since" in said()["files"]
+        assert said() is FileState.CHANGED
         (tmp_path / "new").unlink()
-        assert "is gone" in said()["files"]
+        assert said() is FileState.GONE

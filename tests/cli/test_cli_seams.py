@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.cli_tools import J, K, N, Shell, head_of, write
 from torchlssvm import cli
-from torchlssvm.corrections.pending_events import PendingEvents
+from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Remove
 from torchlssvm.store import SampleStore
 
@@ -240,7 +241,7 @@ def start(folder: Path, *arguments: Any, **options: Any) -> subprocess.Popen[str
 )
 def test_an_output_that_cannot_be_written(filled: Shell, output: str, arguments: list[str], said: str) -> None:
     with SampleStore(filled.folder / "s") as store:
-        PendingEvents(store).hold([Remove(ids=["later"], event_id="waiting")])
+        Corrector(store.head, store, SeenSamples(store)).apply([Remove(ids=["later"], event_id="waiting")])
     if output == "full":
         with open("/dev/full", "w") as full, start(filled.folder, *arguments, stdout=full) as process:
             err = process.communicate(timeout=120)[1]

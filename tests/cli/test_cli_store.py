@@ -126,7 +126,7 @@ def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     verify = ["verify", "c.json", "--allow-unsigned", "--store", "s"]
     said = "the certificate holds: 1 sample erased, its bytes not destroyed when it was issued"
-    unknown = f"{said}; whether it was added again is not known: give --receipt\n"
+    unknown = f"{said}; give --receipt to check that it was not added again\n"
     assert filled(*verify).startswith(unknown)
     assert filled(*verify, "--receipt", "c.receipt.json").startswith(f"{said}\n")
     filled(*ADD)  # the files still have it

@@ -66,7 +66,7 @@ def run(head, make, x, y, rho, operations, check_every, seed=0):
         kind = (
             "add" if low else "remove" if high else ["add", "remove", "relabel", "replace", "update", "merge"][step % 6]
         )
-        if kind == "merge" and head.statistics is None:
+        if kind == "merge" and grid is None:
             kind = "update"
         into, out = pick(~held, 8), pick(held, 8)
         if kind == "add":

@@ -99,9 +99,27 @@ def test_a_marked_head_does_not_verify() -> None:
     x, y = data()
     head = LSSVMHead(6, 3).add(x, y)
     head.remove_approximate(x[:1] + 1e-4, y[:1])
-    event = {"event_id": "e", "kind": "remove", "position": 1, "time": "now", "samples": 0, "commitments": []}
+    event = {
+        "event_id": "e",
+        "kind": "remove",
+        "position": 1,
+        "time": "2026-01-01T00:00:00+00:00",
+        "samples": 0,
+        "commitments": [],
+    }
     certificate = Certificate(
-        [event], "00" * 32, 0, "00" * 32, None, None, {"features": 6, "classes": 3}, 79, False, {}, "x", "now"
+        [event],
+        "00" * 32,
+        0,
+        "00" * 32,
+        None,
+        None,
+        {"features": 6, "classes": 3},
+        79,
+        False,
+        {},
+        "x",
+        "2026-01-01T00:00:00+00:00",
     )
     with pytest.raises(VerificationError, match="remove_approximate"):
         verify(certificate, head=head, allow_unsigned=True)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, GridError, LSSVMHead, NotFittedError, RemovalError, TorchLSSVMError
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.conftest import solve_dense
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, NotFittedError, VerificationError, verify
+from torchlssvm.audit import Outcome
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional.calibration import (
     expected_calibration_error,
@@ -227,18 +228,17 @@ def test_the_store_keeps_it_and_certificates_name_it(tmp_path) -> None:
         assert torch.equal(store.head.predict_proba(x), p)
         erased = store.apply(Remove(subject="user1")).event_id
         choices = store.certificate(erased).scope["choices"]
-        assert choices["calibration"].startswith("void")
-        assert "made before samples changed" in choices["rho"]
+        assert (choices["calibration"]["state"], choices["rho"]["state"]) == ("void", "kept")
     with SampleStore(tmp_path / "s") as store:
         with pytest.raises(NotFittedError):
             store.head.predict_proba(x)
         store.head.select_rho([0.1, 1.0, 10.0])
         store.calibrate()
         choices = store.certificate(erased).scope["choices"]
-        method = store.head.calibration.method
-        assert choices["calibration"].startswith(f"{method}, made for the samples held; its value is committed to: ")
-        assert not any(repr(v) in "".join(choices.values()) for v in store.head.calibration.values.tolist())
-        assert "made for the samples held" in choices["rho"]
+        assert choices["calibration"].keys() == {"state", "how", "commitment"}
+        assert choices["calibration"]["state"] == "current"
+        assert not any(repr(v) in str(choices) for v in store.head.calibration.values.tolist())
+        assert choices["rho"]["state"] == "current"
         keep = [i for i in range(120) if i % 4 != 1]
         never = LSSVMHead(5, 3, grid=GRID).add(x[keep], y[keep])
         never.select_rho([0.1, 1.0, 10.0])
@@ -348,14 +348,14 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
             erased = store.apply(Remove(subject="user1")).event_id
             void = store.certificate(erased)
             ask = {"head": store.head, "allow_unsigned": True}
-            assert verify(void, store=store, **ask).checks["calibration"] == "void, not served"
+            assert verify(void, store=store, **ask).checks["calibration"].outcome is Outcome.VOID
             store.calibrate(method)
             certificate = store.certificate(erased)
-            assert "made anew from the surviving rows" in verify(certificate, store=store, **ask).checks["calibration"]
-            assert "made anew from the surviving rows" in verify(void, store=store, **ask).checks["calibration"]
+            assert "error" in verify(certificate, store=store, **ask).checks["calibration"].facts
+            assert "error" in verify(void, store=store, **ask).checks["calibration"].facts
             alone = ask | {"opening": store.opening()}
-            assert verify(certificate, **alone).checks["calibration"] == "as the certificate says"
-            assert "not checked" in verify(void, **alone).checks["calibration"]
+            assert verify(certificate, **alone).checks["calibration"].outcome is Outcome.HOLDS
+            assert verify(void, **alone).checks["calibration"].outcome is Outcome.NOT_CHECKED
             store.head.data_choices.record_calibration(old)  # still that of the erased samples
             with pytest.raises(VerificationError, match="calibration is not the one of the certificate"):
                 verify(certificate, **alone)
@@ -364,7 +364,7 @@ def test_verification_makes_the_calibration_again(tmp_path) -> None:
                     verify(c, store=store, **ask)
             rows = store.get(store.find())
             store.head.calibrate(rows.x, rows.y, method, groups=torch.arange(len(rows.y)) // 3)
-            assert "leave-group-out" in verify(certificate, store=store, **ask).checks["calibration"]
+            assert verify(certificate, store=store, **ask).checks["calibration"].facts["grouped"]
             again = LSSVMHead(5, 3, grid=GRID)
             again.load_state_dict(store.head.state_dict())
             assert again.calibration.grouped

@@ -163,8 +163,8 @@ def test_a_store_chooses_before_a_certificate_and_verify_checks_it(tmp_path):
         rho = store.head.rho
         kept = torch.cat([x[5:], more * 5]), torch.cat([y[5:], labels])
         assert rho == truth(store.head, *kept) != first
-        assert certificate.scope["choices"]["rho"].startswith("chosen by gcv")
-        assert "least by GCV" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"]
+        assert certificate.scope["choices"]["rho"]["state"] == "current"
+        assert "excess" in verify(certificate, store=store, head=store.head, allow_unsigned=True).checks["rho"].facts
     with SampleStore(tmp_path / "s") as store:  # a later handle uses the recorded value
         assert store.head.rho == rho
         store.head.data_choices.record("rho", "gcv", 2)
@@ -178,7 +178,7 @@ def test_an_open_rho_is_the_stores(tmp_path):
     x, y = samples()
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
         store.apply(Add(named(x), x, y))
-        rho = store.choose_rho()
+        rho = store.refresh()
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as store:
         assert store.head.rho == rho
         assert store.head.data_choices.rho_rule == "gcv"
@@ -200,7 +200,7 @@ def test_an_interrupted_set_rho_leaves_what_the_store_says(tmp_path, value, owne
     x, y = samples()
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv" if value == 5.0 else 3.0, grid=GRID)) as store:
         store.apply(Add(named(x), x, y))
-        rho, choices = store.choose_rho(), store.head.choices
+        rho, choices = store.refresh(), store.head.choices
         with pytest.raises(KeyboardInterrupt), replaced(owner, name, Failing(KeyboardInterrupt(), late=late)):
             store.set_rho(value)
         committed = name == "commit" and late
@@ -216,10 +216,10 @@ def test_two_handles_follow_each_other(tmp_path):
     more, labels = samples(400, 1)
     with SampleStore(tmp_path / "s", LSSVMHead(J, K, rho="gcv", grid=GRID)) as one, SampleStore(tmp_path / "s") as two:
         one.apply(Add(named(x), x, y))
-        one.choose_rho()
+        one.refresh()
         assert two.head.rho == one.head.rho
         two.apply(Add(named(more, 1000), more * 5, labels))
-        two.choose_rho()
+        two.refresh()
         assert two.head.rho == one.head.rho
         assert one.head.choices == two.head.choices
         assert torch.equal(one.head.refresh().w, two.head.refresh().w)

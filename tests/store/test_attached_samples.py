@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchlssvm import CompactLSSVMHead
 from torchlssvm import (
     AttachedClassifier,
+    CompactLSSVMHead,
     FixedPoint,
     KernelLSSVM,
     LSSVMHead,

@@ -67,7 +67,11 @@ def main(folder: Path, rank: int, world: int) -> None:
                 found[name]["ids"] = sorted(store.find())
             files = (p for p in (place / "certificates").iterdir() if ".receipt." not in p.name)
             events = [e for path in files for e in Certificate.load(path).events]
-            found[name]["certified"] = {e["event_id"]: e["samples"] for e in events}
+            certified: dict[str, int] = {}
+            for e in events:  # "whose/2" is the event, applied to samples that came later
+                first = e["event_id"].partition("/")[0]
+                certified[first] = certified.get(first, 0) + e["samples"]
+            found[name]["certified"] = certified
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 
 

@@ -12,8 +12,9 @@ from tests.svm.test_hostile import FILES, NAMES, WRONG, units
 from torchlssvm import IncrementalSVM, NumericalWarning
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Linear
-from torchlssvm.svm import leave_one_out, steps
-from torchlssvm.svm.samples import Vectors
+from torchlssvm.svm import leave_one_out
+from torchlssvm.svm.samples import VECTOR_NAMES
+from torchlssvm.svm.solver import CLEAR_SIDE_FACTOR, MAX_REST_ROUNDING_UNITS, MAX_ROUNDING_UNITS, PathSolver
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchlssvm.NumericalWarning")
 
@@ -152,7 +153,7 @@ def test_nothing_of_a_removed_sample_stays_in_memory():
     assert not solver.rows.x[at].any()
     assert not solver.rows._shifted[at].any()
     assert not solver.samples.vectors[:, at].any()
-    assert not solver.margin.m.QS[:, at].any()
+    assert not solver.margin.QS[:, at].any()
     assert solver.rows.cache.row_of[at] == -1
     assert not solver.rows.cache.rows[:, at].any()
 
@@ -211,22 +212,24 @@ def test_roundings_of_thousands_of_events_do_not_show():
         now = held[k + 1 :]
         assert (
             units(K[np.ix_(now, now)], sign[now], np.ones(160), svm.alpha.numpy(), svm.b)
-            < steps.MAX_ROUNDING_UNITS + 4 * steps.MAX_REST_ROUNDING_UNITS
+            < MAX_ROUNDING_UNITS + 4 * MAX_REST_ROUNDING_UNITS
         )
     assert svm.events > 2000
 
 
 def test_roundings_are_removed_where_they_could_change_a_side():
     """Of three samples the same roundings matter at the margin, not to one well inside; in the end to that one too."""
-    one, none = np.ones(3), np.zeros(3)
-    g = np.array([0.0, 1e-15, 0.5])
-    s = Vectors(one, one, none, np.array([0.0, 1.0, 1.0]), one, g, one)
-    limit = (steps.MAX_REST_ROUNDING_UNITS * (2.0 + g)) ** 2  # b = 0
+    solver = PathSolver(None, torch.device("cpu"), 0)
+    s, g = solver.samples, np.array([0.0, 1e-15, 0.5])
+    s._set(np.zeros((len(VECTOR_NAMES), 3)))
+    s.y[:], s.u[:], s.rest[:], s.root[:], s.g[:], s.side[1:] = 1.0, 1.0, 1.0, 1.0, g, 1.0
+    limit = (MAX_REST_ROUNDING_UNITS * (2.0 + g)) ** 2  # b = 0
     for share, expected in (
         (0.9, []),
         (1.3, [0, 1]),
-        (0.9 * steps.CLEAR_SIDE_FACTOR**2, [0, 1]),
-        (1.1 * steps.CLEAR_SIDE_FACTOR**2, [0, 1, 2]),
+        (0.9 * CLEAR_SIDE_FACTOR**2, [0, 1]),
+        (1.1 * CLEAR_SIDE_FACTOR**2, [0, 1, 2]),
+        (np.inf, [0, 1, 2]),
     ):
-        assert steps.add_rest_rounding(s, 0.0, share * limit, none, 0.0, 0.0).tolist() == expected
-    assert steps.add_rest_rounding(s, 0.0, np.full(3, np.inf), none, 0.0, 0.0).tolist() == [0, 1, 2]
+        s.rounding[:] = share * limit
+        assert solver.rounded_positions().tolist() == expected

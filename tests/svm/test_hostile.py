@@ -223,7 +223,7 @@ class Judge:
         self.add(POOL // 2)
         self.add(1)
         self.remove(1)
-        self.slowest = 0.0  # steps are compiled by now
+        self.slowest = 0.0
         while self.operations < operations:
             what = self.random.random()
             if len(self.held) < 20 or (what < 0.42 and len(self.held) < POOL):

@@ -12,7 +12,7 @@ from tests.svm.test_stateful import Machine
 from tests.svm.truth import rbf
 from torchlssvm import IncrementalSVM
 from torchlssvm.kernels import RBF, Linear, Polynomial
-from torchlssvm.svm import margin_set, solver, steps
+from torchlssvm.svm import margin_set, solver
 
 
 def points(n, d):
@@ -93,7 +93,7 @@ def test_error_vectors_that_no_walk_looks_at(short_sight, monkeypatch):
         sign, u = 2.0 * svm.y.numpy() - 1.0, weight[now].numpy()
         assert (
             units(K[now][:, now], sign, u, svm.alpha.numpy(), svm.b)
-            < steps.MAX_ROUNDING_UNITS + 4 * steps.MAX_REST_ROUNDING_UNITS
+            < solver.MAX_ROUNDING_UNITS + 4 * solver.MAX_REST_ROUNDING_UNITS
         )
 
 

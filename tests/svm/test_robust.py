@@ -1,4 +1,4 @@
-"""Interruptions, other devices' code with data, modes of the caller, and a numba that does not work."""
+"""Interruptions, other devices' code with data, and modes of the caller."""
 
 import copy
 

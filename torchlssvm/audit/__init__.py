@@ -1,6 +1,7 @@
 """Certificates of erasure: their fields, their signatures and their verification."""
 
 from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.checks import Check, FileState, Outcome, Report
 from torchlssvm.audit.keys import (
     PassphraseError,
     find_signer,
@@ -14,13 +15,16 @@ from torchlssvm.audit.keys import (
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.audit.time_stamp import TimeStamp, time_stamp_request
-from torchlssvm.audit.verification import Report, verify
+from torchlssvm.audit.verification import verify
 from torchlssvm.backbone_hash import fingerprint
 
 __all__ = [
     "Certificate",
+    "Check",
     "ErasureReceipt",
+    "FileState",
     "Opening",
+    "Outcome",
     "PassphraseError",
     "Report",
     "TimeStamp",

@@ -1,8 +1,8 @@
 """Certificates of erasure: an in-toto statement in a DSSE envelope.
 
 The statement's subject is the hash of the store's journal, its predicate the fields of :class:`Certificate`; the schema is
-``docs/certificate.schema.json``. The payload is canonical JSON: keys sorted, separators "," and ":", no other white space,
-ASCII only, no floating point numbers. Times are UTC in ISO 8601.
+``schemas/certificate.json``, beside this file. The payload is canonical JSON: keys sorted, separators "," and ":", no other
+white space, ASCII only, no floating point numbers. Times are UTC in ISO 8601.
 
 A certificate gives no digest of the statistics in clear: with the surviving rows that would confirm a guess about a sample
 that leaves later. It gives a commitment, HMAC-SHA-256(key of the journal's position, digest); the key is in the store only,
@@ -14,14 +14,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchlssvm.audit import version_0_1
-from torchlssvm.audit.envelope import Envelope, Signature, signed_bytes
+from torchlssvm import schema
+from torchlssvm.audit.envelope import SCHEMAS, Envelope, Signature, signed_bytes
 from torchlssvm.canonical_json import canonical, loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
@@ -30,22 +29,15 @@ __all__ = ["Certificate"]
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:torchlssvm:erasure:v1"
-"""Names the fields of the predicate; other fields would have another name."""
+"""Names the format of the predicate; another format has another number, and is refused by its name."""
 
 SUBJECT_NAME = "journal"
 
 MAX_CERTIFICATE_BYTES = 2**28
 """Bytes of a certificate: three million samples."""
 
-MAX_COUNT = 2**63 - 1
-"""The largest integer of SQLite, and so the largest position and number of samples."""
-
 NONCE_BYTES = 32
 """Random bytes before an id in its commitment SHA-256(nonce || id): as many as the hash has, so no guess can be tested."""
-
-EVENT_KINDS = ("add", "remove", "relabel", "replace", "request")
-REQUEST_FIELDS = ("id", "received", "due", "reason")
-HEX_64 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,8 @@ class Certificate:
     """Samples that were erased from a store, and the state of its head since then.
 
     Attributes:
-        events: for each event its id, kind, position in the journal, time, number of samples and their commitments.
+        events: erasures ("remove") and the requests they answer ("request"), each with its id, kind, position in the journal,
+            time, number of samples (of names, for a request) and their commitments.
         commitment: to the digest of the head's statistics at ``position`` (None for a machine without one).
         position: of the journal when this was issued, and ``chain``, its hash there.
         grid: the resolution of the features, and ``normalize`` and ``scale`` where the head uses them; ``fingerprint``: the
@@ -66,8 +59,6 @@ class Certificate:
         files: snapshots, checkpoints, exports and reports of the state at ``position``, each with a commitment to its bytes.
         requests: that the events answer, each with ``id``, ``received``, ``due`` and ``reason``; no person is named.
         signatures: of the envelope; none when it is unsigned.
-        digest: in clear, in a certificate of version 0.1.0 only.
-        format: the type of the predicate, or the format of version 0.1.0.
     """
 
     events: list[dict[str, Any]]
@@ -85,8 +76,6 @@ class Certificate:
     files: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, str]] = field(default_factory=list)
     signatures: tuple[Signature, ...] = ()
-    digest: str | None = None
-    format: str = PREDICATE_TYPE
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -96,25 +85,23 @@ class Certificate:
             "_type": STATEMENT_TYPE,
             "subject": [{"name": SUBJECT_NAME, "digest": {"sha256": self.chain}}],
             "predicateType": PREDICATE_TYPE,
-            "predicate": {name: getattr(self, name) for name in FIELD_TYPES if name != "chain"},
+            "predicate": {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("chain", "signatures")},
         }
 
     def payload(self) -> bytes:
-        """The statement as bytes; for a certificate of version 0.1.0, its JSON without the signature."""
-        return version_0_1.payload(self) if self.old else canonical(self.statement())
+        """The statement as bytes."""
+        return canonical(self.statement())
 
     def message(self) -> bytes:
         """The bytes that are signed."""
-        return self.payload() if self.old else signed_bytes(self.payload())
+        return signed_bytes(self.payload())
 
     def to_json(self) -> str:
         """The envelope as one line of canonical JSON."""
-        return version_0_1.to_json(self) if self.old else Envelope(self.payload(), self.signatures).to_json()
+        return Envelope(self.payload(), self.signatures).to_json()
 
     def signed(self, signature: bytes, keyid: str = "") -> Certificate:
-        """The same with one signature more, which takes the place of one under the same key id."""
-        if self.old:
-            raise ValueError(f"{version_0_1.MISSING_IN_0_1}: it is not signed again, issue a new one")
+        """The same with one more signature, which replaces one under the same key id."""
         kept = [s for s in self.signatures if not keyid or s.keyid != keyid]
         return replace(self, signatures=(*kept, Signature(keyid, signature)))
 
@@ -125,25 +112,20 @@ class Certificate:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     @property
-    def old(self) -> bool:
-        """True for a certificate of version 0.1.0."""
-        return self.format == version_0_1.CERTIFICATE_FORMAT_0_1
-
-    @property
     def erased(self) -> int:
         """The number of samples its events removed."""
         return sum(event["samples"] for event in self.events if event["kind"] == "remove")
 
     def covers(self, sample_id: str, nonce: bytes | str) -> bool:
-        """True if a sample is among those of its events; only the nonce from its receipt can tell.
+        """True if a sample is among those that its events erased; only the nonce from its receipt can tell.
 
-        A nonce has exactly 32 bytes: a longer one could take the beginning of another id along.
+        A nonce has exactly 32 bytes: a longer one could contain the beginning of another id.
         """
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
         if len(secret) != NONCE_BYTES:
             return False
         wanted = sample_commitment(sample_id, secret)
-        return any(wanted in event["commitments"] for event in self.events)
+        return any(wanted in event["commitments"] for event in self.events if event["kind"] == "remove")
 
     def opens(self, key: bytes, digest: str | None) -> bool:
         """True if the digest is the one that was committed to under a key; both None for a machine without a digest."""
@@ -164,80 +146,30 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Certificate:
-        """Read an envelope, or the JSON of version 0.1.0; VerificationError when it is no certificate."""
+        """Read an envelope; VerificationError when it does not hold a certificate."""
         return cls.from_dict(parse(text))
 
     @classmethod
     def from_dict(cls, data: Any) -> Certificate:
-        """Check the fields and their types; VerificationError names the first that is wrong."""
-        if not isinstance(data, Mapping):
-            raise VerificationError(f"not a certificate: expected an object, got {type(data).__name__}")
-        if "payloadType" not in data and "format" in data:
-            body = version_0_1.read(dict(data))
-            check_certificate_fields(body, version_0_1.FIELD_TYPES_0_1, version_0_1.FILLED_FIELDS_0_1)
-            return cls(**body)
-        envelope = Envelope.from_dict(dict(data))
+        """Check all fields of an envelope and its payload; VerificationError names the first that is wrong."""
+        envelope = Envelope.from_dict(dict(data) if isinstance(data, Mapping) else data)
         found = cls._from_statement(parse(envelope.payload))
         if found.payload() != envelope.payload:
             raise VerificationError("not a certificate: its payload is not canonical JSON")
         return replace(found, signatures=envelope.signatures)
 
     def checked(self) -> Certificate:
-        """The same certificate, read from its own payload: every field is checked."""
-        if self.old or self.signatures:
-            return self.from_json(self.to_json())
-        return self._from_statement(parse(self.payload()))
+        """The same certificate, read from its own JSON, so that every field is checked."""
+        return self.from_json(self.to_json())
 
     @classmethod
     def _from_statement(cls, data: Any) -> Certificate:
-        if not isinstance(data, dict) or set(data) != {"_type", "subject", "predicateType", "predicate"}:
-            raise VerificationError("not a certificate: the payload is no in-toto statement with a predicate")
-        if data["_type"] != STATEMENT_TYPE:
-            raise VerificationError(
-                f"not a certificate: the statement is {str(data['_type'])[:60]!r}, not {STATEMENT_TYPE!r}"
-            )
-        if data["predicateType"] != PREDICATE_TYPE:
-            raise VerificationError(
-                f"not a certificate: it states {str(data['predicateType'])[:60]!r}; this library reads {PREDICATE_TYPE!r}"
-            )
         try:
-            ((name, chain),) = [(s["name"], s["digest"]["sha256"]) for s in data["subject"]]
-            if data["subject"] != [{"name": SUBJECT_NAME, "digest": {"sha256": chain}}] or name != SUBJECT_NAME:
-                raise ValueError
-        except (TypeError, KeyError, ValueError):
-            raise VerificationError("not a certificate: its subject is not the hash of one journal") from None
-        predicate = data["predicate"]
-        if not isinstance(predicate, dict) or "chain" in predicate:
-            raise VerificationError("not a certificate: its predicate is not that of an erasure")
-        check_certificate_fields(predicate | {"chain": chain}, FIELD_TYPES)
-        return cls(**predicate, chain=chain)
-
-
-FIELD_TYPES: dict[str, Any] = {
-    "events": list,
-    "commitment": str | None,
-    "position": int,
-    "chain": str,
-    "grid": dict | None,
-    "fingerprint": str | None,
-    "shape": dict,
-    "samples": int,
-    "compacted": bool,
-    "scope": dict,
-    "library": str,
-    "time": str,
-    "files": dict,
-    "requests": list,
-}
-INNER_TYPES: dict[str, Any] = {"grid": str | int, "shape": int, "scope": dict | list, "files": str}
-EVENT_TYPES: dict[str, type] = {
-    "event_id": str,
-    "kind": str,
-    "position": int,
-    "time": str,
-    "samples": int,
-    "commitments": list,
-}
+            schema.check(data, schema.load(SCHEMAS / "certificate.json"))
+            check_events(data["predicate"]["events"])
+        except ValueError as error:
+            raise VerificationError(f"not a certificate: {error}") from None
+        return cls(**data["predicate"], chain=data["subject"][0]["digest"]["sha256"])
 
 
 def sample_commitment(sample_id: str, nonce: bytes) -> str:
@@ -246,62 +178,17 @@ def sample_commitment(sample_id: str, nonce: bytes) -> str:
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON within bounds; VerificationError when it is none."""
+    """Parse JSON within bounds; VerificationError when it is not JSON."""
     try:
         return loads(text)
     except ValueError as error:
-        raise VerificationError(f"not a certificate: no JSON ({str(error)[:200]})") from None
+        raise VerificationError(f"not a certificate: not JSON ({str(error)[:200]})") from None
 
 
-def check_certificate_fields(data: dict[str, Any], types: dict[str, Any], others: tuple[str, ...] = ()) -> None:
-    """Check the fields and what is in them; VerificationError names the first that is wrong.
-
-    ``types``: of the fields that must be there; ``others``: fields that were checked before.
-    """
-    for name, kinds in types.items():
-        if name not in data:
-            raise VerificationError(f"not a certificate: {name!r} is missing")
-        value = data[name]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and name != "compacted"):
-            raise VerificationError(f"not a certificate: {name!r} is a {type(value).__name__}")
-    for name in data:
-        if name not in types and name not in others:
-            raise VerificationError(f"not a certificate: unknown field {str(name)[:40]!r}")
-    if not 0 <= data["position"] <= MAX_COUNT or not 0 <= data["samples"] <= MAX_COUNT:
-        raise VerificationError("not a certificate: its position or its number of samples is out of range")
-    if data.get("commitment") is not None and not HEX_64.fullmatch(data["commitment"]):
-        raise VerificationError("not a certificate: 'commitment' is not 64 digits of lower-case hex")
-    check_events(data["events"])
-    for name, kinds in INNER_TYPES.items():
-        for key, value in (data.get(name) or {}).items():
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise VerificationError(f"not a certificate: {key[:40]!r} of {name!r} is a {type(value).__name__}")
-    scope = data["scope"]
-    if not isinstance(scope.get("choices", {}), dict) or not all(
-        isinstance(v, str) for part in scope.values() for v in (part.values() if isinstance(part, dict) else part)
-    ):
-        raise VerificationError("not a certificate: 'scope' holds something else than texts")
-    for request in data.get("requests", []):
-        texts = isinstance(request, dict) and all(isinstance(v, str) for v in request.values())
-        if not texts or set(request) != set(REQUEST_FIELDS):
-            raise VerificationError(f"not a certificate: a request needs {', '.join(REQUEST_FIELDS)}, as texts")
-
-
-def check_events(events: list[Any]) -> None:
-    """Check the events of a certificate."""
-    if not events:
-        raise VerificationError("not a certificate: it names no event")
-    seen: set[int] = set()
+def check_events(events: list[dict[str, Any]]) -> None:
+    """Check what the schema cannot say of the events of a certificate; ValueError names the first that is wrong."""
+    if len({event["position"] for event in events}) < len(events):
+        raise ValueError("two events have the same position")
     for event in events:
-        if not isinstance(event, dict) or set(event) != set(EVENT_TYPES):
-            raise VerificationError(f"not a certificate: an event needs {', '.join(EVENT_TYPES)}")
-        for name, kind in EVENT_TYPES.items():
-            if not isinstance(event[name], kind) or isinstance(event[name], bool):
-                raise VerificationError(f"not a certificate: {name!r} of an event is a {type(event[name]).__name__}")
-        if event["kind"] not in EVENT_KINDS or not 0 < event["position"] <= MAX_COUNT or event["position"] in seen:
-            raise VerificationError("not a certificate: an event has an unknown kind, or a position that cannot be")
-        seen.add(event["position"])
         if len(event["commitments"]) != event["samples"]:
-            raise VerificationError("not a certificate: an event has another number of commitments than of samples")
-        if not all(isinstance(c, str) and HEX_64.fullmatch(c) for c in event["commitments"]):
-            raise VerificationError("not a certificate: a commitment is not 64 digits of lower-case hex")
+            raise ValueError(f"an event of {event['samples']} samples has {len(event['commitments'])} commitments")

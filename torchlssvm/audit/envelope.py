@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from torchlssvm import schema
 from torchlssvm.canonical_json import canonical
 from torchlssvm.errors import VerificationError
 
@@ -21,13 +22,11 @@ __all__ = ["Envelope", "Signature", "signed_bytes"]
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """The payload is an in-toto statement."""
 
-MAX_SIGNATURES = 16
-"""Signatures of one envelope: the holder's, and those of keys it was rotated to."""
-
 SIGNATURE_BYTES = 64
 """Bytes of an Ed25519 signature."""
 
-KEY_ID = re.compile(r"[\x20-\x7e]{0,256}")
+SCHEMAS = Path(__file__).parent / "schemas"
+"""Folder of the JSON schemas of certificates, envelopes, receipts and openings."""
 
 
 def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
@@ -62,41 +61,24 @@ class Envelope:
         return canonical({"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": signatures}).decode()
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Envelope:
+    def from_dict(cls, data: Any) -> Envelope:
         """Check the fields of an envelope; VerificationError names the first that is wrong."""
-        if set(data) != {"payload", "payloadType", "signatures"}:
-            raise VerificationError("not a certificate: an envelope has payload, payloadType and signatures")
-        if data["payloadType"] != PAYLOAD_TYPE:
-            raise VerificationError(
-                f"not a certificate: the payload is {str(data['payloadType'])[:60]!r}, not {PAYLOAD_TYPE!r}"
-            )
-        given = data["signatures"]
-        if not isinstance(given, list) or len(given) > MAX_SIGNATURES:
-            raise VerificationError(f"not a certificate: signatures is not a list of at most {MAX_SIGNATURES}")
-        return cls(from_base64(data["payload"], "the payload"), tuple(map(read_signature, given)))
+        try:
+            schema.check(data, schema.load(SCHEMAS / "envelope.json"))
+            pairs = [(s.get("keyid", ""), from_base64(s["sig"], "a signature")) for s in data["signatures"]]
+            if any(len(sig) != SIGNATURE_BYTES for _, sig in pairs):
+                raise ValueError(f"a signature does not have {SIGNATURE_BYTES} bytes")
+            return cls(from_base64(data["payload"], "the payload"), tuple(Signature(*pair) for pair in pairs))
+        except ValueError as error:
+            raise VerificationError(f"not a certificate: {error}") from None
 
 
-def read_signature(given: Any) -> Signature:
-    """Check one signature of an envelope."""
-    if not isinstance(given, dict) or not {"sig"} <= set(given) <= {"keyid", "sig"}:
-        raise VerificationError("not a certificate: a signature has sig and keyid")
-    keyid = given.get("keyid", "")
-    if not isinstance(keyid, str) or not KEY_ID.fullmatch(keyid):
-        raise VerificationError("not a certificate: the keyid of a signature is no short ASCII text")
-    sig = from_base64(given["sig"], "a signature")
-    if len(sig) != SIGNATURE_BYTES:
-        raise VerificationError(f"not a certificate: a signature has {len(sig)} bytes, not {SIGNATURE_BYTES}")
-    return Signature(keyid, sig)
-
-
-def from_base64(text: Any, what: str) -> bytes:
-    """Decode standard base64 with padding, written in the one way it can be written."""
+def from_base64(text: str, what: str) -> bytes:
+    """Decode standard base64 with padding, written in the one way it can be written; ValueError for anything else."""
     try:
-        if not isinstance(text, str):
-            raise ValueError
         data = base64.b64decode(text.encode("ascii"), validate=True)
-        if base64.b64encode(data).decode() != text:
-            raise ValueError
     except (ValueError, binascii.Error):
-        raise VerificationError(f"not a certificate: {what} is not base64") from None
+        raise ValueError(f"{what} is not base64") from None
+    if base64.b64encode(data).decode() != text:
+        raise ValueError(f"{what} is not base64")
     return data

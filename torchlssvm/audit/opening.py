@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchlssvm import schema
+from torchlssvm.audit.envelope import SCHEMAS
 from torchlssvm.canonical_json import canonical, loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
@@ -18,9 +20,6 @@ from torchlssvm.untrusted import read_regular
 __all__ = ["Opening"]
 
 OPENING_FORMAT = "torchlssvm-opening-1"
-OPENING_KEY_BYTES = 32
-"""Bytes of the key of a position: as many as the HMAC has."""
-
 MAX_OPENING_BYTES = 2**16
 """Bytes of a file with an opening: it has 200."""
 
@@ -54,22 +53,13 @@ class Opening:
 
     @classmethod
     def from_dict(cls, data: Any) -> Opening:
-        """Check the fields; VerificationError when it is no opening."""
-        names = ("chain", "format", "key")
-        if not isinstance(data, Mapping) or sorted(data) != list(names):
-            raise VerificationError(f"not an opening: expected {', '.join(names)}")
-        if data["format"] != OPENING_FORMAT or not all(isinstance(data[name], str) for name in names):
-            raise VerificationError(f"not an opening: its format is not {OPENING_FORMAT!r}")
-        opening = cls(**data)
-        opening.secret()
-        return opening
+        """Check the fields; VerificationError names the first that is wrong."""
+        try:
+            schema.check(dict(data) if isinstance(data, Mapping) else data, schema.load(SCHEMAS / "opening.json"))
+        except ValueError as error:
+            raise VerificationError(f"not an opening: {error}") from None
+        return cls(**data)
 
     def secret(self) -> bytes:
-        """The key as bytes; VerificationError when it is none."""
-        try:
-            key = bytes.fromhex(self.key)
-        except ValueError:
-            key = b""
-        if len(key) != OPENING_KEY_BYTES:
-            raise VerificationError(f"not an opening: the key does not have {OPENING_KEY_BYTES} bytes")
-        return key
+        """The key as bytes."""
+        return bytes.fromhex(self.key)

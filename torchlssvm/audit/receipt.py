@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchlssvm import schema
 from torchlssvm.audit.certificate import Certificate, sample_commitment
+from torchlssvm.audit.checks import Check, Outcome
+from torchlssvm.audit.envelope import SCHEMAS
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
-from torchlssvm.wording import counted, listed
 
 __all__ = ["ErasureReceipt"]
 
@@ -26,10 +27,6 @@ RECEIPT_FORMAT = "torchlssvm-receipt-1"
 
 MAX_RECEIPT_BYTES = 2**31
 """Bytes of a receipt: more than a store can keep of one erasure, which SQLite limits to a billion."""
-
-HEX_NONCE = re.compile("[0-9a-f]{64}")
-EVENT_FIELDS: dict[str, type] = {"event_id": str, "position": int, "ids": list, "nonces": list}
-NAME_FIELDS: dict[str, type] = {"kind": str, "name": str, "nonce": str}
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,11 @@ class ErasureReceipt:
         """The number of samples."""
         return len(self.ids)
 
-    def check(self, certificate: Certificate) -> str:
-        """Check that a certificate is about these samples, and say so in words; VerificationError if it is not."""
+    def check(self, certificate: Certificate) -> Check:
+        """Check that a certificate is about these samples; VerificationError if it is not.
+
+        The request, and with it the names of people, counts only if the certificate names it with the same names.
+        """
         certified = {event["event_id"]: event for event in certificate.events if event["kind"] == "remove"}
         for event in self.events:
             if event["event_id"] not in certified:
@@ -79,15 +79,25 @@ class ErasureReceipt:
                 raise VerificationError(
                     f"the receipt names {len(event['ids'])} samples of an erasure of another number"
                 )
-        if self.request is not None and any(event["event_id"] == self.request["id"] for event in certificate.events):
-            for name in self.request["names"]:
-                if not certificate.covers(name["name"], name["nonce"]):
-                    raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")
-        more = sum(e["samples"] for e in certified.values()) - self.samples
-        others = f"; not in this receipt: {counted(more, 'further sample')} of the certificate" if more else ""
-        request = f", request {self.request['id']}" if self.request else ""
-        whose = f" of {listed(self.subjects)}" if self.subjects else ""
-        return f"the certificate is about {counted(self.samples, 'sample')}{whose}{request}: {listed(self.ids)}{others}"
+        named = self.is_request_of(certificate)
+        facts = {
+            "ids": self.ids,
+            "subjects": self.subjects if named else [],
+            "request": self.request["id"] if named and self.request else None,
+            "unnamed_request": self.request is not None and not named,
+            "more": sum(e["samples"] for e in certified.values()) - len(self.ids),
+        }
+        return Check("receipt", Outcome.HOLDS, facts)
+
+    def is_request_of(self, certificate: Certificate) -> bool:
+        """True if the certificate has the request as an event; VerificationError if that has other names."""
+        if self.request is None:
+            return False
+        opened = [e for e in certificate.events if e["kind"] == "request" and e["event_id"] == self.request["id"]]
+        for name in self.request["names"] if opened else []:
+            if sample_commitment(name["name"], bytes.fromhex(name["nonce"])) not in opened[0]["commitments"]:
+                raise VerificationError(f"the certificate's request does not name {name['name'][:80]!r}")
+        return bool(opened)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a new file that only its owner can read, durable when this returns; FileExistsError if there is one."""
@@ -114,32 +124,10 @@ class ErasureReceipt:
     @classmethod
     def from_dict(cls, data: Any) -> ErasureReceipt:
         """Check the fields and their types; VerificationError names the first that is wrong."""
-        if not isinstance(data, Mapping) or data.get("format") != RECEIPT_FORMAT:
-            raise VerificationError(f"not a receipt: its format is not {RECEIPT_FORMAT!r}")
-        if set(data) != {"format", "events", "request", "time"} or not isinstance(data["time"], str):
-            raise VerificationError("not a receipt: it needs events, request and time")
-        if not isinstance(data["events"], list) or not data["events"]:
-            raise VerificationError("not a receipt: it names no erasure")
-        for event in data["events"]:
-            check_receipt_fields(event, EVENT_FIELDS, "an erasure")
-            if len(event["ids"]) != len(event["nonces"]) or not all(isinstance(i, str) for i in event["ids"]):
-                raise VerificationError("not a receipt: an erasure needs a nonce for each id")
-            if not all(isinstance(n, str) and HEX_NONCE.fullmatch(n) for n in event["nonces"]):
-                raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
-        request = data["request"]
-        if request is not None:
-            check_receipt_fields(request, {"id": str, "received": str, "due": str, "names": list}, "the request")
-            for name in request["names"]:
-                check_receipt_fields(name, NAME_FIELDS, "a name of the request")
-                if not HEX_NONCE.fullmatch(name["nonce"]):
-                    raise VerificationError("not a receipt: a nonce is not 64 digits of lower-case hex")
+        try:
+            schema.check(dict(data) if isinstance(data, Mapping) else data, schema.load(SCHEMAS / "receipt.json"))
+        except ValueError as error:
+            raise VerificationError(f"not a receipt: {error}") from None
+        if any(len(event["ids"]) != len(event["nonces"]) for event in data["events"]):
+            raise VerificationError("not a receipt: an erasure needs a nonce for each id")
         return cls(**data)
-
-
-def check_receipt_fields(value: Any, types: Mapping[str, type], what: str) -> None:
-    """VerificationError unless a value is a dict with just these fields, each of its type."""
-    if not isinstance(value, dict) or set(value) != set(types):
-        raise VerificationError(f"not a receipt: {what} needs {', '.join(types)}")
-    for name, kind in types.items():
-        if not isinstance(value[name], kind) or isinstance(value[name], bool):
-            raise VerificationError(f"not a receipt: {name!r} of {what} is a {type(value[name]).__name__}")

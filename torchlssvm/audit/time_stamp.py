@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
+from torchlssvm.audit.checks import Check, Outcome
 from torchlssvm.errors import VerificationError
 from torchlssvm.untrusted import read_regular
 
@@ -169,17 +170,16 @@ class TimeStamp:
             tuple(c[2] for c in certificates),
         )
 
-    def check(self, data: bytes, authority: Any = None) -> str:
-        """Check that the stamp is over some bytes, and say when; VerificationError if it is not.
+    def check(self, data: bytes, authority: Any = None) -> Check:
+        """Check that the stamp is over some bytes; VerificationError if it is not.
 
         ``authority``: certificates (PEM, as bytes or a file) that the verifier trusts: the authority's own, or those that
         issued it. Without one its signature is not checked, and the answer says so.
         """
         if hashlib.sha256(data).digest() != self.digest:
             raise VerificationError("the time stamp is over other bytes than those of the certificate's file")
-        when = f"{self.time:%Y-%m-%d %H:%M:%S} UTC"
         if authority is None:
-            return f"names {when}; the authority's signature is NOT checked (give a certificate of the authority)"
+            return Check("time stamp", Outcome.NOT_CHECKED, {"time": self.time})
         from cryptography import x509
 
         pem = authority if isinstance(authority, bytes) else read_regular(authority, MAX_STAMP_BYTES)
@@ -193,7 +193,7 @@ class TimeStamp:
             raise
         except Exception as error:  # cryptography has errors of many kinds for what a crafted certificate holds
             raise VerificationError(f"not a time stamp: {type(error).__name__}: {error}") from None
-        return f"the certificate was there on {when}, says {name}"
+        return Check("time stamp", Outcome.HOLDS, {"time": self.time, "authority": name})
 
     def _check_signature(self, trusted: list[Any]) -> str:
         """Check the authority's signature and certificates; returns its name."""

@@ -12,15 +12,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchlssvm.audit import keys, version_0_1
+from torchlssvm.audit import keys
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.data_choices_text import VOID_CALIBRATION, public_choices
+from torchlssvm.audit.checks import Check, FileState, Outcome, Report, checking
 from torchlssvm.audit.opening import Opening
+from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 from torchlssvm.functional.threads import threads_for
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torchlssvm.store import SampleStore
     from torchlssvm.store.certificate_issuer import StoreFacts
 
-__all__ = ["Report", "verify"]
+__all__ = ["verify"]
 
 WEIGHT_TOLERANCE = 1e-9
 """Relative distance of weights in use from those solved from statistics: rounding, on another number of threads or device."""
@@ -46,19 +46,6 @@ ANOTHER_STORE = "probably this is another store, or an older copy"
 
 LEAST_DIVISOR = 1e-300
 """Least scale of a relative distance: weights that are all zero have none."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """The checks that were made. Always true: a report exists only when every check held."""
-
-    checks: dict[str, str] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}: {result}" for name, result in self.checks.items())
 
 
 def verify(
@@ -86,16 +73,15 @@ def verify(
             so.
         public_key: Ed25519, of the issuer: from the verifier, never from the certificate. One key, a list, or a mapping from
             names of holders to keys; one of them must have signed.
-        allow_unsigned: accept a certificate whose signature is missing or cannot be checked for want of a key.
+        allow_unsigned: accept a certificate without a signature, or leave its signature unchecked without a key.
         opening: of the certificate's commitment (:meth:`SampleStore.opening`), for a head without its store.
         preprocessing: of the classifier's inputs, where it is part of the fingerprint.
-        fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.functional.freivalds`) in the place of
-            summing the rows anew: time of reading, and wrong sums pass with a probability below 2^-60.
+        fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.functional.freivalds`) instead of summing
+            the rows again: it takes the time of reading them, and wrong sums pass with a probability below 2^-60.
     """
     cert = read_certificate(certificate)
-    checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
-    if cert.old:
-        checks["format"] = version_0_1.MISSING_IN_0_1
+    with checking("signature"):
+        checks = {"signature": _check_signature(cert, public_key, allow_unsigned)}
     opened = opening if opening is None or isinstance(opening, Opening) else _read_opening(opening)
     if store is None:
         return Report(checks | _check_state(cert, head, None, opened, preprocessing, False))
@@ -117,37 +103,41 @@ def _check_state(
     opening: Opening | None,
     preprocessing: Any,
     fast: bool,
-) -> dict[str, str]:
+) -> dict[str, Check]:
     """Check store and head, as far as they are given."""
-    checks: dict[str, str] = {}
+    found: list[Check | None] = []
     expected: str | None = None
     if store is not None:
         try:
-            expected, found = _check_store(cert, store, fast)
+            expected, checks = _check_store(cert, store, fast)
         except StoreBusyError:
             raise
         except StoreError as error:
             raise VerificationError(f"the store does not hold up: {error}") from error
-        checks |= found
+        found += checks
     if head is not None:
-        checks |= _check_network(head, cert, preprocessing)
+        machine = getattr(head, "head", head)  # of an attached classifier
 
         def is_expected(digest: str) -> bool:
             return digest == expected if store is not None else _opens(cert, digest, opening)
 
-        checks |= _check_head(head, is_expected, store)
-        checks |= _check_rho(getattr(head, "head", head), fast)
-        checks |= _check_calibration(getattr(head, "head", head), cert, store, opening)
-    return checks
+        with checking("network"):
+            found.append(_check_network(head, cert, preprocessing))
+        with checking("head"):
+            found.append(_check_head(machine, is_expected, store))
+        if isinstance(machine, LinearHead):
+            with checking("rho"):
+                found.append(_check_rho(machine, fast))
+            with checking("calibration"):
+                found.append(_check_calibration(machine, cert, store, opening))
+    return {check.name: check for check in found if check is not None}
 
 
 def _opens(cert: Certificate, digest: str, opening: Opening | None) -> bool:
     """Compare the digest of a head without a store with the certificate."""
-    if cert.old:
-        return digest == cert.digest
     if opening is None:
         raise VerificationError(
-            "a head without its store cannot be compared: the certificate has a commitment in the place of a digest. Give "
+            "a head without its store cannot be compared: the certificate has a commitment instead of a digest. Give "
             "store=, or an opening that the issuer wrote for this purpose"
         )
     if opening.chain != cert.chain:
@@ -168,31 +158,60 @@ def read_certificate(certificate: Any) -> Certificate:
     raise VerificationError(f"not a certificate: {type(certificate).__name__}")
 
 
-def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> str:
+def _check_signature(cert: Certificate, given: Any, allow_unsigned: bool) -> Check:
     if not cert.signatures:
         if given is not None or not allow_unsigned:
             allow = "" if given is not None else ": allow_unsigned=True (--allow-unsigned) accepts that"
             raise VerificationError(f"the certificate is not signed{allow}")
-        return "none (allowed)"
+        return Check("signature", Outcome.NOT_CHECKED, {"signed": False})
     if given is None:
         if not allow_unsigned:
             raise VerificationError(
                 "give the issuer's public key to check the signature (public_key=, --public-key FILE), or leave it unchecked "
                 "(allow_unsigned=True, --allow-unsigned)"
             )
-        return "not checked (no public key; allowed)"
+        return Check("signature", Outcome.NOT_CHECKED, {"signed": True})
     signer = keys.find_signer(cert, given)
-    if signer is not None:
-        name, key = signer
-        others = len(cert.signatures) - 1
-        more = f"; {others} other signature{'s' * (others > 1)} not needed" if others else ""
-        return f"Ed25519, holds; key sha256:{keys.key_id(key)}" + (f" of {name}" if name else "") + more
-    raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
+    if signer is None:
+        raise VerificationError("the signature does not fit: the certificate was altered, or another key signed it")
+    name, key = signer
+    facts = {"holder": name, "key": keys.key_id(key), "others": len(cert.signatures) - 1}
+    return Check("signature", Outcome.HOLDS, facts)
 
 
-def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, dict[str, str]]:
+def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str | None, list[Check | None]]:
     """Check journal and rows; returns the digest the head must have now, and the checks made."""
-    facts = store.certificates.examine(cert)
+    with checking("journal"):
+        facts = store.certificates.examine(cert)
+        erased = _check_journal(cert, facts)
+    with checking("network"):
+        if facts.fingerprint != cert.fingerprint:
+            raise VerificationError("the store is bound to another network than the certificate")
+    later = len(facts.entries) - cert.position
+    with checking("rows"):
+        # The erased are removals of the journal: a row of one is none that it has as held.
+        count, digest = store.recompute(facts.entries, fast)
+    checks: list[Check | None] = [
+        Check("journal", Outcome.HOLDS, {"entries": len(facts.entries), "later": later}),
+        Check("erased", Outcome.HOLDS, {"samples": len(erased)}),
+        Check("rows", Outcome.HOLDS, {"samples": count, "fast": fast and digest is not None}),
+    ]
+    with checking("state"):
+        if facts.last_change <= cert.position:
+            checks.append(_check_present_state(cert, facts, count, digest))
+        else:
+            checks.append(_check_past_state(cert, store))
+    with checking("requests"):
+        checks.append(_check_requests(cert, store))
+    with checking("compacted"):
+        checks.append(_check_compaction(cert, facts))
+    with checking("files"):
+        checks += _check_files(cert, store, facts)
+    return digest, checks
+
+
+def _check_journal(cert: Certificate, facts: StoreFacts) -> set[str]:
+    """Check that the journal is the certificate's and has its events; returns the commitments of erased samples."""
     entries = {entry.position: entry for entry in facts.entries}
     if not 0 < cert.position <= len(entries):
         raise VerificationError(
@@ -202,7 +221,6 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
         raise VerificationError(
             f"the journal is not the one of the certificate: the chain differs at {cert.position}; {ANOTHER_STORE}"
         )
-    erased: set[str] = set()
     for event in cert.events:
         entry = entries.get(event["position"])
         if entry is None or (entry.event_id, entry.kind) != (event["event_id"], event["kind"]):
@@ -211,102 +229,82 @@ def _check_store(cert: Certificate, store: SampleStore, fast: bool) -> tuple[str
             )
         if entry.commitment_list != event["commitments"] or entry.time != event["time"]:
             raise VerificationError(f"the samples of event {event['event_id'][:80]!r} are not those of the journal")
-        if event["kind"] == "remove":
-            erased.update(event["commitments"])
-    if facts.fingerprint != cert.fingerprint:
-        raise VerificationError("the store is bound to another network than the certificate")
-    later = len(entries) - cert.position
-    # The erased are removals of the journal: a row of one is none that it has as held.
-    count, digest = store.recompute(facts.entries, fast)
-    how = "checked against the sums (Freivalds' test)" if fast and digest is not None else "summed anew"
-    checks = {
-        "journal": f"{len(entries)} events, unbroken, {later} after the certificate",
-        "erased": f"{len(erased):,}, not in the store under their old commitments; one added again would have a new one",
-        "rows": f"{count:,} left, {how}",
-    }
-    if facts.last_change <= cert.position:
-        checks["state"] = _check_present_state(cert, facts, count, digest)
-    else:
-        checks["state"] = _check_past_state(cert, store)
-    return digest, checks | _check_requests(cert, store) | _check_files(cert, store, facts)
+    return {c for event in cert.events if event["kind"] == "remove" for c in event["commitments"]}
 
 
-def _check_requests(cert: Certificate, store: SampleStore) -> dict[str, str]:
+def _check_requests(cert: Certificate, store: SampleStore) -> Check | None:
     """Check what the certificate says of requests."""
     if not cert.requests:
-        return {}
+        return None
     known = {request.id: request.for_certificate() for request in store.requests.all()}
     for request in cert.requests:
         if known.get(request["id"]) != request:
             raise VerificationError(
                 f"the store has no such request {request['id'][:80]!r}, or has other dates or reasons"
             )
-    return {"requests": f"{len(cert.requests)}, with their dates as the store has them"}
+    return Check("requests", Outcome.HOLDS, {"requests": len(cert.requests)})
 
 
-def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> str:
+def _check_present_state(cert: Certificate, facts: StoreFacts, count: int, digest: str | None) -> Check:
     """Check what the certificate says of the state that the store is still in."""
-    if cert.old:
-        same = digest == cert.digest
-    else:
-        if digest is not None and facts.key is None:
-            raise VerificationError(
-                "the store has no key to the certificate's commitment, though nothing has changed since"
-            )
-        same = cert.opens(facts.key or b"", digest)
-    if not same:
+    if digest is not None and facts.key is None:
+        raise VerificationError(
+            "the store has no key to the certificate's commitment, though nothing has changed since"
+        )
+    if not cert.opens(facts.key or b"", digest):
         raise VerificationError("the surviving rows do not give the state that the certificate commits to")
     if count != cert.samples:
         raise VerificationError(f"the store holds {count} samples, the certificate says {cert.samples}")
     for name, now, said in (("grid", facts.grid, cert.grid), ("shape", facts.shape, cert.shape)):
         if now != said:
             raise VerificationError(f"the store's {name} is {now}, the certificate says {said}")
-    return "as the certificate says: rows, number of samples, shape and grid"
+    return Check("state", Outcome.HOLDS)
 
 
-def _check_past_state(cert: Certificate, store: SampleStore) -> str:
+def _check_past_state(cert: Certificate, store: SampleStore) -> Check:
     recorded = store.certificates.recorded(cert)
     if recorded is False:
         raise VerificationError("the state after the erasure was another one, says the journal")
-    if recorded is None:
-        return "has changed since; the journal cannot tell the old one any more"
-    return "has changed since; the old one was committed to in the journal as the certificate says, and can no longer be tested"
+    return Check("state", Outcome.CHANGED, {"recorded": recorded is True})
 
 
-def _check_files(cert: Certificate, store: SampleStore, facts: StoreFacts) -> dict[str, str]:
-    """Check what the certificate says of compaction and of files that are older than the erasure."""
-    last = max(event["position"] for event in cert.events)
-    done = facts.compacted >= last
+def _check_compaction(cert: Certificate, facts: StoreFacts) -> Check:
+    done = facts.compacted >= max(event["position"] for event in cert.events)
     if cert.compacted and not done:
         raise VerificationError("the certificate says that the store was compacted after the erasure, and it was not")
+    return Check("compacted", Outcome.HOLDS if done else Outcome.OPEN, {"later": done and not cert.compacted})
+
+
+def _check_files(cert: Certificate, store: SampleStore, facts: StoreFacts) -> list[Check]:
+    """Check the files that are older than the erasure, and those that the certificate commits to."""
     unnamed = [name for name in facts.snapshots if name not in cert.scope.get("snapshots", [])]
     if unnamed:
         raise VerificationError(f"{unnamed[0]} is older than the erasure, is there, and is not in the certificate")
-    since = " (since the certificate)" if done and not cert.compacted else ""
-    checks = {"compacted": ("yes" if done else "no") + since}
-    if facts.snapshots or facts.checkpoints:
-        checks["older files"] = "still there: " + ", ".join(facts.snapshots + facts.checkpoints)
+    checks = []
+    older = facts.snapshots + facts.checkpoints
+    if older:
+        checks.append(Check("older files", Outcome.OPEN, {"names": older}))
     if cert.files:
         found = store.certificates.compare_files(cert, facts.key)
-        checks["files"] = "; ".join(f"{name} {what}" for name, what in found.items())
+        same = all(state is FileState.SAME for state in found.values())
+        checks.append(Check("files", Outcome.HOLDS if same else Outcome.CHANGED, {"files": found}))
     return checks
 
 
-def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> dict[str, str]:
+def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> Check | None:
     """Check the network of an attached classifier."""
     backbone = getattr(head, "backbone", None)
     if not isinstance(backbone, torch.nn.Module) or cert.fingerprint is None:
-        return {}
+        return None
     if fingerprint(backbone, preprocessing) != cert.fingerprint:
         raise VerificationError(
             "the classifier's network is not the one of the certificate: build it with the same weights"
             + (" (give preprocessing= if it is part of the fingerprint)" if preprocessing is None else "")
         )
-    return {"network": "the certificate's, by its fingerprint"}
+    return Check("network", Outcome.HOLDS)
 
 
-def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> dict[str, str]:
-    head = getattr(head, "head", head)  # an attached classifier
+def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> Check:
     if not isinstance(head, LinearHead) or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
@@ -326,9 +324,7 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
                 f"{name} is not what the samples give: the head serves other weights (off by {error:.2g})"
             )
         largest = max(largest, error)
-    *first, last = used_values
-    learned = "digest holds: it has learned the samples that are left and no other"
-    return {"head": f"{learned}; {', '.join(first)} and {last} follow from them (to {largest:.1g})"}
+    return Check("head", Outcome.HOLDS, {"digest": True, "derived": list(used_values), "error": largest})
 
 
 def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
@@ -344,50 +340,47 @@ def _check_rows_held(head: LinearHead, store: SampleStore | None) -> None:
         raise VerificationError("the head holds other rows than the store")
 
 
-def _check_rho(head: Any, fast: bool) -> dict[str, str]:
-    """Check that a rho that was chosen by GCV for the samples held is a minimum, but for rounding.
+def _check_rho(head: LinearHead, fast: bool) -> Check | None:
+    """Check that a rho that was chosen by GCV for the samples held is a minimum, apart from rounding.
 
-    Of a rho that was chosen once, by ``select_rho``, it can only be said so.
+    A rho that was chosen once, by ``select_rho``, cannot be checked.
     """
-    if not isinstance(head, LinearHead) or "rho" not in head.data_choices.made:
-        return {}
-    choice = head.choices["rho"]
-    if not choice.rule or not isinstance(head, LSSVMHead):
-        now = choice.state is ChoiceState.CURRENT
-        return {"rho": str(choice) + ("; not checked" if now else ", not made again")}
-    if choice.state is not ChoiceState.CURRENT:
-        return {"rho": str(choice)}
-    if fast:
-        return {"rho": f"{choice}; not chosen again, as verify without --fast does"}
+    choice = head.choices.get("rho")
+    if choice is None:
+        return None
+    facts = {"rho": head.rho, "method": choice.method}
+    if choice.state is ChoiceState.OPEN:
+        return Check("rho", Outcome.OPEN, facts)
+    if choice.state is ChoiceState.STALE:
+        return Check("rho", Outcome.KEPT, facts)
+    if not choice.rule or not isinstance(head, LSSVMHead) or fast:
+        return Check("rho", Outcome.NOT_CHECKED, facts)
     above = excess(head.view(), head.rho)
     if not above <= MINIMUM_TOLERANCE:
         raise VerificationError(
             f"rho is {head.rho!r}, and its error lies {above:.2g} above the least: the samples held do not give it by GCV"
         )
-    return {"rho": f"{head.rho!r}, least by GCV for the samples held (to {above:.1g})"}
+    return Check("rho", Outcome.HOLDS, facts | {"excess": above})
 
 
 def _check_calibration(
-    head: Any, cert: Certificate, store: SampleStore | None, opening: Opening | None
-) -> dict[str, str]:
+    head: LinearHead, cert: Certificate, store: SampleStore | None, opening: Opening | None
+) -> Check | None:
     """Check the calibration, which samples that are gone must not have shaped."""
-    if not isinstance(head, LinearHead):
-        return {}
     if "calibration" not in head.data_choices.made:
-        return {}
+        return None
     calibration = head.calibration
     if calibration is None:
-        return {"calibration": "void, not served"}
+        return Check("calibration", Outcome.VOID)
     if store is None:
         said = cert.scope.get("choices", {}).get("calibration")
-        if said is None or said == VOID_CALIBRATION:
-            return {"calibration": "made since the certificate; not checked without the store"}
-        key = None if opening is None else opening.secret()
-        if said != public_choices(head, key)["calibration"]:
+        if said is None or said["state"] != "current":
+            return Check("calibration", Outcome.NOT_CHECKED, {"grouped": False})
+        if said != public_choices(head, None if opening is None else opening.secret())["calibration"]:
             raise VerificationError("the calibration is not the one of the certificate")
-        return {"calibration": "as the certificate says"}
+        return Check("calibration", Outcome.HOLDS)
     if calibration.grouped:
-        return {"calibration": "on leave-group-out scores; not checked, since the store does not know the groups"}
+        return Check("calibration", Outcome.NOT_CHECKED, {"grouped": True})
     fresh: Any = copy.deepcopy(head).refresh()
     scores, labels = [], []
     for rows in store.batches():
@@ -398,26 +391,24 @@ def _check_calibration(
     error = float((again(s) - calibration(s)).abs().max())
     if calibration.samples != len(y) or not error <= SCORE_TOLERANCE:
         raise VerificationError(f"the calibration is not the one that the surviving samples give (off by {error:.2g})")
-    return {"calibration": f"made anew from the surviving rows, the same (to {error:.1g})"}
+    return Check("calibration", Outcome.HOLDS, {"error": error})
 
 
-def _check_without_digest(head: Any, store: SampleStore | None) -> dict[str, str]:
+def _check_without_digest(head: Any, store: SampleStore | None) -> Check:
     """Check a machine without a digest: the samples that it holds, and its scores of the surviving rows."""
     if store is None:
         raise VerificationError(
             f"a {type(head).__name__} without a digest can be checked against its store only: give store="
         )
     fresh = store.relearn(copy.deepcopy(head))
-    held = _check_samples_held(head, fresh, store)
+    holds = _check_samples_held(head, fresh, store)
     largest = 0.0
     for rows in store.batches():
         here, there = head(rows.x.to(torch.float64)), fresh(rows.x.to(torch.float64))
         largest = max(largest, float((here - there).abs().max() / there.abs().max().clamp(min=LEAST_DIVISOR)))
     if not largest <= SCORE_TOLERANCE:
         raise VerificationError(f"the head's scores are not those of the surviving samples (off by {largest:.2g})")
-    return {
-        "head": f"no digest; {held}; scores as those of a machine that learned the surviving rows (to {largest:.1g})"
-    }
+    return Check("head", Outcome.HOLDS, {"digest": False, "holds": holds, "error": largest})
 
 
 SAVED_SAMPLES = (("rows", "targets"), ("x", "y"))
@@ -427,15 +418,16 @@ SAVED_SAMPLES = (("rows", "targets"), ("x", "y"))
 def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
     """Compare the samples in a machine with the surviving rows, and with those of one that learned them.
 
-    A machine that forgets by itself (a budget, a reserve limit) holds some of the rows, any other one all.
+    A machine that forgets by itself (a budget, a reserve limit) holds "some" of the rows, any other one "all", if it keeps
+    rows (else "none").
     """
     if isinstance(head, LinearHead):
         if round(head.n) != len(store):
             raise VerificationError(f"the head holds {head.n:g} samples, the store {len(store)}")
-        return f"{len(store)} samples"
+        return "all"
     mine, theirs = _samples_held(head), _samples_held(fresh)
     if not mine:
-        return "it keeps no rows"
+        return "none"
     forgets = getattr(head, "budget", None) is not None or getattr(head, "reserve_limit", None) is not None
     rows = Counter(row for batch in store.batches() for row in _as_rows(batch.x))
     for name, (x, y) in mine.items():
@@ -444,7 +436,7 @@ def _check_samples_held(head: Any, fresh: Any, store: SampleStore) -> str:
             raise VerificationError(f"the head still holds {(held - rows).total()} samples that are not in the store")
         if not forgets and Counter(_as_rows(x, y)) != Counter(_as_rows(*theirs[name])):
             raise VerificationError("the head does not hold the surviving samples with their labels, and only them")
-    return "the samples held are surviving ones" if forgets else "it holds the surviving samples and no other"
+    return "some" if forgets else "all"
 
 
 def _samples_held(machine: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -82,7 +82,7 @@ def run_add(options: argparse.Namespace) -> int:
                     raise ValueError(f"{batch.where}: {error} ({counts['added']} samples before were added)") from error
                 bar.advance(len(batch.ids))
         with ProgressBar(options, "choosing rho"):
-            store.choose_rho()
+            store.refresh()
         state = store.stats()
     text = (
         f"{counts['added']} samples added, {counts['skipped']} were there already; the store holds {state['samples']}"

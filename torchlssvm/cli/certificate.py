@@ -100,7 +100,7 @@ def register_show(parts: Commands) -> None:
 def run_show(options: argparse.Namespace) -> int:
     """Print what a certificate says, and write the page."""
     from torchlssvm import audit
-    from torchlssvm.report.certificate_page import CertificateFacts, certificate_page, certificate_text
+    from torchlssvm.report.certificate_page import CertificateFacts, certificate_lines, certificate_page
 
     if options.html is not None:
         check_output(options.html, options.store, options.force)
@@ -109,23 +109,21 @@ def run_show(options: argparse.Namespace) -> int:
     receipt = None if options.receipt is None else audit.ErasureReceipt.load(options.receipt)
     key = trusted_keys(options)
     checks = check_certificate(options, certificate, receipt, allow_unsigned=key is None)
-    found = None if key is None else audit.find_signer(certificate, key)
-    signer = None if found is None else (found[0], audit.key_id(found[1]))
-    facts = CertificateFacts(certificate, data, options.certificate.name, checks, signer, receipt)
+    facts = CertificateFacts(certificate, data, options.certificate.name, checks)
     said = {
         "certificate": str(options.certificate),
         "summary": facts.summary,
         "facts": facts.facts,
-        "checks": checks,
+        "checks": {name: str(check) for name, check in checks.items()},
         "not_covered": facts.not_covered,
         "fingerprints": facts.fingerprints,
         "html": None if options.html is None else str(options.html),
     }
-    text = certificate_text(facts)
+    text = certificate_lines(facts)
     if options.html is not None:
         options.html.write_text(certificate_page(facts), encoding="utf-8")
-        text = f"{options.html}: the certificate as a page. {facts.summary}"
-        text += " The page names people: it comes from the receipt." if receipt is not None else ""
+        named = " The page names people, from the receipt." if receipt is not None else ""
+        text = [f"{options.html}: the certificate as a page. {facts.summary}{named}"]
     emit(options, said, text)
     return OK
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,14 @@ from torchlssvm.cli.store_folder import holds_store, watched_store
 from torchlssvm.cli.suppression_arguments import add_suppression_key
 
 if TYPE_CHECKING:
-    from torchlssvm.audit import Certificate, ErasureReceipt, Report
+    from torchlssvm.audit import Certificate, Check, ErasureReceipt, Report
     from torchlssvm.store import SampleStore
 
 
 def add_checks(parser: argparse.ArgumentParser) -> None:
     """Add the certificate and all that it can be checked against."""
     parser.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
-    against = "store to check it against: follows the journal and sums the rows anew"
+    against = "store to check it against: follows the journal and sums the rows again"
     parser.add_argument("--store", type=Path, metavar="STORE", help=against)
     parser.add_argument(
         "--fast",
@@ -50,8 +51,8 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
 
 def check_certificate(
     options: argparse.Namespace, certificate: Certificate, receipt: ErasureReceipt | None, allow_unsigned: bool
-) -> dict[str, str]:
-    """Make all checks that the options allow, and return them in words; VerificationError if one fails."""
+) -> dict[str, Check]:
+    """Make all checks that the options allow; VerificationError if one fails."""
     from torchlssvm import audit
     from torchlssvm.cli.exported_head import load_head
     from torchlssvm.store import check_absence
@@ -88,9 +89,9 @@ def read_certificate_file(path: Path) -> bytes:
 def check_with_store(
     options: argparse.Namespace,
     judge: Callable[..., Report],
-    absence: Callable[[SampleStore], dict[str, str]],
+    absence: Callable[[SampleStore], dict[str, Check]],
     head: Any,
-) -> dict[str, str]:
+) -> dict[str, Check]:
     """Check the store and its head, and another head if there is one. A store that cannot be read fails the verification."""
     from torchlssvm.errors import StoreBusyError, StoreError, VerificationError
 
@@ -99,7 +100,9 @@ def check_with_store(
             if not options.fast:  # there it is done once
                 store.check_structure()  # first: pages that lead back to themselves would hold rows without end
             checks = judge(store.head, store).checks | absence(store)
-            return checks if head is None else checks | {"exported head": judge(head, store).checks["head"]}
+            if head is None:
+                return checks
+            return checks | {"exported head": replace(judge(head, store).checks["head"], name="exported head")}
     except StoreBusyError:
         raise
     except (StoreError, UnicodeDecodeError) as error:  # SQLite's messages quote damaged text

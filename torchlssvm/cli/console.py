@@ -7,7 +7,10 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from torchlssvm.wording import printable
 
 OK, FAILED, USAGE, NOT_VERIFIED, BUSY, OUTPUT_LOST = range(6)
 INTERRUPTED = 130  # 128 plus the number of the signal, 2
@@ -27,14 +30,18 @@ class OutputError(Exception):
 def one_line(error: BaseException) -> str:
     """Return the message of an error on one line; for an OSError, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return printable(f"{error.filename}: {error.strerror}")
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
-def emit(options: argparse.Namespace, data: dict[str, Any], text: str) -> None:
-    """Print a command's result as one JSON object or as text. The OutputError says whether the change was made."""
+def emit(options: argparse.Namespace, data: dict[str, Any], text: str | Sequence[str]) -> None:
+    """Print a command's result as one JSON object or as text. The OutputError says whether the change was made.
+
+    Give text that contains names from files as a list of its lines: a line break in a name is then escaped too.
+    """
+    lines = text if isinstance(text, str) else "\n".join(map(printable, text))
     try:
-        write(json.dumps(data, indent=2) if options.json else text)
+        write(json.dumps(data, indent=2) if options.json else lines)
     except OutputError as error:
         raise OutputError(
             f"{options.changes or 'nothing was changed'}, but the output could not be written: {error}"
@@ -42,7 +49,11 @@ def emit(options: argparse.Namespace, data: dict[str, Any], text: str) -> None:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output and flush; OutputError when it is closed or full."""
+    """Write to standard output and flush; OutputError when it is closed or full.
+
+    Control characters are escaped, except for line breaks and tabs: text from files cannot steer the terminal.
+    """
+    text = printable(text, keep="\n\t")
     if sys.stdout is None:
         raise OutputError("standard output is closed")
     try:
@@ -59,7 +70,7 @@ def warn(text: str) -> None:
     """Write a line to standard error, if it is open."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 def table(rows: dict[str, Any]) -> str:

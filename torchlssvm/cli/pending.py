@@ -39,6 +39,5 @@ def pending_to_json(pending: Pending) -> dict[str, Any]:
         "kind": type(event).__name__.lower(),
         "ids": None if event.ids is None else list(event.ids),
         "subject": None if event.ids is not None else event.subject,
-        "kept_out": len(pending.kept_out),
-        "standing": pending.standing,
+        "on_watch": pending.applied > 0,
     }

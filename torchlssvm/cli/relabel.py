@@ -53,7 +53,7 @@ def run_relabel(options: argparse.Namespace) -> int:
         kept, classes = settings.load(store), store.head.num_classes
         y = [kept.label(text, classes) for text in labels]
         receipts = store.apply([Relabel(y[0] if ids is None else y, **given) for given in event_arguments(options)])
-        store.choose_rho()
+        store.refresh()
         said = receipts_to_json(receipts, store)
     emit(options, said, "\n".join(map(str, receipts)))
     return OK

@@ -74,7 +74,7 @@ def run_remove(options: argparse.Namespace) -> int:
         out = receipt_path(options.receipt, options.certificate, options.store, options.request or events[0].event_id)
         check_receipt_path(out, options.store)
         receipts = store.apply(events, request=options.request, keep_receipt=True)
-        store.choose_rho()
+        store.refresh()
         done = [receipt.event_id for receipt in receipts]
         nonces = {name: nonce for receipt in receipts for name, nonce in receipt.nonces.items()}
         said = receipts_to_json(receipts, store) | {"nonces": nonces, "compacted": False, "certificate": None}

@@ -40,22 +40,22 @@ def run_verify(options: argparse.Namespace) -> int:
         "compacted": certificate.compacted,
         "erasure_checked": options.store is not None,
         "return_checked": options.store is not None and receipt is not None,
-        "checks": checks,
+        "checks": {name: str(check) for name, check in checks.items()},
+        "outcomes": {name: check.outcome.value for name, check in checks.items()},
     }
-    text = headline(options, certificate)
-    emit(options, said, "\n".join([text, *(f"  {name}: {result}" for name, result in checks.items())]))
+    emit(options, said, [headline(options, certificate), *(f"  {name}: {check}" for name, check in checks.items())])
     return OK
 
 
 def headline(options: argparse.Namespace, certificate: Certificate) -> str:
     """The result in one line, with what was not checked and the option that would check it."""
     if options.store is None:
-        signed = "the signature holds" if options.public_key else "the signature was not checked"
+        signed = "the signature is valid" if options.public_key else "the signature was not checked"
         head = "" if options.head is None else ", the head is the one that the certificate commits to"
         return f"{signed}{head}; give --store to check the erasure itself"
     one = certificate.erased == 1
     gone = "destroyed" if certificate.compacted else "not destroyed when it was issued"
     erased = f"{counted(certificate.erased, 'sample')} erased, {'its' if one else 'their'} bytes {gone}"
     # A suppression list does not tell: samples that were erased without a request are not on it.
-    back = f"; whether {'it was' if one else 'they were'} added again is not known: give --receipt"
+    back = f"; give --receipt to check that {'it was' if one else 'they were'} not added again"
     return f"the certificate holds: {erased}{back if options.receipt is None else ''}"

@@ -7,17 +7,21 @@ events carry the samples as they were added, and :class:`Corrector` remembers ev
 what is removed under an id must be, bit for bit, what was added under it. Its ``state_dict`` goes into the same checkpoint as
 the head, so both go back together.
 
-A run that learns its samples one by one tells the corrector which it has seen so far (``SeenSamples``):
-an event for a sample that has not arrived yet is then held instead of refused (:mod:`torchlssvm.corrections.pending_events`).
+**Learn, then remove.** A run that learns its samples batch by batch tells the corrector which it has seen so far
+(``SeenSamples``). An event that names a sample which has not arrived waits in a queue
+(:mod:`torchlssvm.corrections.pending_events`). The batch that brings the last of its samples is learned and the event applied
+in one transaction, Add then Remove: on a grid that leaves the bits of never added, and nothing that was asked to go is ever
+durable or served. A sample that a suppression list leaves out, or that is to be removed and cannot be learned, counts as
+arrived.
 
-A burst is one change of the head: the sums of many events are one product of matrices. If the head refuses the burst, it is
-halved until the bad events are alone; the others are applied in their order.
+A burst is one change of the head: the sums of many events are one product of matrices. If it is refused, it is halved until the
+bad events are alone; the others are applied in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,17 +29,17 @@ from torch import Tensor
 
 from torchlssvm.corrections.event_sources import Item
 from torchlssvm.corrections.outcome import Outcome
-from torchlssvm.corrections.pending_events import Pending, PendingEvents
-from torchlssvm.corrections.planned_changes import PlannedChanges
+from torchlssvm.corrections.pending_events import Name, Pending, PendingEvents
 from torchlssvm.corrections.sample_hashes import SAMPLE_HASH_BYTES, hash_samples
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.errors import InterruptedUpdateError, RemovalError, StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.linear import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
-from torchlssvm.store.sample_store import REFUSAL_ERRORS
+from torchlssvm.store.transaction import REFUSAL_ERRORS
 
 __all__ = ["Corrector"]
 
@@ -44,6 +48,31 @@ STORE_FAULTS = (StoreError, InterruptedUpdateError)
 
 UNCERTIFIED_NOTE = "uncertified"
 """The note of a store with the removals that were applied and have no certificate yet."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An event can be applied; ``event`` is what is left of it to do, None for nothing."""
+
+    event: Event | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A sample of the event has not arrived."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An event can never be applied."""
+
+    error: Exception
+
+
+Planned = dict[str, tuple[bool, str | None]]
+"""For samples that a change adds or removes: whether they are held after it, and their subject."""
+
+ReadyEvents = list[tuple[Pending, Event | None]]
 
 
 class Corrector:
@@ -74,9 +103,13 @@ class Corrector:
         self.head, self.store, self.seen = head, store, seen
         self.pending = PendingEvents(store if seen is not None else None)
         self.answered: list[tuple[Item, Outcome]] = []
-        """Outcomes of events that were held, until :meth:`take_answered` is called."""
+        """Outcomes of events that waited, until :meth:`take_answered` is called."""
         self.certified = False
         """True if removals are to be certified: the store then notes which are not yet."""
+        self.suppressed: set[str] = set()
+        """Samples that arrived here and were not learned, since they were erased on request."""
+        self.unusable: set[str] = set()
+        """Samples that arrived here, cannot be learned, and were to be removed."""
         self.samples = SampleAdapter(head)
         if not self.samples.by_ids:
             if not isinstance(head, LinearHead):
@@ -99,215 +132,278 @@ class Corrector:
     def apply(self, events: Iterable[Event]) -> list[Outcome]:
         """Apply events in their order; one that is refused changes nothing and does not hold up the others.
 
-        In a run, an event for a sample that has not arrived yet is held, and so are later ones that name the same sample.
+        In a run, an event for a sample that has not arrived waits, and so do later ones that name the same sample.
         """
-        given = list(events)
-        if self.seen is None:
-            return self.apply_now(given)
-        outcomes: dict[int, Outcome] = {}
-        burst: dict[int, Event] = {}
-        held: dict[int, Event] = {}
-        planned = PlannedChanges()
-        self.pending.reserve(given)
-        for k, event in enumerate(given):
-            earlier = next((e for e in held.values() if e.event_id == event.event_id), None)
-            if earlier is not None or event.event_id in self.pending:
-                outcomes[k] = self._second(event, earlier or self.pending[event.event_id].event)
-            elif not self._was_applied(event) and self._must_wait(event, planned):
-                held[k] = event
-                planned.hold(event)
+        given = [Pending(event) for event in events]
+        new = []
+        for pending in given:
+            if pending.event.event_id in self.pending:
+                pending.outcome = second_outcome(pending.event, self.pending[pending.event.event_id].event)
             else:
-                burst[k] = event
-                planned.apply(event)
-        self.pending.hold(list(held.values()))
-        late: list[Event] = []
-        for (k, event), outcome in zip(burst.items(), self.apply_now(list(burst.values())), strict=True):
-            if outcome.status == "refused" and (self._waits(event) or self._uncertain(event, outcome)):
-                held[k] = event
-                late.append(event)
-            else:
-                outcomes[k] = outcome
-        self.pending.hold(late)
-        outcomes |= {k: Outcome.of(e, "held") for k, e in held.items()}
-        return [outcomes[k] for k in range(len(given))]
+                new.append(pending)
+        earlier = self.pending.about(name for pending in new for name in pending.names)
+        self._settle([], [*earlier, *new])
+        return [pending.outcome for pending in given if pending.outcome is not None]
 
-    def apply_now(self, given: list[Event]) -> list[Outcome]:
-        """Apply events; none is held."""
-        if not given:
-            return []
+    def apply_pending(self, final: bool = False) -> None:
+        """Apply the events that waited, as far as their samples have arrived; :meth:`take_answered` returns their outcomes.
+
+        ``final``: the pass over the samples is over. A removal then waits no longer for an earlier event of the same sample
+        that waits for another one.
+        """
+        if len(self.pending):
+            self._settle([], self.pending.current(self.pending), final)
+
+    def learn(self, additions: list[Add], notes: dict[str, Any] | None = None, settle: bool = True) -> None:
+        """Learn new samples and apply the events that waited for them, as one change; ``notes`` go into the store with it.
+
+        ``settle=False``: the events wait until ranks have added up what they learned.
+        """
+        names = [name for event in additions for name in Pending(event).names]
+        names += [("id", i) for i in self.unusable]
+        self._settle(additions, self.pending.about(names) if settle else [], notes=notes)
+
+    def leave_out_unusable(
+        self, x: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
+    ) -> list[int]:
+        """Return the places of new samples x[new] without those that cannot be learned and are to be removed anyway.
+
+        Features that are not finite, or beyond the limit of the head's grid, cannot be learned.
+        """
+        grid = getattr(self.head, "grid", None)
+        limit = grid.max_value if isinstance(grid, FixedPoint) else torch.finfo(torch.float64).max
+        bad = {k for k in new if not bool((x[k].abs() <= limit).all())} if len(self.pending) else set()
+        out = {k for k in bad if self.pending.removes(ids[k], None if subjects is None else subjects[k])}
+        self.unusable.update(ids[k] for k in out)
+        return [k for k in new if k not in out]
+
+    def _settle(
+        self, additions: list[Add], queue: list[Pending], final: bool = False, notes: dict[str, Any] | None = None
+    ) -> None:
+        """Apply additions and the events of the queue that can then be applied, and note the outcome of each."""
+        waited = [p for p in queue if p.event.event_id in self.pending]
+        ready = self._plan(additions, queue, final)
+        self._hold([p for p in queue if p not in waited and p.outcome is not None and p.outcome.status == "held"])
+        problem = None
         if self.store is not None:
-            return self._apply_through_store(self.store, given)
-        if self.samples.by_ids:
-            return [o for event in given for o in self._apply_jointly([event])]
-        return self._apply_jointly(given)
+            self._commit(self.store, additions, ready, notes or {})
+        else:
+            problem = self._change_head(additions, ready)
+        late = [p for p, _ in ready if not final and self._may_still_come(p)]
+        for pending in late:
+            pending.outcome = Outcome.of(pending.event, "held")
+        self._hold([p for p in late if p not in waited])
+        for pending in waited:
+            if pending.outcome is not None and pending.outcome.status != "held":
+                self.answered.append((Item(pending.event), pending.outcome))
+        if problem is not None:
+            raise problem
 
-    def _apply_through_store(self, store: SampleStore, given: list[Event]) -> list[Outcome]:
-        notes = self._notes(store, given)
-        held = [] if self.seen is None else [e.event_id for e in given if e.event_id in self.pending]
-        kept_out = {event_id: self.pending[event_id].kept_out for event_id in held}
-        try:
-            receipts = store.apply(given, notes=notes, kept_out=kept_out, keep_receipt=self.certified)
-        except STORE_FAULTS:
-            raise
-        except REFUSAL_ERRORS as error:
-            return _apply_in_halves(given, error, lambda part: self._apply_through_store(store, part))
-        if self.seen is not None:
-            self.pending.applied({name: value for name, value in notes.items() if name != UNCERTIFIED_NOTE})
-        return [Outcome(r.event_id, r.kind, r.samples, "applied" if r.applied else "repeated") for r in receipts]
+    def _hold(self, events: list[Pending]) -> None:
+        """Put events into the queue; with a store they are on the disk when this returns."""
+        if self.store is not None and events:
+            self.store.apply([], notes={p.note: p.to_primitives() for p in events})
+        for pending in events:
+            self.pending.insert(pending)
 
-    def _notes(self, store: SampleStore, given: list[Event]) -> dict[str, Any]:
-        """Notes to be written with events: which are held no longer, and which removals are to be certified."""
-        if self.seen is None and not self.certified:
-            return {}
-        new = [e for e in given if not store.has_applied(e.event_id)]
-        notes = {} if self.seen is None else self.pending.notes_when_applied(new)
-        if self.seen is not None and self.pending.unanswered:
-            for event in (e for e in new if isinstance(e, Remove)):
-                ids = event.ids or store.find(subject=event.subject)
-                notes |= self.pending.notes_when_removed(ids, event.event_id, notes)
-        removals = [e.event_id for e in new if isinstance(e, Remove)]
-        if self.certified and removals:
-            notes[UNCERTIFIED_NOTE] = [*(store.note(UNCERTIFIED_NOTE) or []), *removals]
-        return notes
+    def _done(self, pending: Pending, outcome: Outcome) -> None:
+        """Record the outcome of an event: it leaves the queue, unless it was refused, or watches its subject from now on."""
+        pending.outcome = outcome
+        if self.seen is None or outcome.status == "refused":
+            return
+        if pending.watches and outcome.status in ("applied", "watched"):
+            pending.applied += 1
+            self.pending.insert(pending)
+        elif pending.event.event_id in self.pending:
+            self.pending.remove(pending)
 
-    # -- events that are held --------------------------------------------------------------------------------------------
+    # -- which events can be applied -------------------------------------------------------------------------------------
+
+    def _plan(self, additions: list[Add], queue: list[Pending], final: bool) -> ReadyEvents:
+        """Select the events that can be applied once the additions are learned; the others get their outcomes.
+
+        An event that waits blocks the later ones that name one of its samples.
+        """
+        arriving = {i: whose for event in additions for i, whose in zip(event.ids, event.subjects, strict=True)}
+        planned: Planned = {i: (True, whose) for i, whose in arriving.items()}
+        blocked: set[Name] = set()
+        waiting: dict[str, Event] = {}
+        ready: ReadyEvents = []
+        for pending in queue:
+            event, pending.outcome = pending.event, None
+            if event.event_id in waiting:
+                pending.outcome = second_outcome(event, waiting[event.event_id])
+                continue
+            if pending.applied:  # on watch: it concerns what arrives now
+                later = [i for i, whose in arriving.items() if whose == event.subject and planned[i][0]]
+                if not later:
+                    continue
+                verdict: Ready | Waiting | Refused = Ready(pending.for_later(later))
+            elif not blocked.isdisjoint(pending.names) and not (final and isinstance(event, Remove)):
+                verdict = Waiting()
+            else:
+                verdict = self._judge(event, planned)
+            if isinstance(verdict, Waiting):
+                pending.outcome = Outcome.of(event, "held")
+                waiting[event.event_id] = event
+                blocked.update(pending.names)
+            elif isinstance(verdict, Refused):
+                pending.outcome = Outcome.refusal(event, verdict.error)
+            else:
+                ready.append((pending, verdict.event))
+                if isinstance(verdict.event, Add):
+                    planned |= {i: (True, s) for i, s in zip(event.ids, event.subjects, strict=True)}  # type: ignore[union-attr]
+                elif isinstance(verdict.event, Remove):
+                    removed = verdict.event.ids or self._ids_of(verdict.event.subject, planned)
+                    planned |= dict.fromkeys(removed, (False, None))
+        return ready
+
+    def _judge(self, event: Event, planned: Planned) -> Ready | Waiting | Refused:
+        """Decide whether an event can be applied, after the changes that are planned."""
+        if self.seen is None or isinstance(event, Add) or self._was_applied(event) or self._is_unnamed(event):
+            return Ready(event)
+        if self.store is None:
+            try:
+                self._check_carried(event)
+            except REFUSAL_ERRORS as error:
+                return Refused(error)
+        if event.ids is None:
+            each = event.x if isinstance(event, Replace) else event.y
+            needed = 1 if isinstance(event, Remove) or each.ndim == 0 else len(each)
+            return Ready(event) if len(self._ids_of(event.subject, planned)) >= needed else Waiting()
+        missing = [i for i in event.ids if not (planned[i][0] if i in planned else i in self)]
+        arrived = [i for i in missing if i in planned or i in self.seen]
+        left_out = self._left_out(arrived)
+        gone = next((i for i in arrived if i not in left_out or not isinstance(event, Remove)), None)
+        if gone is not None:
+            return Refused(RemovalError(f"no sample with the id {gone!r} is held. Nothing was changed."))
+        if len(arrived) < len(missing):
+            return Waiting()
+        return Ready(without_samples(event, missing))
+
+    def _ids_of(self, subject: str, planned: Planned) -> list[str]:
+        """List the samples of a subject after the changes that are planned."""
+        held = [] if self.store is None else self.store.find(subject=subject)
+        new = [i for i, (is_held, whose) in planned.items() if is_held and whose == subject]
+        return [i for i in held if i not in planned] + new
+
+    def _left_out(self, ids: Sequence[str]) -> set[str]:
+        """Select the samples that arrived and were never learned."""
+        if self.store is None or not ids:
+            return self.unusable.intersection(ids)
+        listed = self.store.suppression.erased(ids, [None] * len(ids))
+        here = (self.suppressed | self.unusable).intersection(ids)
+        return here.union(i for i, erased in zip(ids, listed, strict=True) if erased)
 
     def _was_applied(self, event: Event) -> bool:
         """True if an event with its id was applied before."""
         return event.event_id in self.applied if self.store is None else self.store.has_applied(event.event_id)
 
-    def _second(self, event: Event, earlier: Event) -> Outcome:
-        if event == earlier:
-            return Outcome.of(event, "repeated")
-        return Outcome.refusal(
-            event, ValueError(f"another event with the id {event.event_id!r} is pending: each has its own")
-        )
-
-    def _must_wait(self, event: Event, planned: PlannedChanges) -> bool:
-        names = Pending(event, "").names
-        return any(planned.waits(n) or self.pending.earlier(n) for n in names) or self._waits(event, planned)
-
-    def _waits(
-        self, event: Event, planned: PlannedChanges | None = None, kept_out: Sequence[str] = (), final: bool = False
-    ) -> bool:
-        """True if a sample of the event has not arrived yet. ``planned``: the changes of the events before it."""
-        if isinstance(event, Add) or self.seen is None or not self._answerable(event):
+    def _is_unnamed(self, event: Event) -> bool:
+        """True if only the head can tell whether it holds the samples of an event: some came without ids."""
+        if self.store is not None or self.complete or self.samples.by_ids or isinstance(event, Add):
             return False
-        planned = planned or PlannedChanges()
-        if event.ids is None:
-            assert self.store is not None
-            if event.subject in planned.subjects:
-                return False
-            count = self.store.count_of(event.subject)
-            if isinstance(event, Remove):
-                return not count and not (final and kept_out)
-            each = event.x if isinstance(event, Replace) else event.y
-            return count < (1 if each.ndim == 0 else len(each))
-        out = set(kept_out)
-        absent = [i for i in event.ids if i not in out and not planned.held.get(i, i in self)]
-        return bool(absent) and not any(i in self.seen or i in planned.held for i in absent)
+        return event.ids is not None and not any(i in self.hashes for i in event.ids)
 
-    def _answerable(self, event: Event) -> bool:
-        """True if an event can be applied once its samples are there: without a store it has to carry them."""
-        if self.store is not None:
-            return True
-        if event.ids is None or self.samples.by_ids:
-            return event.ids is not None
-        try:
-            self._check_width(event)
-            self._attached_hashes(event)  # type: ignore[arg-type]
-        except REFUSAL_ERRORS:
+    def _may_still_come(self, pending: Pending) -> bool:
+        """True if an event was refused for a sample that is not held and may arrive later."""
+        outcome = pending.outcome
+        if self.seen is None or outcome is None or outcome.error is None or not issubclass(outcome.error, RemovalError):
             return False
-        return self.complete or any(i in self.hashes for i in event.ids)
-
-    def _uncertain(self, event: Event, outcome: Outcome) -> bool:
-        """True if samples without ids may yet bring the sample of a refused event: it is tried again at the end of a pass."""
-        unnamed = self.store is None and not self.complete and not self.samples.by_ids
-        unknown = unnamed and not isinstance(event, Add) and not any(i in self.hashes for i in event.ids or ())
-        return unknown and outcome.reason.startswith(RemovalError.__name__)
-
-    def remover(self, found: Sequence[Pending], sample_id: str, x: Tensor, y: Tensor) -> Pending | None:
-        """Find, of the events that concern a sample x (J,), y, the one that keeps it out; None if it is learned.
-
-        Without a store an event that carries another sample under this id is refused, whenever it comes.
-        """
-        standing = next((p for p in found if p.standing and isinstance(p.event, Remove)), None)
-        first = next((p for p in found if not p.standing and not p.refusal), None)
-        if standing is not None:
-            earlier = first is not None and first.note < standing.note and isinstance(first.event, Remove)
-            return first if earlier else standing
-        if first is None or not isinstance(first.event, Remove) or self.pending.blocked(first):
-            return None  # learned: what an earlier event does to another of its samples decides whether it is removed
-        if self.store is None and not self.samples.by_ids:
-            carried = self._attached_hashes(first.event)[first.event.ids.index(sample_id)]
-            return first if carried == hash_samples(x[None], y[None])[0] else None
-        return first
-
-    def apply_pending(self, final: bool = False) -> None:
-        """Apply the events that were held, as far as their samples have arrived; :meth:`take_answered` tells of them.
-
-        ``final``: the pass is over. A removal of a subject that has kept samples out is then applied, and a removal waits no
-        longer for an earlier event of the same sample that waits for another one.
-        """
-        pending = self.pending
-        if final:
-            pending.touched.update(p.note for p in pending)
-        tried: set[str] = set()
-        while ready := [p for p in self._touched(final) if p.note not in tried]:
-            tried.update(p.note for p in ready)
-            pending.touched.clear()
-            try:
-                outcomes = self._apply_ready(ready)
-            except StoreError:
-                pending.touched.update(p.note for p in ready)
-                return
-            for p, outcome in zip(ready, outcomes, strict=True):
-                if outcome.status == "refused" and self._uncertain(p.event, outcome):
-                    continue
-                if outcome.status == "refused":
-                    if p.kept_out:
-                        lost = f"; {len(p.kept_out)} of its samples came by before and were kept out"
-                        outcome = replace(outcome, reason=outcome.reason + lost)
-                    pending.refuse(p, outcome.reason)
-                elif p.event.event_id in pending and not pending[p.event.event_id].standing:
-                    pending.forget(p.event.event_id)
-                self.answered.append((Item(p.event), outcome))
-        pending.touched.clear()
-
-    def _touched(self, final: bool) -> list[Pending]:
-        """Select the held events that can be applied now."""
-        pending = self.pending
-        changed = [p for p in pending if p.note in pending.touched and not p.standing and not p.refusal]
-        free = [p for p in changed if (final and isinstance(p.event, Remove)) or not pending.blocked(p)]
-        return [p for p in free if not self._waits(p.event, None, p.kept_out, final) and pending.is_held(p)]
-
-    def _apply_ready(self, ready: list[Pending]) -> list[Outcome]:
-        if self.store is not None:
-            return self._apply_through_store(self.store, [p.event for p in ready])
-        return [self._apply_without_store(p) for p in ready]
-
-    def _apply_without_store(self, pending: Pending) -> Outcome:
-        """Apply a held event without a store: samples that were kept out need not be removed."""
-        event, out = pending.event, set(pending.kept_out)
-        rest = [k for k, i in enumerate(event.ids) if i not in out]
-        if rest == list(range(len(event.ids))):
-            return self.apply_now([event])[0]
-        if rest:
-            parts = {n: None if getattr(event, n) is None else getattr(event, n)[rest] for n in ("x", "y")}
-            outcome = self.apply_now([Remove(ids=[event.ids[k] for k in rest], event_id=event.event_id, **parts)])[0]
-            return replace(outcome, samples=len(event.ids)) if outcome.status == "applied" else outcome
-        self.applied[event.event_id] = None
-        return Outcome.of(event, "applied", len(event.ids))
+        return self._is_unnamed(pending.event) or isinstance(self._judge(pending.event, {}), Waiting)
 
     def take_answered(self) -> list[tuple[Item, Outcome]]:
-        """Return the outcomes, since the last call, of events that were held. A refused one is held until :meth:`give_up`."""
+        """Return the outcomes, since the last call, of events that waited. A refused one is kept until :meth:`give_up`."""
         taken, self.answered = self.answered, []
         return taken
 
     def give_up(self, event: Event) -> None:
-        """Drop a refused event once it is written down elsewhere. Another one with its id stays held."""
-        if event.event_id in self.pending and self.pending[event.event_id].refusal:
-            self.pending.forget(event.event_id)
+        """Drop a refused event once it is written down elsewhere. Another one with its id stays in the queue."""
+        if event.event_id in self.pending and self.pending[event.event_id].refused:
+            pending = self.pending[event.event_id]
+            if self.store is not None:
+                self.store.set_note(pending.note, None)
+            self.pending.remove(pending)
+
+    # -- with a store ----------------------------------------------------------------------------------------------------
+
+    def _commit(self, store: SampleStore, additions: list[Add], ready: ReadyEvents, notes: dict[str, Any]) -> None:
+        """Apply additions and events in one transaction; of those refused, the outcome says so.
+
+        With additions it stays one transaction: bad events are found by trying, and left out. Without, it is halved.
+        """
+        events = [*additions, *(event for _, event in ready if event is not None)]
+        notes = notes | self._notes(store, ready)
+        if not events and not notes:
+            receipts = []
+        else:
+            try:
+                receipts = store.apply(events, notes=notes, keep_receipt=self.certified)
+            except STORE_FAULTS:
+                raise
+            except REFUSAL_ERRORS as error:
+                if not ready:
+                    raise
+                if additions:
+                    self._commit(store, additions, self._acceptable(store, additions, ready), notes)
+                elif len(ready) == 1:
+                    self._done(ready[0][0], Outcome.refusal(ready[0][0].event, error))
+                else:
+                    half = len(ready) // 2
+                    self._commit(store, [], ready[:half], {})
+                    self._commit(store, [], ready[half:], {})
+                return
+        self.suppressed.update(i for receipt in receipts for i in receipt.left_out)
+        results = iter(receipts[len(additions) :])
+        for pending, event in ready:
+            if event is None:
+                self._done(pending, Outcome.of(pending.event, "applied"))
+                continue
+            r = next(results)
+            status = "watched" if pending.applied else "applied" if r.applied else "repeated"
+            self._done(pending, Outcome(r.event_id, r.kind, r.samples, status))
+
+    def _acceptable(self, store: SampleStore, additions: list[Add], ready: ReadyEvents) -> ReadyEvents:
+        """Select the events that the store accepts after the additions; the others are refused."""
+        store.preview(additions)
+        accepted: ReadyEvents = []
+        for pending, event in ready:
+            trial = [*additions, *(e for _, e in accepted if e is not None), *([] if event is None else [event])]
+            try:
+                store.preview(trial)
+            except STORE_FAULTS:
+                raise
+            except REFUSAL_ERRORS as error:
+                self._done(pending, Outcome.refusal(pending.event, error))
+            else:
+                accepted.append((pending, event))
+        return accepted
+
+    def _notes(self, store: SampleStore, ready: ReadyEvents) -> dict[str, Any]:
+        """Notes to be written with events: which wait no longer or are on watch, and which removals are to be certified."""
+        notes: dict[str, Any] = {}
+        for pending, _ in ready if self.seen is not None else []:
+            if pending.watches and (pending.applied or not self._was_applied(pending.event)):
+                notes[pending.note] = pending.to_primitives(pending.applied + 1)
+            elif pending.event.event_id in self.pending:
+                notes[pending.note] = None
+        removals = [e.event_id for _, e in ready if isinstance(e, Remove) and not store.has_applied(e.event_id)]
+        if self.certified and removals:
+            notes[UNCERTIFIED_NOTE] = [*(store.note(UNCERTIFIED_NOTE) or []), *removals]
+        return notes
+
+    # -- without a store -------------------------------------------------------------------------------------------------
+
+    def _change_head(self, additions: list[Add], ready: ReadyEvents) -> ValueError | None:
+        """Apply additions and events to the head, as one change where it can; returns an error if additions are refused."""
+        given: list[Event] = [*additions, *(event for _, event in ready if event is not None)]
+        parts = [[event] for event in given] if self.samples.by_ids else [given]
+        outcomes = [outcome for part in parts if part for outcome in self._apply_jointly(part)]
+        results = iter(outcomes[len(additions) :])
+        for pending, event in ready:
+            self._done(pending, Outcome.of(pending.event, "applied") if event is None else next(results))
+        refused = next((o for o in outcomes[: len(additions)] if o.status != "applied"), None)
+        return None if refused is None else ValueError(f"samples cannot be added: {refused.reason}")
 
     def _apply_jointly(self, given: list[Event]) -> list[Outcome]:
         """Apply events as one change, or in halves where the head refuses that; samples are checked by their ids first."""
@@ -342,17 +438,13 @@ class Corrector:
 
     def _hashes_after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
         """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
-        if event.ids is None:
-            raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
-        if not self.samples.by_ids:
-            self._check_width(event)
+        old = self._check_carried(event)
         now_held = [changed[i] if i in changed else self.hashes.get(i) for i in event.ids]
         if isinstance(event, Add):
             twice = next((i for i, h in zip(event.ids, now_held, strict=True) if h is not None), None)
             if twice is not None:
                 raise ValueError(f"a sample with the id {twice!r} is held already: remove or replace it")
             return dict(zip(event.ids, hash_samples(event.x, event.y), strict=True))
-        old = None if self.samples.by_ids else self._attached_hashes(event)
         for k, (name, hash_) in enumerate(zip(event.ids, now_held, strict=True)):
             unknown = self.samples.find(name) is None if self.samples.by_ids else self.complete
             if hash_ is None and (unknown or name in changed):
@@ -369,13 +461,18 @@ class Corrector:
             raise ValueError("a Replace without a store needs y, or y_old")
         return dict(zip(event.ids, hash_samples(event.x, y), strict=True))
 
-    def _check_width(self, event: Event) -> None:
+    def _check_carried(self, event: Event) -> list[bytes] | None:
+        """Check that an event carries the samples it changes, as a head without a store needs them; returns their hashes."""
+        if event.ids is None:
+            raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
+        if self.samples.by_ids:
+            return None
         for name in ("x", "x_old"):
             x = getattr(event, name, None)
             if x is not None and x.shape[1] != self.head.in_features:
                 raise ValueError(f"{name} must have shape (B, {self.head.in_features}), got {tuple(x.shape)}")
-
-    def _attached_hashes(self, event: Remove | Relabel | Replace) -> list[bytes]:
+        if isinstance(event, Add):
+            return None
         x = event.x_old if isinstance(event, Replace) else event.x
         y = event.y if isinstance(event, Remove) else event.y_old
         if x is None or y is None:
@@ -463,7 +560,7 @@ class Corrector:
             name: packed[SAMPLE_HASH_BYTES * k : SAMPLE_HASH_BYTES * (k + 1)] for k, name in enumerate(state["ids"])
         }
         self.complete = state["complete"]
-        self.pending.load_state_dict(state.get("pending", []))  # version 0.1.0 held no events
+        self.pending.load_state_dict(state["pending"])
         if self.samples.by_ids:
             self.samples.ids = dict(zip(state["names"], state["numbers"], strict=True))
 
@@ -476,3 +573,21 @@ def _apply_in_halves(
         return [Outcome.refusal(given[0], error)]
     half = len(given) // 2
     return apply(given[:half]) + apply(given[half:])
+
+
+def second_outcome(event: Event, earlier: Event) -> Outcome:
+    """Return the outcome of an event whose id is that of one in the queue."""
+    if event == earlier:
+        return Outcome.of(event, "repeated")
+    return Outcome.refusal(
+        event, ValueError(f"another event with the id {event.event_id!r} is pending: each has its own")
+    )
+
+
+def without_samples(event: Event, gone: Sequence[str]) -> Event | None:
+    """A Remove without the samples that are named; None if nothing is left of it. Any other event as it is."""
+    if not gone or not isinstance(event, Remove):
+        return event
+    keep = [k for k, i in enumerate(event.ids) if i not in gone]
+    parts = {name: None if getattr(event, name) is None else getattr(event, name)[keep] for name in ("x", "y")}
+    return Remove(ids=[event.ids[k] for k in keep], event_id=event.event_id, **parts) if keep else None

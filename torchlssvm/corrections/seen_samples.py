@@ -29,7 +29,7 @@ from torchlssvm.store.snapshots import write_durably
 __all__ = ["SeenSamples"]
 
 SEEN_FILE = f"offered{UNTIL_COMPACTION}"
-"""The file in a store's folder; its name is that of version 0.1.0."""
+"""The file in a store's folder."""
 
 ID_HASH_BYTES = 16
 """Bytes of the hash of an id: 128 bits, so that different ids do not share one."""
@@ -79,10 +79,10 @@ class SeenSamples:
 
     def __contains__(self, sample_id: str) -> bool:
         """True if a sample with this id was seen."""
-        return self._hash(sample_id) in self.hashes
+        return self._known(self._hash(sample_id))
 
     def record(self, ids: Iterable[str], event_id: str) -> None:
-        """Record ids that an event is about to add or keep out (with a store), or just has (without)."""
+        """Record ids that an event is about to add (with a store), or just has (without)."""
         self._record(ids, event_id)
 
     def record_held(self, ids: Iterable[str]) -> None:
@@ -128,19 +128,16 @@ class SeenSamples:
         return {name: bytes_to_tensor(part) for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; hashes that version 0.1.0 saved without a key are sealed."""
+        """Restore :meth:`state_dict`."""
         if self.store is not None:
             return
         parts = {name: tensor_to_bytes(part) for name, part in state.items()}
         self.key, self.hashes = parts.get("key", self.key), set()
-        self.sealed = set(_chunks(parts.get("sealed", b""))) | set(map(self._seal, _chunks(parts.get("hashes", b""))))
+        packed = parts.get("sealed", b"")
+        self.sealed = {packed[i : i + ID_HASH_BYTES] for i in range(0, len(packed), ID_HASH_BYTES)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Seal the hashes for pickling, as in a checkpoint."""
         if self.store is not None:
             return vars(self)
         return vars(self) | {"hashes": set(), "sealed": self.sealed | {self._seal(hash_) for hash_ in self.hashes}}
-
-
-def _chunks(packed: bytes) -> list[bytes]:
-    return [packed[i : i + ID_HASH_BYTES] for i in range(0, len(packed), ID_HASH_BYTES)]

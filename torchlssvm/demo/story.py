@@ -155,7 +155,7 @@ class Story:
             report = audit.verify(
                 self.certificate, self.head, self.store, self.public_key, allow_unsigned=not self.signed
             )
-            self.verification, passed = report.checks, True
+            self.verification, passed = {name: str(check) for name, check in report.checks.items()}, True
         except VerificationError as error:
             self.verification, passed = {"failed": str(error)}, False
         ms = 1e3 * (time.perf_counter() - start)

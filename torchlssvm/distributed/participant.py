@@ -33,7 +33,6 @@ class Participant:
     @property
     def statistics(self) -> Statistics:
         """The exact sums of the head."""
-        assert self.head.statistics is not None
         return self.head.statistics
 
     @property

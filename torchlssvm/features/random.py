@@ -31,7 +31,7 @@ class RandomProjection(nn.Module):
         """x W (B, M)."""
         if x.ndim != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"x must have shape (B, {self.in_features}), got {tuple(x.shape)}")
-        return projection.project(x, self.weight)
+        return projection.project(x, self.weight) / projection.WEIGHT_SCALE
 
     def extra_repr(self) -> str:
         """The widths and the seed."""

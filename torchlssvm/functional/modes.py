@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # ten times as fast as ``signal``, which converts to enumerations
 import functools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,27 +52,27 @@ class DeferredInterrupt:
         """Let Ctrl-C wait; False if it is not for this call to let it go."""
         if self._handler is not None or threading.current_thread() is not threading.main_thread():
             return False
-        handler = _signal.getsignal(_signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)
         if not callable(handler):
             return False
         self.arrived = False
-        _signal.signal(_signal.SIGINT, self._note)
+        signal.signal(signal.SIGINT, self._note)
         self._handler = handler
         return True
 
     def let_go(self) -> None:
         """End what :meth:`defer` began."""
         handler, self._handler = self._handler, None
-        _signal.signal(_signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, handler)
         if self.arrived:
             self.arrived = False
-            handler(_signal.SIGINT, None)
+            handler(signal.SIGINT, None)
 
     def hand_over(self) -> None:
         """Call the caller's handler, which raises KeyboardInterrupt if it is Python's own. The main thread alone does."""
         if threading.current_thread() is threading.main_thread():
             self.arrived = False
-            self._handler(_signal.SIGINT, None)
+            self._handler(signal.SIGINT, None)
 
 
 @contextmanager

@@ -31,9 +31,15 @@ def weights(shape: tuple[int, int], seed: int) -> Tensor:
     return (g * WEIGHT_SCALE).round().clamp(-largest, largest).to(torch.int16)
 
 
+def sign_weights(shape: tuple[int, int], seed: int) -> Tensor:
+    """Random signs (J, M), int8: -1 or +1."""
+    generator = torch.Generator().manual_seed(seed)
+    return (2 * torch.randint(2, shape, generator=generator) - 1).to(torch.int8)
+
+
 def project(x: Tensor, w: Tensor) -> Tensor:
-    """x w / 1024 (B, M), float64, exactly, for x rounded to 20 bits of its row's largest entry. x: (B, J), w: (J, M) int16."""
+    """x w (B, M), float64, exactly, for x rounded to 20 bits of its row's largest entry. x: (B, J); w: (J, M) whole numbers."""
     x = x.to(torch.float64)
     exponent = torch.frexp(x.abs().amax(1, keepdim=True)).exponent  # |x| < 2^exponent
     q = torch.ldexp(x, ROW_BITS - exponent).round()
-    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS) / WEIGHT_SCALE
+    return torch.ldexp(q @ w.to(torch.float64), exponent - ROW_BITS)

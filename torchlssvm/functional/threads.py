@@ -15,8 +15,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -30,11 +30,7 @@ PASS_WORK = 16
 """Operations that a number counts for in work that is bound by memory: a check, a conversion, a copy."""
 
 
-class _Local(threading.local):
-    full = 0  # the number of threads outside of small work; 0 where there is none
-
-
-_local = _Local()
+_local = threading.local()  # full: the number of threads outside of small work, while inside of it
 
 
 def threads_for(work: float) -> AbstractContextManager[None]:
@@ -43,81 +39,40 @@ def threads_for(work: float) -> AbstractContextManager[None]:
     Large work inside small work has all threads again. It does nothing where the number of threads is right already.
     """
     now = torch.get_num_threads()
-    wanted = (_local.full or now) if work >= SMALL_WORK else 1
-    return nullcontext() if wanted == now else _Threads(wanted)
+    wanted = (getattr(_local, "full", 0) or now) if work >= SMALL_WORK else 1
+    return nullcontext() if wanted == now else _threads(wanted, now)
 
 
-class _Threads:
-    """A context in which torch uses a number of threads, and knows how many there are outside of small work."""
-
-    def __init__(self, wanted: int):
-        self.wanted = wanted
-
-    def __enter__(self) -> None:
-        self.before, self.outer = torch.get_num_threads(), _local.full
-        if not self.outer:
-            _local.full = self.before
-        torch.set_num_threads(self.wanted)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _local.full = self.outer
-        torch.set_num_threads(self.before)
+@contextmanager
+def _threads(wanted: int, now: int) -> Iterator[None]:
+    outer = getattr(_local, "full", 0)
+    _local.full = outer or now
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        _local.full = outer
+        torch.set_num_threads(now)
 
 
-class _Items(Iterator[T]):
-    """Items that several threads take, each once; none is left after :meth:`clear`."""
-
-    def __init__(self, items: Sequence[T]):
-        self.left = list(reversed(items))
-
-    def __next__(self) -> T:
-        try:
-            return self.left.pop()
-        except IndexError:
-            raise StopIteration from None
-
-    def clear(self) -> None:
-        """Let no thread take another one."""
-        self.left.clear()
-
-
-_pools: dict[int, ThreadPoolExecutor] = {}
-_pools_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    """In a forked child the threads of the pools are gone."""
-    global _pools_lock
-    _pools.clear()
-    _pools_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _pool(workers: int) -> ThreadPoolExecutor:
-    with _pools_lock:
-        if workers not in _pools:
-            _pools[workers] = ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
-        return _pools[workers]
-
-
-ITEMS_PER_THREAD = 2
-"""Items that each thread must have: with fewer, threads that are done wait for the last, and torch's own do better."""
+@lru_cache(maxsize=8)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """Threads of this process: those of its parent are gone after a fork."""
+    del process
+    return ThreadPoolExecutor(workers, "torchlssvm", initializer=lambda: torch.set_num_threads(1))
 
 
 def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: torch.device) -> None:
     """Run ``job`` on several threads, each with one thread of torch; each takes the next item when it is done with one.
 
-    A thread that has to wait for a core takes fewer items. With one thread, inside small work, with few items, or for tensors
-    that are not on the host, ``job`` runs here alone. An error ends all of them, and is raised.
+    A thread that has to wait for a core takes fewer items. With one thread, inside small work, with few items (threads that are
+    done would wait for the last), or for tensors that are not on the host, ``job`` runs here alone. An error ends all of them,
+    and is raised.
     """
     count = torch.get_num_threads() if device.type == "cpu" else 1
-    todo = _Items(items)
-    if count < 2 or len(items) < ITEMS_PER_THREAD * count:
+    left = list(items)
+    todo = iter(left)  # each item is taken once: the interpreter takes one step at a time
+    if count < 2 or len(left) < 2 * count:
         job(todo)
         return
 
@@ -126,12 +81,11 @@ def share_out(job: Callable[[Iterator[T]], None], items: Sequence[T], device: to
             job(todo)
 
     with threads_for(0):
-        futures = [_pool(count - 1).submit(helper) for _ in range(count - 1)]
+        futures = [_pool(count - 1, os.getpid()).submit(helper) for _ in range(count - 1)]
         try:
             job(todo)
         finally:
-            if todo.left:
-                todo.clear()
+            left.clear()  # after an error no thread takes another one
             _wait(futures)
     for future in futures:
         future.result()

@@ -23,7 +23,7 @@ from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, V
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
-from torchlssvm.lightning.learner import Learner
+from torchlssvm.lightning.learner import Learner, change_on_first
 from torchlssvm.linear.labelled_batches import unpack
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
@@ -62,10 +62,10 @@ class DataCorrection(Callback):
     each epoch and of the training. What it did is logged and kept in ``reports``. The place in the source is saved with the
     head: in the store, or else in the checkpoint.
 
-    An event for a sample that an ``LSSVMModule`` has not learned yet is held: when the sample arrives it is kept out, or
-    learned and corrected, and the event is applied then (:mod:`torchlssvm.corrections.pending_events`). So it does not matter
-    when an event arrives, nor in which order and on which rank the samples come. What is not answered when the run ends
-    is printed, stays pending for the next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
+    An event for a sample that an ``LSSVMModule`` has not learned yet waits. The batch that brings the sample is learned and the
+    event applied as one change (:mod:`torchlssvm.corrections.corrector`), so it does not matter when an event arrives, nor in
+    which order and on which rank the samples come. What is not answered when the run ends is printed, stays pending for the
+    next run, and makes ``torchlssvm fit`` end with exit code 1, as refused events do.
 
     With a store (``store``, or that of an ``LSSVMModule``) Remove and Relabel name samples by id or subject. Without one,
     events carry the samples as they were added. When the source is a store, the head follows what others do to it.
@@ -246,8 +246,7 @@ class DataCorrection(Callback):
 
     def _has_work(self, corrector: Corrector, final: bool) -> bool:
         """True if held events are to be tried, reported or certified."""
-        pending = corrector.pending
-        waiting = pending.touched or (final and any(not p.refusal for p in pending.unanswered))
+        waiting = final and any(not p.refused for p in corrector.pending.unanswered)
         uncertified = corrector.certified and corrector.store is not None and corrector.store.note(UNCERTIFIED_NOTE)
         return bool(waiting or corrector.answered or uncertified)
 
@@ -261,19 +260,7 @@ class DataCorrection(Callback):
         else:
             ranks.add_up(corrector.head)
         stored = ranks.share(corrector.store is not None)
-        try:
-            outcomes = ranks.on_first(lambda: self._work(corrector, items, final, writes=True))
-        finally:
-            if ranks.are_several():
-                if stored:
-                    ranks.copy_from_first(corrector.head)
-                else:
-                    ranks.add_up(corrector.head)
-                    corrector.hashes = ranks.share(corrector.hashes)
-                    pending = ranks.share(corrector.pending.state_dict())
-                    if not ranks.is_first():
-                        corrector.pending.load_state_dict(pending)
-        return outcomes
+        return change_on_first(corrector, lambda: self._work(corrector, items, final, writes=True), stored)
 
     def _work(self, corrector: Corrector, items: list[Item], final: bool, writes: bool) -> list[Outcome]:
         store = corrector.store
@@ -290,7 +277,8 @@ class DataCorrection(Callback):
             (item, Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
             for item in items
         ]
-        corrector.apply_pending(final)
+        if final:
+            corrector.apply_pending(final=True)
         for item, outcome in [*told, *corrector.take_answered()]:
             outcomes.append(outcome)
             if outcome.status == "refused" and writes and self.dead_letters is not None:
@@ -352,7 +340,7 @@ class DataCorrection(Callback):
     ) -> CorrectionReport:
         counts = {s: sum(o.status == s for o in outcomes) for s in ("applied", "repeated", "refused", "held")}
         self.refused += counts["refused"]
-        samples = sum(o.samples for o in outcomes if o.status == "applied")
+        samples = sum(o.samples for o in outcomes if o.status in ("applied", "watched"))
         return CorrectionReport(
             **counts, samples=samples, accuracy_before=before, accuracy_after=after, milliseconds=spent
         )

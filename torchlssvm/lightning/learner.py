@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
-from torchlssvm.corrections.pending_events import Pending
 from torchlssvm.corrections.run_progress import RUN_NAME_BYTES, RunProgress, may_have_forgotten
 from torchlssvm.corrections.seen_samples import SeenSamples
-from torchlssvm.events import Add, Relabel
+from torchlssvm.events import Add
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe_difference
 from torchlssvm.linear import LinearHead
 from torchlssvm.store import SampleStore
+
+T = TypeVar("T")
 
 log = logging.getLogger("torchlssvm.lightning")
 
@@ -37,8 +39,6 @@ class Learner:
         self.corrector = Corrector(head, seen=self.seen)
         self.progress: RunProgress | None = None  # of a run with a store, on the first rank
         self.left_out = 0  # samples that are not held and came in batches this run has passed: taken for erased
-        self.suppressed = 0  # samples that were erased on request and stayed out of this run
-        self.kept_out = 0  # samples that pending events kept out of this run, on this rank
         self.forgetful = False  # True if ids alone no longer tell which samples this run has seen
         self.path: str | None = None
         self.observers: list[Any] = []  # called with (ids, x, y) of what was learned here
@@ -71,8 +71,6 @@ class Learner:
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             self.seen = SeenSamples(store)
             self.corrector = Corrector(self.head, store, self.seen)
-            for pending in self.corrector.pending:
-                self.seen.record(pending.kept_out, pending.event.event_id)
 
         ranks.on_first(work)
         self.path = str(path)
@@ -89,8 +87,8 @@ class Learner:
         """Begin a run, or resume the one of this name; returns its name, on all ranks."""
 
         def work() -> str:
-            if run is None:
-                self.corrector.pending.end_run()
+            if self.store is not None or not ranks.are_several():
+                self.corrector.apply_pending()
             if self.store is None:
                 return run or secrets.token_hex(RUN_NAME_BYTES)
             self.progress = RunProgress.begin(self.store, epoch) if run is None else RunProgress.resume(self.store, run)
@@ -181,53 +179,25 @@ class Learner:
             if len(x):
                 self.corrector.complete = False
                 self.head.add(x, y)
-                self._tell(None, x, y)
+                for observer in self.observers:
+                    observer(None, x, y)
             return 0
-        self._apply_pending()  # events that a stopped run left pending: once decided, they keep no sample out
         new = self.seen.new(ids)
-        learned, y = self._screen(x, y, ids, subjects, new)
+        learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
         ranks.agree_on_grid(self.head, x[learned])
-        if learned:
-            event = make_addition(x, y, ids, subjects, learned)
-            outcome = self.corrector.apply_now([event])[0]
-            if outcome.status != "applied":
-                raise ValueError(f"samples cannot be added: {outcome.reason}")
-            self.seen.record(event.ids, event.event_id)
-            self._tell(list(event.ids), event.x, event.y)
-        self._apply_pending()
+        if new:
+            events = [make_addition(x, y, ids, subjects, learned)] if learned else []
+            self.seen.record_held(self.corrector.unusable)
+            self.corrector.learn(events, settle=not (ranks.are_several() and ranks.is_summed(self.head)))
+            for event in events:
+                self.seen.record(event.ids, event.event_id)
+                self._tell(event)
         return len(ids) - len(new)
 
-    def _apply_pending(self) -> None:
-        """Apply pending events that are answered; ranks that hold shares do it where they add up."""
-        if self.path is not None or not (ranks.are_several() and ranks.is_summed(self.head)):
-            self.corrector.apply_pending()
-
-    def _screen(
-        self, x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]
-    ) -> tuple[list[int], Tensor]:
-        """Select the places that no pending event keeps out, and give samples the labels of events for subjects."""
-        pending = self.corrector.pending
-        if not len(pending):
-            return new, y
-        learned = []
-        for k in new:
-            found = pending.of(ids[k], None if subjects is None else subjects[k])
-            remover = self.corrector.remover(found, ids[k], x[k], y[k])
-            if remover is not None:
-                pending.keep_out(remover, ids[k])
-                self.seen.record([ids[k]], remover.event.event_id)
-                self.kept_out += 1
-            else:
-                y = with_labels(y, k, found)
-                learned.append(k)
-            pending.touched.update(p.note for p in found if not p.standing)
-        return learned, y
-
     def _learn_in_store(self, parts: list[Any], at: tuple[int, int]) -> int:
-        """Learn with a store: the new samples of all ranks, and the progress of the run, in one transaction."""
+        """Learn with a store: the new samples of all ranks, the events that waited for them, and the progress of the run."""
         store, progress = self.store, self.progress
         assert store is not None
-        self._apply_pending()  # as above; not between two parts, which are not learned yet
         left_out = self.forgetful and progress is not None and progress.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
@@ -237,27 +207,23 @@ class Learner:
                 self.left_out += len(new)
                 new = []
             skipped += len(ids) - len(new)
-            learned, y = self._screen(x, y, ids, subjects, new)
+            learned = self.corrector.leave_out_unusable(x, ids, subjects, new)
             if learned:
                 events.append(make_addition(x, y, ids, subjects, learned))
                 self.seen.record(events[-1].ids, events[-1].event_id)  # first: taken back if it is not applied
         if progress is not None:
             self.progress = progress.after(*at)
         notes = {} if self.progress is None or self.progress == progress else self.progress.note()
-        notes |= self.corrector.pending.changed_notes()
-        receipts = store.apply(events, notes=notes) if events or notes else []
-        for event, receipt in zip(events, receipts, strict=True):
-            out = set(receipt.left_out)
-            self.suppressed += len(out)
-            keep = [k for k, i in enumerate(event.ids) if i not in out]
-            if keep:
-                self._tell([event.ids[k] for k in keep], event.x[keep], event.y[keep])
-        self._apply_pending()
+        self.seen.record_held(self.corrector.unusable)
+        self.corrector.learn(events, notes)
+        for event in events:
+            self._tell(event)
         return skipped
 
-    def _tell(self, ids: list[str] | None, x: Tensor, y: Tensor) -> None:
-        for observer in self.observers:
-            observer(ids, x.detach().cpu(), y.detach().cpu())
+    def _tell(self, event: Add) -> None:
+        keep = [k for k, i in enumerate(event.ids) if i not in self.corrector.suppressed]
+        for observer in self.observers if keep else []:
+            observer([event.ids[k] for k in keep], event.x[keep].detach().cpu(), event.y[keep].detach().cpu())
 
     def synchronize(self) -> None:
         """Bring all ranks to the same state: add up what each learned, or copy that of the first one."""
@@ -268,6 +234,12 @@ class Learner:
         elif ranks.is_summed(self.head):
             ranks.add_up(self.head)
             self.merge_seen()
+            if ranks.share(len(self.corrector.pending)):
+                self.change_on_first(self.corrector.apply_pending)
+
+    def change_on_first(self, work: Callable[[], T]) -> T:
+        """Change the head on the first rank, and bring the others to its state; returns what the first one returns."""
+        return change_on_first(self.corrector, work, stored=self.path is not None)
 
     def end_pass(self) -> None:
         """Apply the events that waited for the end of the epoch, where one rank does it alone."""
@@ -277,7 +249,7 @@ class Learner:
             self.corrector.apply_pending(final=True)
 
     def unanswered(self, over: bool) -> list[str]:
-        """List the events that still wait, in words, on all ranks; ``over``: drop those that stand for this run."""
+        """List the events that still wait, in words, on all ranks; ``over``: the run has ended, none is on watch."""
 
         def work() -> list[str]:
             pending = self.corrector.pending
@@ -290,11 +262,10 @@ class Learner:
     def merge_seen(self) -> None:
         """Merge the sets of seen samples across ranks."""
         corrector = self.corrector
-        states = ranks.gather((corrector.hashes, corrector.complete, self.seen.hashes, corrector.pending.kept_out()))
+        states = ranks.gather((corrector.hashes, corrector.complete, self.seen.hashes))
         corrector.hashes = {name: value for held, *_ in states for name, value in held.items()}
-        corrector.complete = all(complete for _, complete, *_ in states)
-        self.seen.hashes = set().union(*(hashes for _, _, hashes, _ in states))
-        corrector.pending.merge([kept_out for *_, kept_out in states])
+        corrector.complete = all(complete for _, complete, _ in states)
+        self.seen.hashes = set().union(*(hashes for *_, hashes in states))
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
 
@@ -311,13 +282,18 @@ class Learner:
             self.seen.load_state_dict(state["offered"])
 
 
-def with_labels(y: Tensor, k: int, found: list[Pending]) -> Tensor:
-    """Return labels y (B,) in which sample k has the label of the events that stand for its subject."""
-    for pending in found:
-        if pending.standing and isinstance(pending.event, Relabel):
-            y = y.clone()
-            y[k] = pending.event.y.to(y)
-    return y
+def change_on_first(corrector: Corrector, work: Callable[[], T], stored: bool) -> T:
+    """Change a head that all ranks hold alike on the first one, and bring the others to its state."""
+    try:
+        return ranks.on_first(work)
+    finally:
+        if ranks.are_several() and stored:
+            ranks.copy_from_first(corrector.head)
+        elif ranks.are_several():
+            ranks.add_up(corrector.head)
+            state = ranks.share(corrector.state_dict())
+            if not ranks.is_first():
+                corrector.load_state_dict(state)
 
 
 def make_addition(x: Tensor, y: Tensor, ids: list[str], subjects: list[str | None] | None, new: list[int]) -> Add:

@@ -274,7 +274,7 @@ class LSSVMModule(LightningModule):
             self._rho_version = head.version
         elif method is None and isinstance(head, LSSVMHead):
             if self.learner.store is not None:
-                self.learner.store.choose_rho()
+                self.learner.store.refresh()
             if self.learner.path is not None:
                 self._synchronize()
             else:
@@ -290,10 +290,13 @@ class LSSVMModule(LightningModule):
         """Print the events that wait for samples that did not come."""
         waiting = self.learner.unanswered(over=self.trainer.is_last_batch)
         self.unanswered = len(waiting)
-        if self.learner.kept_out:
-            self.print(f"torchlssvm: {self.learner.kept_out} sample(s) were kept out by events that came before them")
-        if self.learner.suppressed:
-            self.print(f"torchlssvm: {self.learner.suppressed} sample(s) were left out: they were erased on request")
+        corrector = self.learner.corrector
+        if corrector.suppressed:
+            self.print(f"torchlssvm: {len(corrector.suppressed)} sample(s) were left out: they were erased on request")
+        if corrector.unusable:
+            self.print(
+                f"torchlssvm: {len(corrector.unusable)} sample(s) to be removed were left out: they cannot be learned"
+            )
         if waiting:
             self.print(unanswered_text(waiting, self.hparams["store"]))
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +22,11 @@ from torchlssvm.errors import ConvergenceError
 from torchlssvm.functional import cost
 from torchlssvm.functional import squared_hinge as hinge
 from torchlssvm.functional.whitened import Whitened
-from torchlssvm.linear.active_sums import LARGEST_FLOAT_CENTRED_SUM, ActiveSums, WeightGroups
+from torchlssvm.linear.active_sums import ActiveSums, WeightGroups
 from torchlssvm.linear.exact_refinement import BOUND_ROUNDING_FACTOR, ExactRefinement
 from torchlssvm.linear.grid_rows import GridRows, RowChange
 from torchlssvm.linear.hinge_descent import LONGEST_STEP, MAX_DESCENT_STEPS, HingeDescent
-from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.normal_equations import LARGEST_FLOAT_CENTRED_SUM, class_weights
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import NotPositiveDefinite, Solution, TooInaccurate
 from torchlssvm.linear.solvers import SolverOptions
@@ -70,6 +71,29 @@ CLOSE_CALL_FACTOR = 2.0
 """Within this factor of a bound the order in which rows are summed could decide: they are summed in the saved order then."""
 
 
+class Slack(NamedTuple):
+    """How far computed weights can be from the minimum on their active set A, by the gradient there.
+
+    In the coordinates of :class:`~torchlssvm.linear.row_scale.RowScale`, |w' - w'_A| <= ``gradient``, and the intercept is off
+    by ``intercept`` at most. So the margin of a row of length |v|, whose mean has at most the length ``centre``, is off by
+
+        (|v| + centre) gradient + intercept,
+
+    besides the rounding of the margin itself.
+    """
+
+    gradient: float = 0.0
+    intercept: float = 0.0
+    centre: float = 0.0
+
+    def bound(self, lengths: Tensor) -> Tensor:
+        """Bound on the errors of margins (n,). lengths: (n,), of rows v."""
+        return (lengths + self.centre) * self.gradient + self.intercept
+
+
+NO_SLACK = Slack()
+
+
 @dataclass
 class ClassState:
     """The solution of one class.
@@ -79,7 +103,7 @@ class ClassState:
         fitted: True once weights, active set and margins are known.
         constant: the score of a class with samples of one sign only; None otherwise.
         touched: True when samples have changed that are, or may be, active.
-        slack: bounds on |w' - w'_A| and on the intercept's part, of the last proof, and the length of the mean of rows v.
+        slack: of the last proof.
         rounds: Newton rounds of the last solve.
     """
 
@@ -87,7 +111,7 @@ class ClassState:
     fitted: bool = False
     constant: float | None = None
     touched: bool = True
-    slack: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    slack: Slack = NO_SLACK
     rounds: int = 0
 
 
@@ -208,19 +232,22 @@ class ActiveSetSolver:
             return out
         lost = dict(zip(change.slots.tolist(), (-change.copies).tolist(), strict=True))
         weights = self.options.class_weight
+        labels, counts, held = change.labels.tolist(), change.counts.tolist(), self.rows.labels.tolist()
         for i, origin in enumerate(change.origin):
-            if origin < 0 or lost.get(origin) != float(change.counts[i]) or origin in (o for o, _ in out.values()):
+            if origin < 0 or lost.get(origin) != counts[i]:
                 continue
-            old, new = int(self.rows.labels[origin]), int(change.labels[i])
-            if not isinstance(weights, Tensor) or float(weights[old]) == float(weights[new]):
+            old = held[origin]
+            if not isinstance(weights, Tensor) or float(weights[old]) == float(weights[labels[i]]):
                 out[i] = (origin, old)
+                del lost[origin]
         return out
 
     def _queue_copies(
         self, k: int, state: ClassState, change: RowChange, relabelled: dict[int, tuple[int, int]]
     ) -> None:
         """Queue the rows active in class k whose number of copies changes."""
-        keep = [origin for i, (origin, old) in relabelled.items() if k not in (old, int(change.labels[i]))]
+        new = change.labels.tolist() if relabelled else []
+        keep = [origin for i, (origin, old) in relabelled.items() if k not in (old, new[i])]
         slots, copies = change.slots, change.copies
         if keep:
             other = ~torch.isin(slots, torch.tensor(keep, device=slots.device))
@@ -252,24 +279,26 @@ class ActiveSetSolver:
                 solution.append(scale.rows(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
-    def _move_columns(self, moves: list[tuple[int, int]], added: int, relabelled: dict[int, tuple[int, int]]) -> None:
+    def _move_columns(self, moves: tuple[Tensor, Tensor], added: int, relabelled: dict[int, tuple[int, int]]) -> None:
         """Move the columns of all caches to the new places of their rows."""
-        kept = {i: [c[:, origin].clone() for c, _ in self._caches()] for i, (origin, _) in relabelled.items()}
-        for place, source in moves:
-            for column, _ in self._caches():
-                column[:, place] = column[:, source]
         K, n, device = len(self.states), self.rows.n, self.rows.device
+        origins = torch.tensor([origin for origin, _ in relabelled.values()], dtype=torch.int64, device=device)
+        kept = [cache[:, origins] for cache, _ in self._caches()]
+        for cache, _ in self._caches():
+            cache[:, moves[0]] = cache[:, moves[1]]
         columns = []
         for column, value in self._caches():
             new = torch.full((K, added), value, dtype=column.dtype, device=device)
             columns.append(torch.cat([column[:, : n - added], new], 1) if added else column[:, :n])
         self._set_caches(columns)
-        for i, values in kept.items():
-            at = n - added + i
-            same = torch.ones(K, dtype=torch.bool, device=device)
-            same[[int(self.rows.labels[at]), relabelled[i][1]]] = False
-            for (column, _), kept_values in zip(self._caches(), values, strict=True):
-                column[same, at] = kept_values[same]
+        at = torch.tensor(list(relabelled), dtype=torch.int64, device=device) + (n - added)
+        old = torch.tensor([label for _, label in relabelled.values()], dtype=torch.int64, device=device)
+        classes = torch.arange(K, device=device)[:, None]
+        same = (classes != old) & (
+            classes != self.rows.labels[at]
+        )  # (K, relabelled): classes that see the sample as before
+        for (cache, _), values in zip(self._caches(), kept, strict=True):
+            cache[:, at] = torch.where(same, values, cache[:, at])
 
     def _caches(self) -> list[tuple[Tensor, float]]:
         """Caches (K, n) with a column for each row, and their values for a row that is new."""
@@ -470,15 +499,16 @@ class ActiveSetSolver:
         lengths = scale.lengths(rows.q[slots], rows.norms[slots])
         size = float(scale.point(self.w[:, k], self.b[k])[: rows.in_features].norm())
         computed = hinge.rounding_bound(lengths, rows.in_features, size, float(self.b[k]))
-        return ((lengths + state.slack[2]) * state.slack[0] + state.slack[1] + computed) * BOUND_ROUNDING_FACTOR
+        return (state.slack.bound(lengths) + computed) * BOUND_ROUNDING_FACTOR
 
     # -- small changes -------------------------------------------------------------------------------------------------
 
     def _update_class(self, k: int) -> bool:
         """Bring a class up to date after a small change, and prove its active set; False where a search has to be made.
 
-        Margins are kept from the last search. With the weights moved since by d and d_b, none has moved by more than
-        |q_i - c| |d| + |c^T d + d_b|: only samples that close to 1 need a look.
+        Margins are kept from the last search. With the weights moved since by d and d_b, none moved by more than its *drift*
+        |q_i - c| |d| + |c^T d + d_b|: only samples that close to 1 need a look. The active set is proven when each of these is
+        further from 1 than its *bound*, by :class:`Slack` and rounding, and each of the others than drift and bound together.
         """
         state, rows, scale = self.states[k], self.rows, self.scale
         if not state.fitted or state.solution is None or scale.standard is not None:
@@ -487,7 +517,7 @@ class ActiveSetSolver:
         assert self._groups is not None
         lengths, signs = scale.lengths(rows.q, rows.norms), self.signs(k)
         active, kept = self._active[k].clone(), (self._margins[k] - 1.0).abs()
-        old_error = self._accuracy(scale, self._at_w[:, k], self._at_b[k], lengths)[1]
+        old_error = self._rounding(scale, self._at_w[:, k], self._at_b[k], lengths)
         for rounds in range(1, MAX_FULL_STEPS + 1):
             if solution is None:
                 return False
@@ -499,7 +529,7 @@ class ActiveSetSolver:
             w, b = (part[..., 0] for part in scale.weights(solution.w, solution.beta, solution.mu))
             move = (w - self._at_w[:, k]) * scale.step
             shift = abs(float(rows.centre @ move + (b - self._at_b[k])))
-            point, error = self._accuracy(scale, w, b, lengths)
+            error = self._rounding(scale, w, b, lengths)
             drift = (rows.spreads * float(move.norm()) + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
             near = torch.nonzero(kept <= drift)[:, 0]
             if len(near) * SAMPLES_PER_NEAR_SAMPLE > rows.n:
@@ -511,29 +541,20 @@ class ActiveSetSolver:
             wanted = margins < 1.0
             turns = near[wanted != active[near]]
             if not len(turns):
-                return self._prove_near(k, solution, active, near, margins, drift, lengths, error, point, w, b, rounds)
+                slack = self._slack(k, scale, solution, torch.nonzero(active)[:, 0], w, b, lengths, error)
+                bound = (slack.bound(lengths) + error) * BOUND_ROUNDING_FACTOR
+                far = (self._margins[k] - 1.0).abs() > drift + bound
+                far[near] = (margins - 1.0).abs() > bound[near]
+                if not bool(far.all()) or float(bound.max()) > LARGEST_UNREFINED_ERROR:
+                    return False
+                self.states[k] = ClassState(solution, True, None, False, slack, rounds)
+                self.w[:, k], self.b[k], self._active[k], self._ties[k] = w, b, active, False
+                return True
             active[turns] = ~active[turns]
             copies = torch.where(active[turns], rows.copies[turns], -rows.copies[turns])
             solution = state.solution = self._queue(solution, k, turns, copies)
             self._active[k] = active
         return False
-
-    def _prove_near(
-        self, k: int, solution: Solution, active: Tensor, near: Tensor, margins: Tensor, drift: Tensor, lengths: Tensor,
-        error: Tensor, point: Tensor, w: Tensor, b: Tensor, rounds: int,
-    ) -> bool:  # fmt: skip
-        """Prove the active set of a class with the margins of the samples near 1, and note its weights; False without proof."""
-        scale = self.scale
-        size = self._gradient_size(k, scale, solution, torch.nonzero(active)[:, 0], w, b, point, lengths, error)
-        centre = self._centre(solution)
-        bound = ((lengths + centre) * size[0] + size[1] + error) * BOUND_ROUNDING_FACTOR
-        far = (self._margins[k] - 1.0).abs() > drift + bound
-        far[near] = (margins - 1.0).abs() > bound[near]
-        if not bool(far.all()) or float(bound.max()) > LARGEST_UNREFINED_ERROR:
-            return False
-        self.states[k] = ClassState(solution, True, None, False, (*size, centre), rounds)
-        self.w[:, k], self.b[k], self._active[k], self._ties[k] = w, b, active, False
-        return True
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -560,12 +581,12 @@ class ActiveSetSolver:
                 margins = found[:, c].contiguous()
                 if not self._advance(s, margins, weight):
                     long = lengths if s.scale is scale else lengths * (scale.root / s.scale.root)
-                    point, error = self._accuracy(s.scale, w[:, c], b[c], long)
+                    error = self._rounding(s.scale, w[:, c], b[c], long)
                     assert s.solution is not None
                     slots = torch.nonzero(s.active)[:, 0]
-                    size = self._gradient_size(s.label, s.scale, s.solution, slots, w[:, c], b[c], point, long, error)
-                    if self._prove(s, margins, size, long, error):
-                        self._finish(s, w[:, c], b[c], margins, size)
+                    slack = self._slack(s.label, s.scale, s.solution, slots, w[:, c], b[c], long, error)
+                    if self._prove(s, margins, slack, long, error):
+                        self._finish(s, w[:, c], b[c], margins, slack)
                         continue
                 left.append(s)
                 if s.rounds == SLOW_ROUNDS and not s.proving:
@@ -637,19 +658,18 @@ class ActiveSetSolver:
         margins = s.position.margins
         s.position, s.scale, s.solution = Position(w, margins, value), replace(s.scale, rho=rho), None
 
-    def _accuracy(self, scale: RowScale, w: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The point w' (D,) of weights, and bounds on the rounding of the margins computed with them (n,)."""
-        J, point = self.rows.in_features, scale.point(w, b)
+    def _rounding(self, scale: RowScale, w: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
+        """Bounds on the rounding of the margins computed with weights (n,)."""
+        J = self.rows.in_features
         if scale.offset is not None:  # b holds the product of w with the mean, rounded too
             lengths = lengths + 2 * scale.offset.norm()
-        return point, hinge.rounding_bound(lengths, J, float(point[:J].norm()), float(b))
+        return hinge.rounding_bound(lengths, J, float(scale.point(w, b)[:J].norm()), float(b))
 
-    def _gradient_size(
-        self, k: int, scale: RowScale, solution: Solution, slots: Tensor, w: Tensor, b: Tensor, point: Tensor,
-        lengths: Tensor, error: Tensor,
-    ) -> tuple[float, float]:  # fmt: skip
-        """Bounds on |g'| and |g_b| / n on the active set of a class, at ``slots``, the rounding of both included."""
-        rows, J = self.rows, self.rows.in_features
+    def _slack(
+        self, k: int, scale: RowScale, solution: Solution, slots: Tensor, w: Tensor, b: Tensor, lengths: Tensor, error: Tensor
+    ) -> Slack:  # fmt: skip
+        """Bounds from |g'| and |g_b| / n on the active set of a class, at ``slots``, the rounding of both included."""
+        rows, J, point, centre = self.rows, self.rows.in_features, scale.point(w, b), self._centre(solution)
         assert self._groups is not None
         weight, signs = self._groups.by_row(rows.labels[slots]) * rows.copies[slots], self._signs(slots, [k])
         found = hinge.sweep(rows.q[slots], (w * scale.step)[:, None], b[None], signs, weight[:, None])
@@ -662,17 +682,17 @@ class ActiveSetSolver:
             rounding += float(scale.offset.norm()) * rounding_b
         g = scale.centred(found.gradient, found.gradient_b)[:, 0] + ridge
         if scale.intercept == "none":
-            return float(g.norm()) + rounding, 0.0
+            return Slack(float(g.norm()) + rounding, 0.0, centre)
         if scale.intercept == "penalized":
             constant = gradient_b / scale.root + float(point[J])
             rounding_b = rounding_b / scale.root + 16 * hinge.FLOAT64_EPS * abs(float(point[J]))
-            return float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0
+            return Slack(float(g.norm()) + abs(constant) + rounding + rounding_b, 0.0, centre)
         total = float(weight.sum())
         if total == 0:
-            return float(ridge.norm()), 0.0
+            return Slack(float(ridge.norm()), 0.0, centre)
         centred = g - solution.mu * gradient_b
         rounding += float(solution.mu.norm()) * rounding_b
-        return float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total
+        return Slack(float(centred.norm()) + rounding, (abs(gradient_b) + rounding_b) / total, centre)
 
     def _advance(self, s: Search, margins: Tensor, weight: Tensor) -> bool:
         """Go on to the next set of a search; False where the objective falls no more and the set is to be proven."""
@@ -712,14 +732,14 @@ class ActiveSetSolver:
         s.proving = True
         return False
 
-    def _prove(self, s: Search, margins: Tensor, size: tuple[float, float], lengths: Tensor, error: Tensor) -> bool:
+    def _prove(self, s: Search, margins: Tensor, slack: Slack, lengths: Tensor, error: Tensor) -> bool:
         """Compare the margins of a solution with its active set; True if the set is proven, else the next set is queued."""
         solution, wanted = s.solution, margins < 1.0
         assert solution is not None
-        bound = (lengths + self._centre(solution)) * size[0] + size[1] + error
+        bound = slack.bound(lengths) + error
         if _close_call(margins, bound):
-            margins, size = self._in_saved_order(s, lengths, error)
-            bound, wanted = (lengths + self._centre(solution)) * size[0] + size[1] + error, margins < 1.0
+            margins, slack = self._in_saved_order(s, lengths, error)
+            bound, wanted = slack.bound(lengths) + error, margins < 1.0
         near = torch.nonzero(~((margins - 1.0).abs() > bound * BOUND_ROUNDING_FACTOR))[:, 0]
         if not len(near) and float(bound.max()) > LARGEST_UNREFINED_ERROR:
             near = bound.argmax()[None]
@@ -752,15 +772,14 @@ class ActiveSetSolver:
         self._change_set(s, wanted)
         return False
 
-    def _in_saved_order(self, s: Search, lengths: Tensor, error: Tensor) -> tuple[Tensor, tuple[float, float]]:
-        """Margins (n,) and bounds on the gradient of a solution, in an order of the rows that depends on them alone."""
+    def _in_saved_order(self, s: Search, lengths: Tensor, error: Tensor) -> tuple[Tensor, Slack]:
+        """Margins (n,) and slack of a solution, computed in an order of the rows that depends on them alone."""
         order, (w, b) = self.rows.saved_order(), s.weights()
         margins = torch.empty_like(error)
         margins[order] = hinge.scores(self.rows.q[order], w * self.scale.step, b)[:, 0] * self.signs(s.label)[order]
-        point, _ = self._accuracy(s.scale, w[:, 0], b[0], lengths)
         assert s.solution is not None
         active = order[s.active[order]]
-        return margins, self._gradient_size(s.label, s.scale, s.solution, active, w[:, 0], b[0], point, lengths, error)
+        return margins, self._slack(s.label, s.scale, s.solution, active, w[:, 0], b[0], lengths, error)
 
     def _change_set(self, s: Search, wanted: Tensor) -> None:
         """Change the active set of a search: queue the rows that change sides, or change its sums."""
@@ -786,10 +805,8 @@ class ActiveSetSolver:
         shift = 0.0 if scale.offset is None else float(scale.offset.norm())
         return shift + (1.0 / scale.root if scale.intercept == "penalized" else float(solution.mu.norm()))
 
-    def _finish(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, size: tuple[float, float]) -> None:
+    def _finish(self, s: Search, w: Tensor, b: Tensor, margins: Tensor, slack: Slack) -> None:
         k = s.label
-        assert s.solution is not None
-        slack = (*size, self._centre(s.solution))
         self.states[k] = ClassState(s.solution, True, None, False, slack, s.rounds)
         self.w[:, k], self.b[k] = s.refined or (w, b)
         self._active[k], self._margins[k], self._fresh[k] = s.active, margins, False
@@ -829,10 +846,9 @@ class ActiveSetSolver:
         self._margins, self._fresh = self._margins.contiguous(), torch.zeros_like(self._active)
         self._at_w, self._at_b = w.clone(), b.clone()
         counts = self.stats.counts.tolist()
-        for k, (slack, centre_b, centre, rounds, fitted) in enumerate(state["proofs"].tolist()):
+        for k, (*slack, rounds, fitted) in enumerate(state["proofs"].tolist()):
             if fitted:
-                proof = (slack, centre_b, centre)
-                self.states[k] = ClassState(None, True, None, False, proof, int(rounds))
+                self.states[k] = ClassState(None, True, None, False, Slack(*slack), int(rounds))
             else:
                 self.states[k] = ClassState(constant=1.0 if counts[k] else -1.0, touched=False)
         self._current = True

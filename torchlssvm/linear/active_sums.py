@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchlssvm.functional import gram
 from torchlssvm.functional.moving_active_set import LEAST_ACTIVE_PIVOT
-from torchlssvm.functional.system import Factor, GroupSums, clamped_factor, factor_, workspace
+from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor
 from torchlssvm.linear.grid_rows import GridRows
-from torchlssvm.linear.normal_equations import check_finite, grid_ridge, write_system
+from torchlssvm.linear.normal_equations import Problem, SolvedSystem, Units, check_finite, solve_problem
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 from torchlssvm.statistics import Statistics
@@ -23,9 +21,6 @@ SIDE_COLUMNS = 2
 
 CHUNK_ROWS = 4096
 """Rows of one product, at most: 42 MB as float64 at 1,280 features."""
-
-LARGEST_FLOAT_CENTRED_SUM = 2**50
-"""Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
 
 
 @dataclass(frozen=True)
@@ -190,17 +185,14 @@ def least_share(factor: Factor) -> float:
     return float((L.diagonal() / L.norm(dim=1)).square().min())
 
 
-def solve_sums(
-    sums: list[ActiveSums], scale: RowScale, small: bool
-) -> tuple[Tensor, Tensor, Tensor, float, Factor, Tensor | float]:
-    """Solve for several classes whose sums are over the same rows: w' (D, C), beta (C,), mu (D,), n, factor and its scale.
+def solve_sums(sums: list[ActiveSums], scale: RowScale, small: bool) -> SolvedSystem:
+    """Solve for several classes whose sums are over the same rows: outputs (C,).
 
     Where the sums have lost the ridge to rounding, eigenvalues are raised to it, which is good enough to start a search from;
     the factor's ``info`` is not 0 then.
     """
     first = sums[0]
     J, device = first.rows.in_features, first.rows.device
-    penalized, centred, D = scale.intercept == "penalized", scale.intercept == "free", scale.width(J)
     present = [g for g, packed in enumerate(first.packed) if packed is not None and first.counts[g][0]]
     sides = [[gram.side_view(s.packed[g], J, SIDE_COLUMNS) for g in present] for s in sums]  # type: ignore[arg-type]
     groups = [
@@ -212,39 +204,26 @@ def solve_sums(
         )
         for i, g in enumerate(present)
     ]
-    work = workspace(D, device)
-    standard = scale.standard
-    ridge = grid_ridge(scale.rho, 1.0 if standard is not None else scale.step)
-    fill = partial(write_system, work, groups, J, ridge, scale.rho, scale.intercept, small, standard)
-    centre = fill()
-    rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
-    y = torch.zeros(len(sums), dtype=torch.float64, device=device)
-    for c, s in enumerate(sums):
-        for i, g in enumerate(present):
-            weight, (number, own) = s.groups.values[g], s.counts[g]
-            target = 2 * sides[c][i][1] - sides[c][i][0]
-            if centre is not None:
-                target = target - (2 * own - number) * centre.c
-            rhs[c] += weight * target.to(torch.float64)
-            y[c] += weight * (2 * own - number)
-    if centre is not None:
-        rhs -= y[:, None] * (centre.rest / centre.n)
-    if standard is not None:
-        rhs /= standard.deviation
-    n, mu, beta = 1.0, torch.zeros(D, dtype=torch.float64, device=device), torch.zeros_like(y)
-    if centre is not None and centred:
-        mean = centre.mean * scale.factor if standard is None else standard.rows(centre.mean) / scale.root
-        n, mu, beta = float(centre.n), mean, y / centre.n
-    units: Tensor | float = math.sqrt(ridge)
-    if penalized:
-        rhs = torch.cat([rhs, y[:, None]], 1)
-        units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=device)
-        units[J] = scale.root
-    factor = factor_(work, D)
-    if int(factor.info) != 0:
-        fill()
-        floor = min(ridge, scale.rho) if penalized else ridge
-        check_finite(work, D, floor)
-        factor = clamped_factor(work, D, work.new_tensor(floor))[0]._replace(info=factor.info)
-    w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
-    return w, beta, mu, n, factor, units
+
+    def targets(centre: Centre | None) -> tuple[Tensor, Tensor]:
+        rhs = torch.zeros(len(sums), J, dtype=torch.float64, device=device)
+        y = torch.zeros(len(sums), dtype=torch.float64, device=device)
+        for c, s in enumerate(sums):
+            for i, g in enumerate(present):
+                weight, (number, own) = s.groups.values[g], s.counts[g]
+                target = 2 * sides[c][i][1] - sides[c][i][0]
+                if centre is not None:
+                    target = target - (2 * own - number) * centre.c
+                rhs[c] += weight * target.to(torch.float64)
+                y[c] += weight * (2 * own - number)
+        return rhs, y
+
+    units = Units(scale.step, 1.0, scale.rho)
+    return solve_problem(Problem(groups, targets, J, units, scale.intercept, small, scale.standard), raised_to_ridge)
+
+
+def raised_to_ridge(work: Tensor, D: int, floor: float) -> Factor:
+    """A factor of the system with its eigenvalues raised to the ridge; its ``info`` says that they were."""
+    check_finite(work, D, floor)
+    factor = clamped_factor(work, D, work.new_tensor(floor))[0]
+    return factor._replace(info=torch.ones_like(factor.info))

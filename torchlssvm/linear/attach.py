@@ -159,7 +159,7 @@ class KeptSamples(Protocol):
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
 
-    def remake_choices(self) -> None:
+    def refresh(self) -> None:
         """Choose what is chosen from data anew, at the end of a fit."""
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
@@ -469,7 +469,7 @@ class AttachedClassifier(nn.Module):
         if aside is not None:
             with head.locked():
                 if anew:
-                    head.adopt(None)
+                    head.clear()
                 head.merge(aside)
         if not learned or learned[0] is machine:
             return self
@@ -537,7 +537,7 @@ class AttachedClassifier(nn.Module):
     def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.remake_choices()
+            self.samples.refresh()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead):
             self.head.refresh()
 

@@ -186,6 +186,11 @@ class CompactLSSVMHead(nn.Module):
         return self.update(add=(x_new, y_new), remove=(x_old, y_old))
 
     @exclusive
+    def clear(self) -> None:
+        """Forget all samples: the head is as new."""
+        self._swap(_State(*(torch.zeros_like(part) for part in self._state())), torch.zeros_like(self.counts))
+
+    @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None) -> Approximation:
         """Unlearn samples that are only roughly known; returns bounds of the error, see ``LSSVMHead.remove_approximate``."""
         batch = self._check(x, y, weight)

@@ -161,26 +161,25 @@ class GridRows:
             origin,
         )
 
-    def apply(self, change: RowChange) -> list[tuple[int, int]]:
-        """Make a planned change; rows without copies leave, and the last rows take their places: (place, from) of each."""
+    def apply(self, change: RowChange) -> tuple[Tensor, Tensor]:
+        """Make a planned change; rows without copies leave, and the last rows take their places: places, and where from."""
         self._copies.index_add_(0, change.slots, change.copies)
-        moves: list[tuple[int, int]] = []
         gone = change.slots[self._copies[change.slots] == 0]
-        for slot in sorted(gone.tolist(), reverse=True):
+        left, whole = self.n - len(gone), torch.ones(self.n, dtype=torch.bool, device=self.device)
+        whole[gone] = False
+        places, sources = gone[gone < left], left + torch.nonzero(whole[left:])[:, 0]
+        for slot in gone.tolist():
             del self._where[self._keys[slot]]
-            last = self.n - 1
-            if slot != last:
-                for column in self._columns():
-                    column[slot] = column[last]
-                self._keys[slot] = self._keys[last]
-                self._where[self._keys[slot]] = slot
-                moves.append((slot, last))
-            for column in self._columns():
-                column[last] = 0  # nothing of a row that left stays behind
-            self._keys.pop()
-            self.n -= 1
+        for place, source in zip(places.tolist(), sources.tolist(), strict=True):
+            self._keys[place] = self._keys[source]
+            self._where[self._keys[place]] = place
+        for column in self._columns():
+            column[places] = column[sources]
+            column[left : self.n] = 0  # nothing of a row that left stays behind
+        del self._keys[left:]
+        self.n = left
         self._append(change)
-        return moves
+        return places, sources
 
     def _columns(self) -> tuple[Tensor, ...]:
         return self._q, self._labels, self._copies, self._norms, self._peaks, self._spreads

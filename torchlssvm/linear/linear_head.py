@@ -339,6 +339,10 @@ class LinearHead(nn.Module):
             self._make_room(k)
         return self
 
+    def clear(self) -> None:
+        """Forget all samples: the head is as new."""
+        self.adopt(None)
+
     # -- what the subclasses do ----------------------------------------------------------------------------------------
 
     def _rho_number(self, value: Any) -> float | None:

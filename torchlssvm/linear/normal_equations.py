@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices
+
+LARGEST_FLOAT_CENTRED_SUM = 2**50
+"""Largest sum that float64 centres in exact integer arithmetic: three bits below 2^53, for the terms of the centring."""
 
 LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
@@ -110,111 +114,146 @@ def write_constant(work: Tensor, groups: list[GroupSums], J: int, rho: float, ab
     work[J, J] = n + rho
 
 
-def write_system(
-    work: Tensor, groups: list[GroupSums], J: int, ridge: float, rho: float, intercept: str, small: bool,
-    standard: Standardization | None,
-) -> Centre | None:  # fmt: skip
-    """Write the system of features, with ``ridge`` in grid units, or of those standardised so, with rho; return the mean.
+Targets: TypeAlias = Callable[[Centre | None], tuple[Tensor, Tensor]]
+"""Sums of t (q - c) (K, J) and of the targets t (K,) in steps, for the integers c near a mean; in integers up to there."""
 
-    work: (n, n); ``small``: see :func:`~torchlssvm.functional.system.fill_system`.
+
+class Problem(NamedTuple):
+    """A ridge problem: which sums go in, and how.
+
+    Attributes:
+        groups: sums of q q^T, with their weights.
+        targets: the sums for the right-hand side.
+        J, units, intercept: features, units of features and targets with rho, and "free", "penalized" or "none".
+        small: see :func:`~torchlssvm.functional.system.fill_system`.
+        standard: the features are standardised so, and their unit is 1.
+        n: total weight of the samples, where it is known without a read from the device.
     """
-    penalized, centred, plain = intercept == "penalized", intercept == "free", standard is None
-    about = None if standard is None or centred else standard.centre
-    centre = fill_system(work, groups, J, ridge if plain else 0.0, centred, small, about)
-    if penalized:
-        write_constant(work, groups, J, rho if plain else 0.0, about)
-    if standard is not None:
-        D = J + penalized
-        divide(work[:J, :J], work[J:D, :J], standard.deviation)
-        work.diagonal()[:D].add_(rho)
-    return centre
+
+    groups: list[GroupSums]
+    targets: Targets
+    J: int
+    units: Units
+    intercept: str
+    small: bool
+    standard: Standardization | None = None
+    n: float | None = None
+
+    @property
+    def size(self) -> int:
+        """D: J, and one more with a penalized intercept, a constant feature."""
+        return self.J + (self.intercept == "penalized")
+
+    @property
+    def feature(self) -> float:
+        """Unit of the features as they are solved for."""
+        return self.units.feature if self.standard is None else 1.0
+
+    def write_matrix(self, work: Tensor, ridge: float, rho: float) -> Centre | None:
+        """Write the matrix (n, n), with ``ridge`` in grid units, or with rho if features are standardised; return the mean."""
+        J, D, standard = self.J, self.size, self.standard
+        centred, plain = self.intercept == "free", standard is None
+        about = None if standard is None or centred else standard.centre
+        centre = fill_system(work, self.groups, J, ridge if plain else 0.0, centred, self.small, about)
+        if D > J:
+            write_constant(work, self.groups, J, rho if plain else 0.0, about)
+        if standard is not None:
+            work[:J, :J].div_(standard.deviation).div_(standard.deviation[:, None])
+            work[J:D, :J].div_(standard.deviation)
+            work.diagonal()[:D].add_(rho)
+        return centre
+
+    def right_hand_side(self, centre: Centre | None) -> tuple[Tensor, Tensor]:
+        """Sums of centred rows times targets (K, D), and of the targets (K,), float64."""
+        rhs, y = (part.to(torch.float64) for part in self.targets(centre))
+        if centre is not None:
+            rhs = rhs - y[:, None] * (centre.rest / centre.n)
+        if self.standard is not None:
+            rhs = rhs / self.standard.deviation
+        return (torch.cat([rhs, y[:, None]], 1) if self.size > self.J else rhs), y
+
+    def means(self, centre: Centre | None, y: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The mean row (D,) and target (K,), and the total weight; zeros and 0 unless the intercept is free."""
+        if centre is None or self.intercept != "free":
+            return y.new_zeros(self.size), torch.zeros_like(y), 0.0
+        mean = centre.mean * self.feature if self.standard is None else self.standard.rows(centre.mean)
+        return mean, y / centre.n, float(centre.n) if self.n is None else self.n
+
+
+def solve_problem(
+    problem: Problem, repair: Callable[[Tensor, int, float], Factor], work: Tensor | None = None
+) -> SolvedSystem:
+    """Solve a ridge problem by one Cholesky factorization: w' = sqrt(rho) w, in the coordinates of :mod:`~.solution`.
+
+    ``work`` is a :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor. ``repair`` makes one from
+    a matrix (n, n), its size D and the ridge, where rounding has taken the ridge away.
+    """
+    D, rho, ridge = problem.size, problem.units.rho, grid_ridge(problem.units.rho, problem.feature)
+    work = workspace(D, problem.groups[0].packed.device) if work is None else work
+    centre = problem.write_matrix(work, ridge, rho)
+    rhs, y = problem.right_hand_side(centre)
+    mean, beta, n = problem.means(centre, y)
+    units: Tensor | float = math.sqrt(ridge)
+    if D > problem.J:
+        units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=rhs.device)
+        units[problem.J] = math.sqrt(rho)
+    factor = factor_(work, D)
+    if int(factor.info) != 0:
+        problem.write_matrix(work, ridge, rho)
+        factor = repair(work, D, min(ridge, rho) if D > problem.J else ridge)
+    w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
+    target = problem.units.target
+    return SolvedSystem(w * target, beta * target, mean * (1.0 / math.sqrt(rho)), n or 1.0, factor, units)
+
+
+def head_problem(
+    stats: Statistics, units: Units, intercept: str, weights: Tensor | None, labels: tuple[int, int] | None,
+    standard: Standardization | None,
+) -> Problem:  # fmt: skip
+    """The problem of a head. weights: (K,) by class; labels: only these two classes, one against the other."""
+    Y, y = coded_sums(stats, weights, labels)
+
+    def targets(centre: Centre | None) -> tuple[Tensor, Tensor]:
+        if centre is None:
+            return Y, y
+        return Y - y[:, None] * (centre.c if weights is None else centre.c.to(torch.float64)), y
+
+    return Problem(
+        weighted_sums(stats, weights, labels), targets, stats.in_features, units, intercept,
+        not stats.exact or stats.largest_square() < LARGEST_FLOAT_CENTRED_SUM, standard,
+        float(stats.n) if weights is None and labels is None else None,
+    )  # fmt: skip
 
 
 def solve(
     stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     doubtful: bool = False, work: Tensor | None = None, standard: Standardization | None = None,
 ) -> SolvedSystem:  # fmt: skip
-    """Solve from statistics. weights: (K,) by class; labels: only these two classes, one against the other.
+    """Solve from statistics; arguments as for :func:`head_problem` and :func:`solve_problem`.
 
-    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it. ``work`` is a
-    :func:`~torchlssvm.functional.system.workspace` to use; it becomes the factor. ``standard``: the system is that of
-    features standardised so, whose unit is 1.
+    ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
     """
-    J, root = stats.in_features, math.sqrt(scale.rho)
-    groups = weighted_sums(stats, weights, labels)
-    penalized, centred = intercept == "penalized", intercept == "free"
-    D = J + penalized
-    if work is None:
-        work = workspace(D, stats.device)
-    feature = scale.feature if standard is None else 1.0
-    ridge = grid_ridge(scale.rho, feature)
-    small = not stats.exact or stats.largest_square() < 2**50
-    fill = partial(write_system, work, groups, J, ridge, scale.rho, intercept, small, standard)
-    centre = fill()
-    Y, y = coded_sums(stats, weights, labels)
-    rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
-    if standard is not None:
-        rhs = rhs / standard.deviation
-    if centre is not None and centred:
-        mean = centre.mean if standard is None else standard.rows(centre.mean)
-        mu, beta, n = mean * (feature / root), y.to(torch.float64) / centre.n, _total(stats, weights, labels, centre)
-    else:
-        n = 1.0
-        mu, beta = (
-            torch.zeros(D, dtype=torch.float64, device=rhs.device),
-            torch.zeros(len(y), dtype=torch.float64, device=rhs.device),
-        )
-    units: Tensor | float = math.sqrt(ridge)
-    if penalized:
-        rhs = torch.cat([rhs, y.to(torch.float64)[:, None]], 1)
-        units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=rhs.device)
-        units[J] = root
-    factor = factor_(work, D)
-    if int(factor.info) != 0:
-        fill()
-        factor = repaired_factor(work, D, min(ridge, scale.rho) if penalized else ridge, doubtful)
-    w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
-    return SolvedSystem(w * scale.target, beta * scale.target, mu, n, factor, units)
+    problem = head_problem(stats, scale, intercept, weights, labels, standard)
+    return solve_problem(problem, partial(repaired_factor, doubtful=doubtful), work)
 
 
 def moments(
-    stats: Statistics,
-    scale: Units,
-    intercept: str,
-    weights: Tensor | None = None,
-    labels: tuple[int, int] | None = None,
+    stats: Statistics, scale: Units, intercept: str, weights: Tensor | None = None, labels: tuple[int, int] | None = None,
     standard: Standardization | None = None,
-) -> Moments:
-    """The normal equations themselves; arguments as for :func:`solve`, but rho plays no part."""
-    J, penalized, centred = stats.in_features, intercept == "penalized", intercept == "free"
-    D, groups = J + penalized, weighted_sums(stats, weights, labels)
+) -> Moments:  # fmt: skip
+    """The normal equations themselves, in real units; arguments as for :func:`solve`, but rho plays no part."""
+    problem = head_problem(stats, scale, intercept, weights, labels, standard)
+    J, D = problem.J, problem.size
     work = torch.empty(D, D, dtype=torch.float64, device=stats.device)
-    small = not stats.exact or stats.largest_square() < 2**50
-    about = None if standard is None or centred else standard.centre
-    centre = fill_system(work, groups, J, 0.0, centred, small, about)
-    Y, y = coded_sums(stats, weights, labels)
-    rhs = Y.to(torch.float64) if centre is None else _centred_targets(Y, y, centre, exact=weights is None)
-    units = torch.full((D,), scale.feature, dtype=torch.float64, device=work.device)
-    if standard is not None:
-        units[:J] = 1.0 / standard.deviation
-    if penalized:
-        write_constant(work, groups, J, 0.0, about)
-        rhs, units[J] = torch.cat([rhs, y.to(torch.float64)[:, None]], 1), 1.0
+    centre = problem.write_matrix(work, 0.0, 0.0)
+    rhs, y = problem.right_hand_side(centre)
+    units = torch.full((D,), problem.feature, dtype=torch.float64, device=work.device)
+    units[J:] = 1.0
     work.mul_(units).mul_(units[:, None])
     G = work.tril() + work.tril(-1).mT
-    beta, mu = y.to(torch.float64).new_zeros(len(y), dtype=torch.float64), torch.zeros_like(units)
-    if centre is not None and centred:
-        mu = centre.mean * scale.feature if standard is None else standard.rows(centre.mean)
-        beta = y.to(torch.float64) / centre.n * scale.target
-    weight = _total(stats, weights, labels, centre) if centre is not None and centred else 0.0
-    T = _squares(stats, y, weights, labels, centred) * scale.target**2
-    return Moments(G, (rhs * units).mT * scale.target, T, mu, beta, weight)
-
-
-def divide(matrix: Tensor, below: Tensor, deviation: Tensor) -> None:
-    """Divide rows and columns of a matrix (J, J), and the columns of the rows below it (r, J), by deviations (J,)."""
-    matrix.div_(deviation).div_(deviation[:, None])
-    below.div_(deviation)
+    mu, beta, weight = problem.means(centre, y)
+    T = _squares(stats, problem.targets(None)[1], weights, labels, intercept == "free") * scale.target**2
+    return Moments(G, (rhs * units).mT * scale.target, T, mu, beta * scale.target, weight)
 
 
 def _squares(
@@ -235,19 +274,6 @@ def _squares(
     n = int(side[0, 0])
     exact = [(n * q - t * t) / n for q, t in zip(squares.tolist(), y.tolist(), strict=True)]  # Python's integers
     return torch.tensor(exact, dtype=torch.float64, device=side.device)
-
-
-def _centred_targets(Y: Tensor, y: Tensor, centre: Centre, exact: bool) -> Tensor:
-    """Sum (q - mean) t: the integer part of the mean is taken off in integers."""
-    shifted = Y - y[:, None] * (centre.c if exact else centre.c.to(torch.float64))
-    return shifted.to(torch.float64) - y.to(torch.float64)[:, None] * (centre.rest / centre.n)
-
-
-def _total(stats: Statistics, weights: Tensor | None, labels: tuple[int, int] | None, centre: Centre) -> float:
-    """Total weight of the samples in a system; known on the host where it is that of all samples, unweighted."""
-    if weights is None and labels is None:
-        return float(stats.n)
-    return float(centre.n)
 
 
 def check_finite(work: Tensor, D: int, floor: float) -> Tensor:

@@ -1,50 +1,45 @@
-"""Check that erased samples have not come back, as far as that can be told, and say in words what cannot."""
+"""Check that erased samples have not come back, as far as that can be told."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchlssvm.audit.checks import Check, Outcome, checking
 from torchlssvm.errors import VerificationError
 from torchlssvm.store.journal import commitments
-from torchlssvm.store.suppression_key import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from torchlssvm.audit.certificate import Certificate
     from torchlssvm.audit.receipt import ErasureReceipt
     from torchlssvm.store.sample_store import SampleStore
 
-SAME_CONTENT = "the same content under a new id and another subject is not caught"
-"""Limit of every check of names."""
-
 
 def check_absence(
     store: SampleStore, certificate: Certificate, receipt: ErasureReceipt | None = None
-) -> dict[str, str]:
+) -> dict[str, Check]:
     """Look for the return of erased samples: by the suppression list, and by the names of a receipt.
 
     VerificationError if one is held again without a lawful return. What cannot be seen is part of the answer.
     """
     with store.view():
-        if store.suppression.path is None:
-            listed = (
-                "no suppression list is in use: none of the erased samples is held under its old commitment; a sample that was "
-                "added again cannot be told" + ("" if receipt is None else " but by the receipt's names")
-            )
-        elif not store.suppression.has_key:
-            listed = (
-                "a suppression list is in use, but its key was not given (--suppression-key FILE, or the variable "
-                f"{KEY_VARIABLE}): a sample that was added again cannot be told"
-            )
-        else:
-            listed = check_list(store)
-        found = {"returned": listed}
+        with checking("returned"):
+            found = {"returned": check_list(store, receipt is not None)}
         if receipt is not None:
-            found["receipt"] = f"{receipt.check(certificate)}; {check_receipt(store, receipt)}"
+            with checking("receipt"):
+                about, back = receipt.check(certificate), check_receipt(store, receipt)
+            facts = {**about.facts, "returned": back}
+            if receipt.request is not None:  # the journal has it with these names
+                facts |= {"request": receipt.request["id"], "subjects": receipt.subjects, "unnamed_request": False}
+            found["receipt"] = replace(about, facts=facts)
         return found
 
 
-def check_list(store: SampleStore) -> str:
-    """Compare all samples with the suppression list."""
+def check_list(store: SampleStore, receipt: bool) -> Check:
+    """Compare all samples with the suppression list, if there is one and its key."""
+    if store.suppression.path is None or not store.suppression.has_key:
+        facts = {"list": store.suppression.path is not None, "receipt": receipt}
+        return Check("returned", Outcome.NOT_CHECKED, facts)
     used = store.suppression.opened()
     assert used is not None
     held = store.suppression.held()
@@ -53,11 +48,11 @@ def check_list(store: SampleStore) -> str:
             f"{len(held)} samples of the store are on its suppression list, the first is {held[0]!r}: a copy was put back, an "
             "erasure was interrupted, or they were erased in another store with the same list. Erase them here too."
         )
-    return f"no sample of the store is on its suppression list of {len(used)} entries; {SAME_CONTENT}"
+    return Check("returned", Outcome.HOLDS, {"entries": len(used)})
 
 
-def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> str:
-    """Look for the ids and subjects of a receipt among the samples."""
+def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
+    """Look for the ids and subjects of a receipt among the samples; returns how many are back after a lawful return."""
     request = receipt.request
     entries = {entry.event_id: entry for entry in store.history()}
     if request is not None:
@@ -83,10 +78,7 @@ def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> str:
             else ""
         )
         raise VerificationError(f"{what} {name!r} of the receipt is in the store again{hint}")
-    if back:
-        return f"{len(back)} of its names are back after a lawful return, which the journal has"
-    subjects = f" and no sample of {', '.join(receipt.subjects[:5])}" if receipt.subjects else ""
-    return f"none of these ids{subjects} is in the store; {SAME_CONTENT}"
+    return len(back)
 
 
 def tag_of(store: SampleStore, kind: str, name: str) -> str | None:

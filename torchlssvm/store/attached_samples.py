@@ -46,9 +46,9 @@ class AttachedSamples:
         if not self.store.closed:
             _ = self.store.head
 
-    def remake_choices(self) -> None:
-        """Choose rho anew, where it has a rule, at the end of a fit."""
-        self.store.choose_rho()
+    def refresh(self) -> None:
+        """Choose rho again, where it has a rule, at the end of a fit."""
+        self.store.refresh()
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 
 from torchlssvm._version import __version__
 from torchlssvm.audit.certificate import Certificate
-from torchlssvm.audit.data_choices_text import public_choices
+from torchlssvm.audit.checks import FileState
+from torchlssvm.audit.public_choices import public_choices
 from torchlssvm.errors import StoreError
 from torchlssvm.functional.grid import grid_to_fields
 from torchlssvm.linear import LinearHead
@@ -20,18 +21,17 @@ from torchlssvm.store.database import Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
 from torchlssvm.store.snapshots import Snapshots
-from torchlssvm.untrusted import check_regular
+from torchlssvm.untrusted import FileHashes
 
 URL_MARK = "://"
 """Part of the name of a file that is elsewhere (``s3://...``)."""
 
 
-FILE_PART_BYTES = 2**20
-"""Bytes of a file that are hashed at a time."""
-
+CERTIFIED_KINDS = ("remove", "request")
+"""Events that a certificate may name: erasures, and the requests that they answer."""
 
 MAX_FILE_BYTES = 2**33
-"""Bytes of a file that is hashed; as for snapshots."""
+"""Bytes of all files that are hashed for one certificate; as for snapshots."""
 
 
 def lasting_name(path: Any) -> str:
@@ -78,6 +78,11 @@ class CertificateIssuer:
         entries = [self._entry(event_id) for event_id in event_ids]
         if not entries:
             raise ValueError("event_id is empty: name at least one event")
+        other = next((e for e in entries if e.kind not in CERTIFIED_KINDS), None)
+        if other is not None:
+            raise ValueError(
+                f"a certificate is for erasures, and the event {other.event_id!r} is of the kind {other.kind!r}"
+            )
         state, options, fingerprint, compacted = self.db.get_all("state", "head", "fingerprint", "compacted")
         last, known = max(entry.position for entry in entries), self.checkpoints()
         key = self.journal.opening(state["position"])
@@ -105,7 +110,9 @@ class CertificateIssuer:
             samples=state["samples"],
             compacted=compacted >= last,
             scope={
-                "choices": head_choices(options, head) | made | choices,
+                "choices": head_choices(options, head)
+                | made
+                | {name: {"state": "stated", "how": how} for name, how in choices.items()},
                 "snapshots": self.snapshots.names_before(last),
                 "checkpoints": self.checkpoints_before(last, known),
             },
@@ -164,20 +171,25 @@ class CertificateIssuer:
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
         paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
-        found = {name: file_commitment(key, path) for name, path in sorted(paths.items()) if URL_MARK not in name}
-        return {name: commitment for name, commitment in found.items() if commitment is not None}
+        hashes = FileHashes(MAX_FILE_BYTES)
+        found = {name: hashes.sha256(path) for name, path in sorted(paths.items()) if URL_MARK not in name}
+        return {name: file_commitment(key, digest) for name, digest in found.items() if digest is not None}
 
-    def compare_files(self, certificate: Certificate, key: bytes | None) -> dict[str, str]:
-        """Compare the files that a certificate names with its commitments; says for each what was found."""
-        return {name: self._compare_file(name, given, key) for name, given in certificate.files.items()}
-
-    def _compare_file(self, name: str, commitment: str, key: bytes | None) -> str:
-        path = self.db.path.parent / name  # an absolute path stays what it is
-        if not path.exists():
-            return "is gone"
-        if key is None:
-            return "is there; its old state can no longer be tested"
-        return "is as committed to" if file_commitment(key, path) == commitment else "has changed since"
+    def compare_files(self, certificate: Certificate, key: bytes | None) -> dict[str, FileState]:
+        """Compare the files that a certificate names with its commitments."""
+        hashes = FileHashes(MAX_FILE_BYTES)
+        found = {}
+        for name, commitment in certificate.files.items():
+            path = self.db.path.parent / name  # an absolute path stays what it is
+            if not os.path.exists(path):  # False, too, for a name that is too long
+                found[name] = FileState.GONE
+            elif key is None:
+                found[name] = FileState.UNTESTABLE
+            elif (digest := hashes.sha256(path)) is None:
+                found[name] = FileState.TOO_LARGE
+            else:
+                found[name] = FileState.SAME if file_commitment(key, digest) == commitment else FileState.CHANGED
+        return found
 
     def _entry(self, event_id: str) -> Entry:
         entry = self.journal.of(event_id)
@@ -218,28 +230,18 @@ class CertificateIssuer:
         ]
 
 
-def file_commitment(key: bytes, path: Path) -> str | None:
-    """HMAC(key, "file " || SHA-256 of the bytes); None for what is no regular file of such a size."""
-    digest = hashlib.sha256()
-    try:
-        check_regular(path)
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return None
-        with open(path, "rb") as file:
-            while part := file.read(FILE_PART_BYTES):
-                digest.update(part)
-    except (OSError, ValueError):
-        return None
-    return hmac.digest(key, b"file " + digest.digest(), "sha256").hex()
+def file_commitment(key: bytes, digest: bytes) -> str:
+    """HMAC(key, "file " || SHA-256 of the file's bytes)."""
+    return hmac.digest(key, b"file " + digest, "sha256").hex()
 
 
-def head_choices(options: dict[str, Any], head: Any) -> dict[str, str]:
+def head_choices(options: dict[str, Any], head: Any) -> dict[str, dict[str, str]]:
     """Options of a head that were given, as far as the store can tell."""
     out = {}
     if "rho" in options:
-        out["rho"] = f"{head.rho!r}, declared unchanged by the erasure"
+        out["rho"] = {"state": "kept", "how": f"{head.rho!r}, declared unchanged by the erasure"}
     if options.get("grid") == "auto":
-        out["grid"] = "automatic, from the first samples; unchanged by the erasure"
+        out["grid"] = {"state": "kept", "how": "automatic, from the first samples"}
     elif options.get("grid") is not None:
-        out["grid"] = "given before any data"
+        out["grid"] = {"state": "given", "how": "before any data"}
     return out

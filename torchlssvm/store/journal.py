@@ -148,16 +148,16 @@ class Journal:
             raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
-    def append(self, events: Sequence[tuple[str, str, list[bytes], int]], digest: str | None) -> dict[str, Any]:
+    def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:
         """Write an entry for each event, and where the journal ends then; returns that state.
 
-        events: (id, kind, commitments, how many of its samples were never held). The last one has the digest, as an HMAC.
+        events: (id, kind, commitments). The last one has the digest, as an HMAC.
         """
         state = dict(self.db.get("state"))
-        for event_id, kind, samples, absent in events:
+        for event_id, kind, samples in events:
             state["position"] += 1
             mac = self.commit(digest, state["position"]) if event_id == events[-1][0] else None
-            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * (len(samples) - absent)
+            state["samples"] += SAMPLES_PER_EVENT_SAMPLE.get(kind, 0) * len(samples)
             entry = Entry(state["position"], event_id, kind, now(), len(samples), b"".join(samples), mac, b"")
             entry = replace(entry, chain=entry.link(bytes.fromhex(state["chain"])))
             self.db.run(

@@ -77,6 +77,10 @@ class LiveHead:
         self.required().note(digest)
         self.stale = self._torn = False
 
+    def cancel_change(self) -> None:
+        """Record that the change did not reach the head."""
+        self.stale = self._torn = False
+
     def step_over(self, position: int) -> None:
         """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
         if self.position == position - 1:
@@ -114,29 +118,27 @@ class LiveHead:
             self.stale = self._torn = True
             self.table.load_codec()
             self.recovery = self._recover(adapter, trusted)
-            self._take_options(adapter, again=True)
+            self._take_options(adapter, restored=True)
             self.stale = self._torn = False
 
-    def _take_options(self, adapter: HeadAdapter, again: bool = False) -> None:
-        """Adopt the options that other handles have set or chosen since the last look; ``again``: also those set before it.
+    def _take_options(self, adapter: HeadAdapter, restored: bool = False) -> None:
+        """Adopt the store's options where they are newer than what this handle last read.
 
-        Where this handle has changed an option too and not written it, the store's is the newer one.
+        A handle that was just opened has the options of the head it was given, except for a rho that is still to be chosen:
+        the store's is the one in use. ``restored``: the samples of the head were restored, so its choices must be, too.
         """
-        config, chosen = self.db.get("head"), self.db.get("chosen", None)
-        known, mine = self.options, adapter.config()
-        open_rho = known is None and adapter.rho_is_open and self.db.get("state")["position"] > 0
-        changed = open_rho or (known is not None and config != known[0] and config != mine)
-        if changed:
-            if known is not None and mine != known[0]:
-                log.warning("%s: options set here were set by another process, too; the store's are taken", self.path)
+        config, chosen = stored = (self.db.get("head"), self.db.get("chosen", None))
+        known, self.options = self.options, stored
+        takes_rho = adapter.rho_is_open and self.position > 0
+        newer = takes_rho if known is None else config != known[0]
+        if newer:
             adapter.set_options(config)
-        if (again or known is None or changed or chosen != known[1]) and (
-            chosen is not None or not adapter.rho_is_open
-        ):
+        if chosen is None and adapter.rho_is_open and not newer:
+            return
+        if restored or newer or known is None or chosen != known[1]:
             adapter.restore_chosen(chosen)
             if isinstance(adapter, LinearAdapter) and adapter.config()["rho"] != config["rho"]:
                 adapter.head.data_choices.made.pop("rho", None)  # the rho recorded as chosen is not in use
-        self.options = (config, chosen)
 
     def take_options(self, names: Sequence[str]) -> None:
         """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""
@@ -145,6 +147,10 @@ class LiveHead:
         adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
         if adapter.config() != before:
             adapter.restore_chosen(chosen)
+
+    def discard_options(self) -> None:
+        """Take the store's options at the next look, after a change of them that may not have been written."""
+        self.stale, self.options = True, ({}, {})
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:

@@ -18,7 +18,7 @@ from torchlssvm.audit.certificate import Certificate
 from torchlssvm.audit.keys import sign
 from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
-from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError, TorchLSSVMError
+from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.events import (
     CPU,
     Add,
@@ -43,7 +43,7 @@ from torchlssvm.store.database import DATABASE_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
 from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
-from torchlssvm.store.live_head import LiveHead, Options
+from torchlssvm.store.live_head import LiveHead
 from torchlssvm.store.receipts import KeptReceipts
 from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("torchlssvm.store")
-
-REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
-"""Errors of head and store for what they do not take, with the state as it was; never raised in the middle of a change.
-Others, e.g. torch out of memory, are not the event's fault."""
 
 NOTE_PREFIX, NOTE_END = "note/", "note0"
 """Notes are records of their own, with names between these two."""
@@ -535,7 +531,7 @@ class SampleStore:
                 options = self._live.save_options()
             self._live.options, self._live.stale = options, False
 
-    def choose_rho(self) -> float | None:
+    def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
 
         At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
@@ -544,8 +540,7 @@ class SampleStore:
         adapter = self._live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
-        choices = adapter.head.data_choices
-        if not self.readonly and choices.made and choices.rho_rule is not None:
+        if not self.readonly and adapter.head.data_choices.rho_rule is not None:
             try:
                 self._set_rho(None)
             except (StoreBusyError, StoreDiskError) as error:
@@ -560,24 +555,19 @@ class SampleStore:
             return self._set_rho(value)
 
     def _set_rho(self, value: float | str | None) -> float:
-        """Set rho, or choose it again by its rule (None), and keep it; if that fails, the head is as it was."""
+        """Set rho, or choose it again by its rule (None), and keep it."""
         with self._db.held():
-            before: Options | None = None
             adapter = self._live.required()
             try:
                 with self._db.transaction():
                     self._live.prepare()
-                    before = adapter.config(), adapter.chosen()
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
                         adapter.head.choose_rho()
                     options = self._live.save_options()
             except BaseException:
-                if before is not None:
-                    adapter.set_options(before[0])
-                    adapter.restore_chosen(before[1])
-                    self._live.stale = True  # if it was committed all the same, that of the store is taken
+                self._live.discard_options()
                 raise
             self._live.options = options
             return float(adapter.head.rho)
@@ -589,7 +579,6 @@ class SampleStore:
         self,
         events: Event,
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> Receipt: ...
@@ -598,7 +587,6 @@ class SampleStore:
         self,
         events: Iterable[Event],
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> list[Receipt]: ...
@@ -606,14 +594,12 @@ class SampleStore:
         self,
         events: Event | Iterable[Event],
         notes: Mapping[str, Any] | None = None,
-        kept_out: Mapping[str, Sequence[str]] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
     ) -> Receipt | list[Receipt]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
-        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither. ``kept_out``: for the id
-        of a Remove, samples that arrived and were not added because of it; the journal counts them among its samples.
+        ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
 
         ``request``: the id of the request (:attr:`requests`) that Remove events belong to: what they erase is entered in the
         suppression list, if the store uses one, before it is gone. ``keep_receipt``: keep the nonces of Remove events until
@@ -647,9 +633,7 @@ class SampleStore:
                     raise
                 try:
                     self._live.begin_change()  # until rows and head are known to agree again
-                    results = work.apply(given, self._live.position, kept_out)
-                    digest, chain = work.finish()
-                    options = self._live.save_options() if work.done else self._live.options
+                    results = work.apply(given, self._live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
                     if request is not None or keep_receipt:
@@ -657,9 +641,11 @@ class SampleStore:
                     if request is not None:
                         self.requests.note_erasure(request, work.done, subjects)
                         self.suppression.enter(work.done)
+                    digest, chain = work.write_journal(work.finish())
+                    options = self._live.save_options() if work.done else self._live.options
                     self._db.commit()
                 except BaseException as error:
-                    self._take_back(work, error)
+                    self._roll_back(work, error)
                     raise
                 self._live.end_change(work.position, options, digest)
             if work.done:
@@ -687,17 +673,13 @@ class SampleStore:
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
             )
 
-    def _take_back(self, work: Transaction, error: BaseException) -> None:
-        """Bring rows and head back to what is committed: step by step after a refusal, else from the rows.
-
-        Any other error may have come in the middle of a change, and the head is not asked.
-        """
-        undone = isinstance(error, REFUSAL_ERRORS) and work.undo()
+    def _roll_back(self, work: Transaction, error: BaseException) -> None:
+        """Roll the rows back, and restore the head from them if it has changed already."""
         self._db.roll_back()
         try:
-            state = self._db.get("state")
-            if undone and state["position"] == self._live.position and self._live.in_step(state):
-                self._live.end_change(self._live.position, self._live.options, state["digest"])
+            self._table.load_codec()
+            if not work.head_changed and not work.adapter.touched:
+                self._live.cancel_change()
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -725,6 +707,7 @@ class SampleStore:
                 trial = adapter.copy()
                 work = self._transaction(trial)
                 work.apply(given, self._live.position)
+                work.finish()
                 after = predictions(trial, x)
                 samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
             finally:
@@ -744,7 +727,7 @@ class SampleStore:
             with self._db.transaction():
                 if self._journal.of(event_id) is not None:
                     raise ValueError(f"the id {event_id!r} was used before in the journal. Nothing was changed.")
-                state = self._journal.append([(event_id, kind, commitments, 0)], self._db.get("state")["digest"])
+                state = self._journal.append([(event_id, kind, commitments)], self._db.get("state")["digest"])
                 write()
             self._live.step_over(state["position"])
             self._witness.write(state["position"], bytes.fromhex(state["chain"]))
@@ -897,7 +880,7 @@ class SampleStore:
         ``key``: Ed25519, see :func:`torchlssvm.audit.private_key`; without one the certificate is unsigned. ``choices``: what
         else was chosen from data, e.g. ``{"calibration": "made again", "landmarks": "unchanged"}``.
         """
-        self.choose_rho()
+        self.refresh()
         names = [event_id] if isinstance(event_id, str | int) else as_list(event_id) or []
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
         with self.view():

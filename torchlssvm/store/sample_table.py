@@ -208,6 +208,11 @@ class SampleTable:
         row = self.db.one("SELECT count(*) FROM samples")
         return int(row[0]) if row else 0
 
+    @property
+    def empty(self) -> bool:
+        """True if there is no row."""
+        return self.db.one("SELECT 1 FROM samples LIMIT 1") is None
+
     def find(self, ids: Sequence[str] | None = None, subject: str | None = None) -> list[int]:
         """The rows of some ids, in their order, or of a subject, in the order they were added; RemovalError if unknown."""
         if ids is None:

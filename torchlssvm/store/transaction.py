@@ -1,32 +1,35 @@
-"""Events applied to rows and head together, and taken back together.
+"""The events of one call: first the rows, inside one SQLite transaction, then the head, in one exchange of samples.
 
-Each event runs in a savepoint. What it does to the head is noted as an undo step, which is run, last one first, after the
-rows are back to what they were before the event: a removed sample is then read again and added again. On a grid that gives
-the old state bit for bit.
+After an error the SQLite transaction is rolled back. The head needs no way back of its own: it is changed last, and a head
+that refuses samples is as it was. Only where it has changed already (the journal or the commit failed after it, or one of the
+rare parts of :meth:`Transaction._change_head` before the last) is it restored from the rows.
+
+Samples that one call adds and removes again never reach the head.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchlssvm.audit.certificate import NONCE_BYTES
+from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
-from torchlssvm.functional.modes import exactly
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
 from torchlssvm.store.suppression import Suppression
 
-log = logging.getLogger("torchlssvm.store")
+REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
+"""Errors of a head for samples that it does not take, with its state as it was. Others, e.g. torch out of memory or an
+interrupt, may come in the middle of a change."""
+
+LARGEST_EXCHANGE = 2**26
+"""Features that are read back for one exchange: 512 MB as float64. Larger removals change the head in parts."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,6 @@ class AppliedEvent:
     position: int
     ids: Sequence[str]
     nonces: list[bytes]
-    absent: int = 0
-    """Number of its samples that were never held: they were kept out before they could be added."""
     left_out: Sequence[str] = ()
     """Samples of an Add that were not added, since they were erased on request."""
 
@@ -103,8 +104,78 @@ class EmptyEvent:
         )
 
 
+class NetChange:
+    """The difference between the samples a head holds and those it is to hold, collected over several events."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to add: ids, x (B, J), y
+        self._block_of: dict[str, int] = {}  # the block in which a sample to add is; a sample taken out has none
+        self._old: list[tuple[list[str], Tensor, Tensor]] = []  # samples to remove
+        self.relabels_only = True
+        self.features = 0
+        """Number of features of the samples to remove: they are held in memory."""
+
+    def add(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
+        """Samples that the head is to hold."""
+        self.relabels_only = False
+        self._block_of.update(dict.fromkeys(ids, len(self._blocks)))
+        self._blocks.append((ids, x, y))
+
+    def remove(self, rows: StoredRows) -> None:
+        """Samples that it is not to hold; those it would only have been given are left out."""
+        self.relabels_only = False
+        held = [k for k, i in enumerate(rows.ids) if self._block_of.pop(i, None) is None]
+        if held:
+            whole = len(held) == len(rows)
+            old = rows.samples if whole else ([rows.ids[k] for k in held], rows.x[held], rows.y[held])
+            self._old.append(old)
+            self.features += old[1].numel()
+
+    def exchange(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
+        """Samples that are to have other features or targets; with the features they had, a relabelling."""
+        relabels_only = self.relabels_only and x is rows.x and self._block_of.keys().isdisjoint(rows.ids)
+        self.remove(rows)
+        self.add(rows.ids, x, y)
+        self.relabels_only = relabels_only
+
+    def _new(self) -> Iterator[tuple[Sequence[str], Tensor, Tensor]]:
+        for number, (ids, x, y) in enumerate(self._blocks):
+            keep = [k for k, i in enumerate(ids) if self._block_of.get(i) == number]
+            if len(keep) == len(ids):
+                yield ids, x, y
+            elif keep:
+                yield [ids[k] for k in keep], x[keep], y[keep]
+
+    def apply(self, adapter: HeadAdapter) -> None:
+        """Change the head, all or nothing."""
+        new, old = joined([*self._new()]), joined(self._old)
+        if self.relabels_only and new is not None and old is not None:
+            adapter.relabel(new[0], new[2], old[1], old[2])
+        elif new is not None or old is not None:
+            adapter.exchange(new, old)
+
+
+def joined(blocks: Sequence[tuple[Sequence[str], Tensor, Tensor]]) -> tuple[Sequence[str], Tensor, Tensor] | None:
+    """Several blocks of samples as one; None if there is none. ValueError if labels and targets are mixed."""
+    if len(blocks) < 2:
+        return blocks[0] if blocks else None
+    device = blocks[0][1].device
+    targets = [y.to(device) for _, _, y in blocks]
+    if any(y.ndim == 2 for y in targets):
+        targets = [y.reshape(len(y), -1) for y in targets]
+    if len({y.shape[1:] for y in targets}) > 1:
+        raise ValueError("labels (B,) and float targets (B, K) do not mix. Nothing was changed.")
+    return [i for ids, _, _ in blocks for i in ids], torch.cat([x.to(device) for _, x, _ in blocks]), torch.cat(targets)
+
+
 class Transaction:
-    """The events of one call, applied to rows and head together; the database's own transaction is the caller's."""
+    """The events of one call; the database's own transaction is the caller's.
+
+    Attributes:
+        done: the events that were applied, without those that had been applied before.
+        position: of the last of them.
+        head_changed: True once the head is, or may be, another than before the call.
+    """
 
     def __init__(
         self, table: SampleTable, journal: Journal, adapter: HeadAdapter, suppression: Suppression, source: str | None
@@ -113,22 +184,41 @@ class Transaction:
         self.table, self.journal, self.adapter, self.suppression = table, journal, adapter, suppression
         self.source, self.position = source, 0
         self.done: list[AppliedEvent] = []
-        self.undo_steps: list[list[Callable[[], None]]] = []
+        self.head_changed = False
+        self._change = NetChange()
 
-    # -- applying ------------------------------------------------------------------------------------------------------
+    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EmptyEvent | int]:
+        """Apply events to the rows, behind a position of the journal; of one that was applied before, its position.
 
-    def apply(
-        self, events: Sequence[Event], position: int, kept_out: Mapping[str, Sequence[str]] | None = None
-    ) -> list[AppliedEvent | EmptyEvent | int]:
-        """Apply events behind a position of the journal; of one that was applied before, its position.
-
-        ``kept_out``: for the id of a Remove, samples that arrived and were not added because of it.
+        The head follows with :meth:`finish`.
         """
         self.position = position
         with torch.inference_mode(False), torch.no_grad():
-            return [self._apply(event, (kept_out or {}).get(event.event_id, ())) for event in events]
+            return [self._apply(event) for event in events]
 
-    def _apply(self, event: Event, kept_out: Sequence[str]) -> AppliedEvent | EmptyEvent | int:
+    def finish(self) -> str | None:
+        """Change the head by all events together; returns its digest."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._change_head()
+        return self.adapter.digest() if self.done else None
+
+    def write_journal(self, digest: str | None) -> tuple[str | None, bytes]:
+        """Write the journal, before the database commits; returns the digest and the end of the chain."""
+        events = [(d.event.event_id, d.event.kind, d.commitments) for d in self.done]
+        state = self.journal.append(events, digest)
+        return state["digest"], bytes.fromhex(state["chain"])
+
+    def _change_head(self) -> None:
+        """Let the head follow the rows as they are now."""
+        change, self._change = self._change, NetChange()
+        before, self.head_changed = self.head_changed, True
+        try:
+            change.apply(self.adapter)
+        except REFUSAL_ERRORS:
+            self.head_changed = before
+            raise
+
+    def _apply(self, event: Event) -> AppliedEvent | EmptyEvent | int:
         past = self._past_event(event.event_id)
         if past is not None:
             if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
@@ -141,15 +231,10 @@ class Transaction:
             if rest is None:
                 return EmptyEvent(event, self.position, left_out)
             event = rest
-        self.table.db.run(f"SAVEPOINT event{len(self.undo_steps)}")
-        self.undo_steps.append([])
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
         }  # fmt: skip
-        if isinstance(event, Remove) and kept_out:
-            done = AppliedEvent(event, self.position + 1, *self._remove_and_keep_out(event, kept_out))
-        else:
-            done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
+        done = AppliedEvent(event, self.position + 1, *handlers[type(event)](event), left_out=left_out)
         self.position += 1
         self.done.append(done)
         return done
@@ -164,25 +249,23 @@ class Transaction:
             return None
         return PastEvent(entry.position, entry.kind, entry.commitment_bytes)
 
-    def _undo_by(self, step: Callable[[], None]) -> None:
-        self.undo_steps[-1].append(step)
-
     def _add(self, event: Add) -> tuple[Sequence[str], list[bytes]]:
-        self._check_source(event.fingerprint or self.source)
-        x, y = event.x, event.y
-        if not self.adapter.empty:
-            self._check_width(x)
-        self.adapter.add(event.ids, x, y)
-        self._undo_by(lambda: self.adapter.remove(event.ids, x, y))
-        self.table.adopt_codec(replace(self.adapter.codec(), J=x.shape[1]))  # the first samples decide an "auto" grid
-        return event.ids, self.table.insert(event.ids, event.subjects, x, y, self.position + 1)
+        empty = self.table.empty
+        self._check_source(event.fingerprint or self.source, empty)
+        self._change.add(event.ids, event.x, event.y)
+        if empty:  # the head says on which grid, and the first samples decide an automatic one
+            self._change_head()
+            self.table.adopt_codec(replace(self.adapter.codec(), J=event.x.shape[1]))
+        else:
+            self._check_width(event.x)
+        return event.ids, self.table.insert(event.ids, event.subjects, event.x, event.y, self.position + 1)
 
-    def _check_source(self, given: str | None) -> None:
+    def _check_source(self, given: str | None, empty: bool) -> None:
         """Refuse features of another network; the first ones with a fingerprint bind an empty store."""
         bound = self.table.db.get("fingerprint")
         if given == bound:
             return None
-        if bound is None and self.adapter.empty:
+        if bound is None and empty:
             return self.table.db.put("fingerprint", given)
         raise ValueError(
             f"these features are not of the network this store is bound to: their fingerprint is {given!r}, the store's "
@@ -206,46 +289,26 @@ class Transaction:
             change(rows, part)
             ids += rows.ids
             nonces += rows.nonces
+            if self._change.features > LARGEST_EXCHANGE:
+                self._change_head()
         return ids, nonces
-
-    def _undo_removal(self, seqs: list[int]) -> None:
-        """Add removed samples to the head again, after their rows were restored."""
-        self.adapter.add_rows(self.table.read(seqs), self.table.codec)
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.exchange(None, rows.samples)
-            self._undo_by(partial(self._undo_removal, rows.seq))
+            self._change.remove(rows)
             self.table.erase(rows)
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
 
-    def _remove_and_keep_out(self, event: Remove, kept_out: Sequence[str]) -> tuple[list[str], list[bytes], int]:
-        """Remove samples that are held; the others get a nonce too, so that the journal has a commitment for each."""
-        absent = [i for i in kept_out if not self.table.holds(i)]
-        nonces = {i: os.urandom(NONCE_BYTES) for i in absent}
-        if event.ids is None:
-            rest = event if self.table.count_of(event.subject) else None
-        else:
-            ids = [i for i in event.ids if i not in nonces]
-            rest = Remove(ids=ids, event_id=event.event_id) if ids else None
-        if rest is not None:
-            nonces |= dict(zip(*self._remove(rest), strict=True))
-        names = list(nonces) if event.ids is None else list(event.ids)
-        return names, [nonces[i] for i in names], len(absent)
-
     def _relabel(self, event: Relabel) -> tuple[Sequence[str], list[bytes]]:
         seqs = self.table.find(event.ids, event.subject)
-        targets = self._targets_for(event.y, len(seqs))
+        targets = event.y.expand(len(seqs)) if event.y.ndim == 0 else event.y  # one label for all samples of a subject
+        if targets.shape[0] != len(seqs):
+            raise ValueError(f"y has {targets.shape[0]} entries for {len(seqs)} samples. Nothing was changed.")
 
         def change(rows: StoredRows, part: slice) -> None:
-            self.adapter.relabel(rows.ids, targets[part], rows.x, rows.y)
-            seq = rows.seq
-            self._undo_by(lambda: back(self.table.read(seq), targets[part]))
+            self._change.exchange(rows, rows.x, targets[part])
             self.table.rewrite(rows, None, targets[part], self.position + 1)
-
-        def back(rows: StoredRows, now: Tensor) -> None:
-            self.adapter.relabel(rows.ids, rows.y, rows.x, now)
 
         return self._change_rows(event, seqs, change)
 
@@ -256,48 +319,8 @@ class Transaction:
         self._check_width(event.x)
 
         def change(rows: StoredRows, part: slice) -> None:
-            seq, x, y = rows.seq, event.x[part], None if event.y is None else event.y[part]
-            self.adapter.exchange((rows.ids, x, rows.y if y is None else y), rows.samples)
-            self._undo_by(lambda: back(self.table.read(seq), x, y))
-            self.table.rewrite(rows, x, y, self.position + 1)
-
-        def back(rows: StoredRows, x: Tensor, y: Tensor | None) -> None:
-            self.adapter.exchange(rows.samples, (rows.ids, x, rows.y if y is None else y))
+            y = None if event.y is None else event.y[part]
+            self._change.exchange(rows, event.x[part], rows.y if y is None else y)
+            self.table.rewrite(rows, event.x[part], y, self.position + 1)
 
         return self._change_rows(event, seqs, change)
-
-    def _targets_for(self, y: Tensor, count: int) -> Tensor:
-        """Targets for ``count`` samples; one label or one row of targets for a subject is repeated for all of its samples."""
-        if y.ndim == 0:
-            return y.expand(count)
-        if y.shape[0] != count:
-            raise ValueError(f"y has {y.shape[0]} entries for {count} samples. Nothing was changed.")
-        return y
-
-    # -- finishing and undoing -----------------------------------------------------------------------------------------
-
-    def finish(self) -> tuple[str | None, bytes]:
-        """Write the journal, before the database commits; returns the digest and the end of the chain."""
-        events = [(d.event.event_id, d.event.kind, d.commitments, d.absent) for d in self.done]
-        state = self.journal.append(events, self.adapter.digest() if events else None)
-        return state["digest"], bytes.fromhex(state["chain"])
-
-    @exactly
-    def undo(self) -> bool:
-        """Take rows and head back; False when the head could not follow and has to be restored from the rows."""
-        connection = self.table.db.connection
-        try:
-            while self.undo_steps:
-                if not connection.in_transaction:
-                    return False
-                self.table.db.run(f"ROLLBACK TO event{len(self.undo_steps) - 1}")
-                self.table.load_codec()
-                for step in reversed(self.undo_steps.pop()):
-                    step()
-            return True
-        except Exception:  # of any kind: the caller restores the head from the rows, and the first error is raised
-            log.exception("taking the head back failed")
-            return False
-        finally:
-            self.table.db.roll_back()
-            self.table.load_codec()

@@ -16,9 +16,8 @@ import numpy as np
 from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.path import Path
-from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import EPS
+from torchlssvm.svm.path import Path, first_bound
+from torchlssvm.svm.samples import EPS, Array, Samples
 
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
@@ -57,13 +56,13 @@ class ActiveSet:
             if self.waiting:
                 i = self.waiting.pop()
                 self._enter(i, 1.0 if self._g(i) < 0 else -1.0)
-                if not np.isfinite(self.margin.m.a).all():
+                if not np.isfinite(self.margin.a).all():
                     return False
                 continue
             if not self._newton():
                 continue
             self.margin.write_alpha()
-            self.path.compute_g()
+            self.margin.compute_g()
             if not np.isfinite(s.g).all():
                 return False
             found = self.check_optimality()
@@ -72,7 +71,7 @@ class ActiveSet:
                 for _ in range(FINAL_NEWTON_STEPS):
                     self._newton()
                 self.margin.write_alpha()
-                self.path.compute_g()
+                self.margin.compute_g()
                 return True
             gain = np.abs(s.g[wrong]) / np.maximum(s.root[wrong], 1e-150)
             worst = float(np.abs(s.g[wrong]).sum())
@@ -97,19 +96,19 @@ class ActiveSet:
         if len(inside):
             rejected = margin.exchange(inside[:0], inside, self.rows.rows_of(inside))
             slots = margin.slots()
-            margin.m.a[slots] = alpha[margin.m.at[slots]]
+            margin.a[slots] = alpha[margin.at[slots]]
         s.rest[:] = self.rows.product(margin.alpha_outside())
         self.waiting = rejected.tolist()
 
     def _g(self, i: int) -> float:
         """Compute g_i."""
-        m = self.margin.m
-        return float(self.samples.rest[i] + m.a @ m.QS[:, i] - 1.0)
+        margin = self.margin
+        return float(self.samples.rest[i] + margin.a @ margin.QS[:, i] - 1.0)
 
     def _newton(self) -> bool:
         """Take a Newton step on S, as far as the box allows; False if a sample had to leave S."""
-        s, margin = self.samples, self.margin
-        m = margin.m
+        s = self.samples
+        m = margin = self.margin
         if not len(margin):
             return True
         r = m.A @ m.a + m.used * (s.rest[m.at] - 1.0)
@@ -120,7 +119,8 @@ class ActiveSet:
         delta = margin.solve(r)
         if not np.isfinite(delta).all():
             delta = np.zeros(len(r))
-        t, slot, up = _first_bound(m.a, delta, m.lower, m.upper, 8 * EPS * np.abs(m.a))
+        floor = EPS * np.maximum(np.abs(delta[1:]).max(), 8 * np.abs(m.a))  # smaller changes are clipped
+        t, slot, up = first_bound(m.a, delta, m.lower, m.upper, floor)
         if t >= 1.0:
             m.a[:] = np.clip(m.a + delta, m.lower, m.upper)
             return True
@@ -132,25 +132,25 @@ class ActiveSet:
         """Take a margin vector that is at a bound out of S."""
         margin = self.margin
         margin.write_alpha()
-        margin.leave(slot, float(margin.m.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
+        margin.leave(slot, float(margin.upper[slot]) if up else 0.0, -1.0 if up else 1.0)
         self.path.events += 1
 
     def _enter(self, i: int, direction: float) -> None:
         """Let sample i enter S, or move in this direction along its null vector until it or a margin vector is at a bound."""
-        s, margin = self.samples, self.margin
+        s = self.samples
+        m = margin = self.margin
         row = self.rows.row(i).copy()
         self.path.events += 1
         while True:
-            m = margin.m
             h = row[m.at] * m.used
             h[0] = s.y[i]
             beta = margin.solve(h) if len(margin) else h * 0.0
             gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
             if not len(margin) or gamma > ROUNDING_GAMMA_SHARE * terms:
-                margin.admit(i, row, beta, gamma)
+                margin.enter(i, row, beta, gamma)
                 return
             room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])
-            t, slot, up = _first_bound(m.a, beta * direction, m.lower, m.upper)
+            t, slot, up = first_bound(m.a, beta * direction, m.lower, m.upper, EPS * np.abs(beta[1:]).max())
             step = min(t, room)
             m.a[:] = np.clip(m.a + step * direction * beta, m.lower, m.upper)
             s.rest += step * direction * row
@@ -159,18 +159,3 @@ class ActiveSet:
                 return
             s.alpha[i] += step * direction
             self._leave(slot, up)
-
-
-def _first_bound(
-    a: Array, rate: Array, lower: Array, upper: Array, slight: Array | float = 0.0
-) -> tuple[float, int, bool]:
-    """Return the step at which the first coefficient is at a bound, its slot, and True if that is the upper bound.
-
-    Coefficients with a rate up to ``slight`` are ignored; the caller clips them.
-    """
-    floor = np.maximum(EPS * np.abs(rate[1:]).max(), slight)  # without b's
-    with np.errstate(divide="ignore", invalid="ignore"):
-        up = np.where(rate > floor, np.maximum(upper - a, 0.0) / rate, np.inf)
-        down = np.where(rate < -floor, np.maximum(a - lower, 0.0) / -rate, np.inf)
-    high, low = int(up.argmin()), int(down.argmin())
-    return (float(up[high]), high, True) if up[high] <= down[low] else (float(down[low]), low, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.modes import interrupt
 from torchlssvm.kernels import RBF, Kernel
-from torchlssvm.svm import steps
 from torchlssvm.svm.samples import Array, Samples
 
 FAR_HALF_SQUARE = 8.0
@@ -37,13 +36,24 @@ def index_of(at: Array) -> Any:  # (k,) int64
     return at
 
 
-class RowCache(NamedTuple):
-    """Cached rows, of which the oldest is overwritten first; a tuple of arrays, for compiled steps."""
+class RowCache:
+    """Cached rows, of which the oldest is overwritten first."""
 
-    rows: Array  # (k, capacity)
-    row_of: Array  # (capacity,) int64, the row of each position, or -1
-    held: Array  # (k,) int64, the position of each row, or -1
-    clock: Array  # (2,) int64, the row that is overwritten next, and where the rows in use end
+    def __init__(self, capacity: int, count: int):
+        self.rows = np.zeros((count, capacity))
+        self.row_of = np.full(capacity, -1, dtype=np.int64)  # the row of each position, or -1
+        self.held = np.full(count, -1, dtype=np.int64)  # the position of each row, or -1
+        self.next, self.end = 0, 0  # the row that is overwritten next, and where the rows in use end
+
+    def put(self, i: int, row: Array) -> None:  # (capacity,)
+        """Put a row of Q into the cache instead of the oldest, unless it is there."""
+        if self.row_of[i] >= 0:
+            return
+        k = self.next
+        if self.held[k] >= 0:
+            self.row_of[self.held[k]] = -1
+        self.rows[k], self.held[k], self.row_of[i] = row, i, k
+        self.next, self.end = (k + 1) % len(self.held), max(self.end, k + 1)
 
 
 class KernelRows:
@@ -141,9 +151,8 @@ class KernelRows:
     def extend_cache(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Set the entries of cached rows for new samples, whose rows these are."""
         cache = self.cache
-        high = int(cache.clock[1])
-        # rows that belong to no sample any more get any value
-        cache.rows[:high, index_of(at)] = Q[:, cache.held[:high]].T
+        # rows that no longer belong to a sample get any value
+        cache.rows[: cache.end, index_of(at)] = Q[:, cache.held[: cache.end]].T
 
     def erase(self, at: Array) -> None:  # (k,)
         """Set all entries of these samples to zero."""
@@ -157,7 +166,7 @@ class KernelRows:
             if self.kernel is None:
                 self.x[:, index] = 0.0
         cache = self.cache
-        cache.rows[: int(cache.clock[1]), i] = 0.0
+        cache.rows[: cache.end, i] = 0.0
         rows = cache.row_of[i]
         rows = rows[rows >= 0]
         cache.rows[rows], cache.held[rows], cache.row_of[i] = 0.0, -1, -1
@@ -177,8 +186,7 @@ class KernelRows:
         """Empty the cache."""
         n = self.samples.capacity
         k = max(MIN_CACHED_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
-        empty = np.full(k, -1, dtype=np.int64)
-        self.cache = RowCache(np.zeros((k, n)), np.full(n, -1, dtype=np.int64), empty, np.zeros(2, dtype=np.int64))
+        self.cache = RowCache(n, k)
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -211,7 +219,7 @@ class KernelRows:
 
     def cache_row(self, i: int, row: Array) -> None:  # (capacity,)
         """Put this row of Q into the cache."""
-        steps.cache_row(self.cache, i, row)
+        self.cache.put(i, row)
 
     def block(self, at: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """Compute Q between these positions and all, or those in ``columns``."""

@@ -26,17 +26,19 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.functional.modes import interrupt
-from torchlssvm.svm import steps
-from torchlssvm.svm.samples import Array
-from torchlssvm.svm.solver import NO_POSITIONS, PathSolver
-from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, PathStart
+from torchlssvm.svm.margin_set import DEPENDENT_SHARE
+from torchlssvm.svm.path import RATE_ROUNDING_UNITS, SIMULTANEOUS_STEP
+from torchlssvm.svm.samples import EPS, Array
+from torchlssvm.svm.solver import AT_BOUND_SHARE, MAX_ROUNDING_UNITS, NO_POSITIONS, PathSolver
 
 MIN_RESERVE_TRACKED, RESERVE_PER_TRACKED = 64, 16
 """Reserve vectors that paths track: the nearest sixteenth, and not fewer than 64. Where a path ends, all are checked."""
 MAX_PATH_EVENTS = 64
 """Events of a path before its sample is left to the solver: the cost of a column grows with them."""
-PATH_VALUES_PER_BLOCK = 2**22
-"""Values in an array (paths, samples tracked): 32 MiB."""
+PATHS_PER_BATCH = 256
+"""Paths followed side by side: enough for array operations, few enough for their arrays to stay in the processor's cache."""
+TABLEAU_DEPENDENT_SHARE = 1e3 * DEPENDENT_SHARE
+"""Share of its terms below which a pivot is rounding: a column has been pivoted many times, with no A to refine it with."""
 MAX_TRACKING_ROUNDS = 4
 """Rounds in which paths are repeated with more samples tracked; one or two are usual."""
 MAX_END_RESIDUAL = 1e-8
@@ -91,8 +93,8 @@ def margin_by_solver(solver: PathSolver, c: int) -> float:
     before = solver.snapshot(with_R=True)
     try:
         solver.solve_change(NO_POSITIONS, np.array([c]))
-        m = solver.margin.m
-        return float(solver.samples.rest[c] + m.a @ m.QS[:, c] - 1.0)
+        margin = solver.margin
+        return float(solver.samples.rest[c] + margin.a @ margin.QS[:, c] - 1.0)
     except ConvergenceError:
         return float("nan")
     finally:
@@ -101,7 +103,7 @@ def margin_by_solver(solver: PathSolver, c: int) -> float:
 
 def squared_distances(solver: PathSolver) -> Array:  # -> (capacity,)
     """gamma_c: the squared distance in feature space of each sample to the span of the (other) margin vectors (21)."""
-    s, m = solver.samples, solver.margin.m
+    s, m = solver.samples, solver.margin
     if not len(solver.margin):
         return np.full(s.capacity, np.inf)  # alpha cannot move, as no margin vector balances it
     H = m.QS * m.used[:, None]  # (slots, capacity) [y_c; Q_Sc] of each sample
@@ -127,7 +129,7 @@ class Tableau:
     def __init__(self, solver: PathSolver):
         self.samples, self.rows = solver.samples, solver.rows
         s = solver.samples
-        m, slots = solver.margin.m, solver.margin.slots()
+        m, slots = solver.margin, solver.margin.slots()
         used = np.concatenate([[0], slots])
         self.m = len(used)
         self.R, self.QS = solver.margin.R[np.ix_(used, used)], m.QS[used]
@@ -169,6 +171,159 @@ class Tableau:
         self.start = PathStart(T, *(np.concatenate(pair) for pair in zip(t[1:], more, strict=True)))
 
 
+class PathStart(NamedTuple):
+    """The state in which all paths start; index 0 is b, then S, then the other samples tracked."""
+
+    T: Array  # (N, N) columns of the tableau, as rows
+    size: Array  # (N,) the size of the terms of u_k[k]
+    x: Array  # (N,) a inside P, g outside
+    lower: Array  # (N,) of x
+    upper: Array  # (N,) of x
+    alpha: Array  # (N,)
+    u: Array  # (N,)
+    root: Array  # (N,) sqrt(K_ii), 0 for b
+
+
+class RemovalPaths:
+    """The paths on which samples c (B,) leave, all inside S or all outside, one event of each at a time.
+
+    Event e of a path pivots on ``keys[e]`` with W[e]. A later pivot subtracts share_e W_e from a column, where share_e is the
+    column's entry keys[e] after the pivots before e, divided by the pivot: share = T entries, where T is the inverse of a lower
+    triangle. A pivot sets its own entry to 0 first, so that earlier values do not count there: these entries are -U share,
+    U[e, f] = W[f, keys[e]], f >= e.
+    """
+
+    def __init__(self, t: PathStart, m: int, c: Array, alpha: Array, g: Array, stop_below: float):  # (B,) each
+        B, N, E = len(c), len(t.x), 8  # E: events for which there is room
+        self.t, self.c, self.g, self.stop_below, self.d = t, c, g.copy(), stop_below, -alpha
+        self.number = np.arange(B)  # of each path that is followed
+        self.x, self.lower, self.upper = (np.repeat(v[None], B, 0) for v in (t.x, t.lower, t.upper))
+        self.lower[self.number, c], self.upper[self.number, c] = -np.inf, np.inf
+        self.inside, self.moved = np.zeros((B, N), dtype=bool), np.zeros((B, N))
+        self.inside[:, :m] = True
+        self.p, self.count, self.events = np.zeros(B), np.full(B, m), 0
+        self.last = np.full((B, N), -1)  # the last event of each key
+        self.keys, self.before = np.zeros((2, B, E), dtype=np.int64)  # before: the last event with the same key, or -1
+        self.W, self.T, self.U = np.empty((B, E, N)), np.zeros((B, E, E)), np.zeros((B, E, E))
+        self.rate = self.d[:, None] * t.T[c]
+        self.ended, self.moved_at_end, self.beta_at_end = np.zeros(B, dtype=bool), np.zeros((B, N)), np.zeros((B, N))
+        if c[0] < m:  # they leave P, by (14), before they are driven
+            w, pivot = t.T[c], t.T[c, c]
+            w[self.number, c] = 1.0
+            self._record(c, self.last[self.number, c], pivot, w)
+            self.rate = (self.d / pivot)[:, None] * w
+            self.inside[self.number, c] = False
+            self.count -= 1
+            self._keep(pivot > 0.0)
+
+    def _keep(self, which: Array) -> None:  # (B,)
+        """Drop all other paths."""
+        if not which.all():
+            for name in self.__dict__.keys() - {"t", "stop_below", "events", "ended", "moved_at_end", "beta_at_end"}:
+                setattr(self, name, getattr(self, name)[which])
+
+    @np.errstate(divide="ignore", invalid="ignore", over="ignore")
+    def follow(self) -> None:
+        """Follow the paths; sets ``ended``, how far coefficients have moved at the end, and beta_c there (zero outside P)."""
+        t = self.t
+        while len(self.c):
+            b = np.arange(len(self.c))
+            # -- the next event of each path
+            speed = np.abs(self.rate)
+            inner = speed * self.inside
+            terms = inner @ t.root + np.abs(self.d) * t.root[self.c]
+            noise = RATE_ROUNDING_UNITS * EPS * (terms[:, None] * t.root + inner[:, :1])
+            floor = np.where(self.inside, EPS * inner[:, 1:].max(1)[:, None], noise)
+            floor[:, 0] = np.inf
+            # the bound ahead is the one that is not behind: without a branch, which would be mispredicted half of the time
+            slowness = 1.0 / self.rate
+            steps = np.maximum((self.upper - self.x) * slowness, (self.lower - self.x) * slowness)
+            steps = np.where(speed > floor, np.maximum(steps, 0.0), np.inf)
+            k = steps.argmin(1)
+            step = np.minimum(steps[b, k], 1.0 - self.p)
+            # -- the step
+            stuck = (step < SIMULTANEOUS_STEP) & (self.p + step < 1.0)
+            self.g += step * self.rate[b, self.c]
+            self.p += step
+            self.x += step[:, None] * self.rate
+            end = ((self.p >= 1.0) | (self.g < self.stop_below)) & ~stuck
+            self._note_ends(end)
+            go_on = ~end & ~stuck
+            if self.events == MAX_PATH_EVENTS or not go_on.any():
+                return
+            # -- the event
+            self._keep(go_on)
+            self._pivot(k[go_on])
+
+    def _note_ends(self, end: Array) -> None:  # (B,)
+        """Note where these paths ended."""
+        at, inside, c, d = self.number[end], self.inside[end], self.c[end], self.d[end]
+        self.ended[at] = True
+        self.moved_at_end[at] = np.where(inside, self.x[end] - self.t.alpha, self.moved[end])
+        self.moved_at_end[at, c] = d * self.p[end]
+        self.beta_at_end[at] = np.where(inside, self.rate[end] / d[:, None], 0.0)
+
+    def _pivot(self, k: Array) -> None:  # (B,)
+        """Let index k of each path enter P by (13), or leave it by (14); paths on which rounding forbids it are dropped."""
+        t, b = self.t, np.arange(len(k))
+        w, terms = self._column(k)
+        pivot, leaving = w[b, k], self.inside[b, k]
+        allowed = np.where(leaving, (pivot > 0.0) & (self.count > 2), pivot > TABLEAU_DEPENDENT_SHARE * terms)
+        if not allowed.all():
+            self._keep(allowed)
+            k, w, pivot, leaving, b = k[allowed], w[allowed], pivot[allowed], leaving[allowed], b[: int(allowed.sum())]
+        up, u = self.rate[b, k] > 0.0, t.u[k]
+        # leaving to E, if it has come to u; entering from E, with alpha = u, if its g has risen to 0
+        self.moved[b, k] = np.where(leaving, np.where(up, u, 0.0) - t.alpha[k], self.moved[b, k])
+        self.x[b, k] = np.where(leaving | ~up, 0.0, u)
+        self.lower[b, k] = np.where(leaving & up, -np.inf, 0.0)
+        self.upper[b, k] = np.where(leaving, np.where(up, 0.0, np.inf), u)
+        self.inside[b, k] = ~leaving
+        self.count += np.where(leaving, -1, 1)
+        w[b, k] = 1.0
+        part = self.rate[b, k] / pivot
+        self.rate[b, k] = 0.0
+        self.rate -= part[:, None] * w
+        self._record(k, self.last[b, k], pivot, w)
+
+    def _column(self, k: Array) -> tuple[Array, Array]:  # (B,) -> (B, N), (B,)
+        """Return column k of each path's tableau, and the size of the terms of its entry k."""
+        t, b, e = self.t, np.arange(len(k)), self.events
+        last, numbers = self.last[b, k], np.arange(e)
+        seen = last >= 0
+        out, terms = t.T[k], t.size[k]
+        if seen.any():  # the column as it was after its own last pivot
+            own = self.T[b[seen], last[seen], last[seen]]
+            out[seen], terms[seen] = own[:, None] * self.W[b[seen], last[seen]], np.abs(own)
+        if e:
+            keys, later = self.keys[:, :e], numbers > last[:, None]
+            entries = np.where(later & (self.before[:, :e] <= last[:, None]), np.take_along_axis(out, keys, 1), 0.0)
+            share = (self.T[:, :e, :e] @ entries[:, :, None])[:, :, 0]
+            out -= (share[:, None] @ self.W[:, :e])[:, 0]
+            terms += np.abs(share * self.W[b, :e, k]).sum(1)
+            newest = later & (np.take_along_axis(self.last, keys, 1) == numbers)
+            at, f = newest.nonzero()
+            out[at, keys[at, f]] = -(self.U[:, :e, :e] @ share[:, :, None])[at, f, 0]
+        return out, terms
+
+    def _record(self, k: Array, before: Array, pivot: Array, w: Array) -> None:  # (B,), (B,), (B,), (B, N)
+        """Append a pivot on k with w, w[k] = 1."""
+        b, e = np.arange(len(k)), self.events
+        if e == self.keys.shape[1]:  # make room for as many events again
+            for name, axes in (("keys", 1), ("before", 1), ("W", 1), ("T", 2), ("U", 2)):
+                wider = [(0, 0), (0, e), (0, e if axes == 2 else 0)]
+                setattr(self, name, np.pad(getattr(self, name), wider[: getattr(self, name).ndim]))
+        self.keys[:, e], self.before[:, e] = k, before
+        if e:
+            above = np.where(np.arange(e) >= before[:, None], self.W[b, :e, k], 0.0)
+            self.T[:, e, :e] = (above[:, None] @ self.T[:, :e, :e])[:, 0] * (-1.0 / pivot)[:, None]
+            self.U[:, :e, e] = np.take_along_axis(w, self.keys[:, :e], 1)
+        self.T[:, e, e], self.U[:, e, e] = 1.0 / pivot, 1.0
+        self.W[:, e] = w
+        self.last[b, k] = e
+        self.events += 1
+
+
 class Paths:
     """The paths of samples c (B,) leaving; none of them changes the machine."""
 
@@ -183,8 +338,12 @@ class Paths:
         """Return g_c without c, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
         paths = np.arange(len(self.c))
         for _ in range(MAX_TRACKING_ROUNDS):
-            step = max(16, PATH_VALUES_PER_BLOCK // self.tableau.N)
-            found = [self._walk(paths[first : first + step]) for first in range(0, len(paths), step)]
+            found = []
+            for group in (paths[self.c[paths] < self.tableau.m], paths[self.c[paths] >= self.tableau.m]):
+                for first in range(0, len(group), PATHS_PER_BATCH):
+                    if interrupt.arrived:
+                        interrupt.hand_over()
+                    found.append(self._walk(group[first : first + PATHS_PER_BATCH]))
             paths = paths[np.isnan(self.result[paths])]
             more = np.unique(np.concatenate(found)) if found else NO_POSITIONS
             if not len(more) or not len(paths):
@@ -195,11 +354,9 @@ class Paths:
     def _walk(self, paths: Array) -> Array:  # (k,) -> (l,)
         """Set the results of these paths; returns the positions of samples that they should have tracked."""
         t, c = self.tableau, self.c[paths]
-        moved, beta = np.zeros((len(paths), t.N)), np.zeros((len(paths), t.N))
-        done = np.zeros(len(paths), dtype=bool)
-        given = c, self.alpha[paths], self.g[paths], self.stop_below, MAX_PATH_EVENTS
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            steps.removal_paths(t.start, t.m, *given, moved, beta, done)
+        batch = RemovalPaths(t.start, t.m, c, self.alpha[paths], self.g[paths], self.stop_below)
+        batch.follow()
+        done, moved, beta = batch.ended, batch.moved_at_end, batch.beta_at_end
         out, found = self._ends(c[done], moved[done], beta[done])
         early = moved[done, c[done]] > (1e-12 - 1.0) * self.alpha[paths[done]]
         self.result[paths[done]] = np.where(early & (out >= self.stop_below), np.nan, out)

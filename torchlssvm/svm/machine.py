@@ -149,7 +149,7 @@ class IncrementalSVM(nn.Module):
     def _reset_state(self, device: torch.device) -> None:
         """Begin without samples."""
         from torchlssvm.svm.checkpoint import Content
-        from torchlssvm.svm.solver import PathSolver  # with numba, which takes its time to load
+        from torchlssvm.svm.solver import PathSolver
 
         self._set_content(Content(PathSolver(self.kernel, device, self._cache_bytes), self._C, False, set()))
 

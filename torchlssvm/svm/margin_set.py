@@ -1,5 +1,13 @@
 r"""The margin set S: coefficients, A, its inverse R, rows of Q, and the samples that a walk watches.
 
+Letters are those of Cauwenberghs and Poggio. Slot 0 belongs to b, the others to margin vectors; a = [b; alpha_S],
+A = [[0, y_S^T], [y_S, Q_SS]] and R = A^-1 (7). With h = [y_i; Q_Si] of a sample i that enters,
+
+    beta_i = -R h                                          the rates of a for a unit of alpha_i                    (10)
+    gamma_i = Q_ii + h^T beta_i                            the rate of its own g_i                                 (12)
+    i enters S:  R <- R + v v^T / gamma_i, v = [beta_i; 1]                                                         (13)
+    k leaves S:  R <- R - R_:k R_k: / R_kk                                                                         (14)
+
 Many margin vectors enter and leave at once, by the block forms of (13) and (14). With the columns H = [y_c; Q_Sc] of k samples
 c that enter, and V = -R H,
 
@@ -10,25 +18,29 @@ c that enter, and V = -R H,
 Gamma is the Gram matrix of the parts of the k samples outside the span of S. Its Cholesky factor shows which of them lie in
 the span of S and of those before, as copies do, or all beyond J + 1 of a linear kernel: they are left out.
 
+R is stored as R + V^T diag(f) V, with a row of V for each pending event, which are added to R a few at a time.
 To start from a set S, A is factored, which costs a third of its inverse. R of a large S is computed when an event needs it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.svm import steps
 from torchlssvm.svm.kernel_rows import index_of
 from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import DEPENDENT_SHARE, Margin, Watch
 
+DEPENDENT_SHARE = 1e-12
+"""Share of its terms below which gamma_i is a difference of equal numbers: sample i lies in the span of S and cannot enter it.
+It is four digits above rounding, which a badly conditioned A costs."""
 BLOCK_DEPENDENT_SHARE = 10 * DEPENDENT_SHARE
-"""Share of its terms below which a pivot of Gamma means a sample in the span of those before. Ten times the share for a single
-sample, as a pivot of a block carries the roundings of the pivots before it."""
+"""The same share for a pivot of Gamma, which carries the roundings of the pivots before it."""
+RECOMPUTED_GAMMA_SHARE = 1e-6
+"""Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined beta."""
 MAX_BLOCK_UPDATE_RESIDUAL = 1e-9
 """Relative residual of R up to which a block update keeps enough digits; beyond, A is factored again."""
 MIN_SAMPLES_FOR_WATCH = 400
@@ -42,15 +54,50 @@ MAX_SOLVE_RESIDUAL = 1e-13
 """Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
 MAX_MARGIN_FOR_PROMPT_R = 1024
 """Margin vectors up to which R is computed with the factor of A; beyond, it costs more than the rest of a fit."""
+MAX_PENDING_EVENTS = 16
+"""Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
 COLUMNS_PER_PANEL = 48
 """Columns factored one at a time before one product applies them to the others: a panel that stays in the processor's cache."""
-
 
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 
+@dataclass
+class Watch:
+    """The samples that a walk watches: all, or those outside S that are near the margin. Columns are those of W."""
+
+    at: Array  # (columns,) int64 positions
+    column_of: Array  # (capacity,) int64 column of each position, or -1
+    slack: Array  # (columns,) side * g
+    sign: Array  # (columns,) side; 0 where the column is free, or the sample in S
+    root: Array  # (columns,)
+    count: int  # columns in use
+    chosen: int  # columns in use at the start
+
+
 class MarginSet:
-    """The arrays ``m`` of S: slot 0 is for b, the others for margin vectors. Slots in use lie below ``top``."""
+    """The arrays of S: slot 0 is for b, the others for margin vectors. A free slot is zero in all of them.
+
+    Attributes:
+        A: (slots, slots).
+        QS: (slots, capacity) rows of Q; row 0 is y.
+        W: (slots, columns) the columns of QS that are watched, or QS itself.
+        at: (slots,) int64, the position of each slot.
+        used: (slots,) 1.0, or 0.0 where the slot is free.
+        a, lower, upper: (slots,) b and the coefficients, and their bounds; -inf and inf for b and free slots.
+        top: slots in use lie below.
+    """
+
+    _R: Array  # (slots, slots) without the pending events
+    _V: Array  # (MAX_PENDING_EVENTS, slots)
+    A: Array
+    QS: Array
+    W: Array
+    at: Array
+    used: Array
+    a: Array
+    lower: Array
+    upper: Array
 
     def __init__(self, samples: Samples):
         self.samples = samples
@@ -59,79 +106,96 @@ class MarginSet:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def clear(self, slots: int = 8, b: float = 0.0) -> None:
-        """Start without margin vectors, with so many slots."""
+        """Start without margin vectors, with this number of slots."""
         self.top = 1
         self.watched: Watch | None = None  # None: to be chosen
         self._R_is_made = False  # all of R is zero otherwise, and its memory untouched
         self._factored: tuple[Array, BorderedFactor] | None = None  # slots and factor of A, until R is made
+        self._pending, self._f = 0, np.zeros(MAX_PENDING_EVENTS)  # events that R lacks: how many, and their factors
         self._allocate(slots)
-        self.m.a[0], self.m.used[0] = b, 1.0
+        self.a[0], self.used[0] = b, 1.0
 
-    def _allocate(self, slots: int, old: Margin | None = None) -> None:
-        """Allocate arrays of so many slots, with the contents of the old ones."""
-        square, pending = (slots, slots), steps.MAX_PENDING_EVENTS
+    def _allocate(self, slots: int, keep: bool = False) -> None:
+        """Allocate arrays with this number of slots. keep: with the contents of the old ones."""
         QS = np.zeros((slots, self.samples.capacity))
-        self.m = Margin(
-            R=np.zeros(square),
-            V=np.zeros((pending, slots)),
-            f=np.zeros(pending),
-            pending=np.zeros(1, dtype=np.int64),
-            A=np.zeros(square),
-            QS=QS,
-            W=QS if self.watched is None or old is None or old.W is old.QS else np.zeros((slots, old.W.shape[1])),
-            at=np.zeros(slots, dtype=np.int64),
-            used=np.zeros(slots),
-            a=np.zeros(slots),
-            lower=np.full(slots, -np.inf),
-            upper=np.full(slots, np.inf),
-        )
-        if old is not None:
-            steps.apply_pending(old)
-            for name, new, part in zip(Margin._fields, self.m, old, strict=True):
-                if name != "W" or new is not QS:
-                    new[tuple(slice(0, size) for size in part.shape)] = part
+        part = keep and self.watched is not None and self.W is not self.QS
+        arrays = {
+            "_R": np.zeros((slots, slots)),
+            "_V": np.zeros((MAX_PENDING_EVENTS, slots)),
+            "A": np.zeros((slots, slots)),
+            "QS": QS,
+            "W": np.zeros((slots, self.W.shape[1])) if part else QS,
+            "at": np.zeros(slots, dtype=np.int64),
+            "used": np.zeros(slots),
+            "a": np.zeros(slots),
+            "lower": np.full(slots, -np.inf),
+            "upper": np.full(slots, np.inf),
+        }
+        for name, new in arrays.items() if keep else ():
+            if name != "W" or part:
+                old = getattr(self, name)
+                new[tuple(slice(0, size) for size in old.shape)] = old
+        self.__dict__.update(arrays)
         QS[0] = self.samples.y
 
     def grow(self) -> None:
         """Make room for more margin vectors."""
-        self._allocate(_slots(len(self.m.a)), self.m)
+        self._allocate(_slots(len(self.a)), keep=True)
 
     def fit_capacity(self) -> None:
         """Lengthen the rows of Q when the samples' vectors have become longer."""
         self.watched = None
-        self._allocate(len(self.m.a), self.m)
+        self._allocate(len(self.a), keep=True)
+
+    def copy_state(self) -> dict[str, object]:
+        """Copy all arrays, for :meth:`set_state`."""
+        self.ensure_R()
+        own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in self.__dict__.items()}
+        return own | {"W": own["QS"], "watched": None}
+
+    def set_state(self, state: dict[str, object]) -> None:
+        """Take over what :meth:`copy_state` returned."""
+        self.__dict__.update(state)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return int(self.m.used.sum()) - 1
+        return int(np.count_nonzero(self.used)) - 1
 
     @property
     def b(self) -> float:
         """The offset of f."""
-        return float(self.m.a[0])
+        return float(self.a[0])
 
     @property
     def R(self) -> Array:  # (slots, slots)
         """The inverse of A, with all events applied."""
         self.ensure_R()
-        steps.apply_pending(self.m)
-        return self.m.R
+        self._apply_pending()
+        return self._R
+
+    def _apply_pending(self) -> None:
+        """Add the pending events to R."""
+        if self._pending:
+            V = _tensor(self._V[: self._pending, : self.top])
+            R = _tensor(self._R)[: self.top, : self.top]
+            R.addmm_((V * _tensor(self._f)[: self._pending, None]).T, V)
+            self._pending = 0
 
     def ensure_R(self) -> None:
         """Compute R from the factor of A, if there is only that. Events, which update R, need it."""
         self._R_is_made = True
         if self._factored is not None:
             used, factor = self._factored
-            self.m.R[np.ix_(used, used)], self._factored = factor.inverse().numpy(), None
+            self._R[np.ix_(used, used)], self._factored = factor.inverse().numpy(), None
 
     def slots(self) -> Array:  # -> (s,) int64
         """Return the slots in use, without slot 0."""
-        return self.m.used.nonzero()[0][1:]
+        return self.used.nonzero()[0][1:]
 
     def positions(self) -> Array:  # -> (s,) int64
         """Return the positions of the margin vectors, in the order of their slots."""
-        return self.m.at[self.slots()]
+        return self.at[self.slots()]
 
     def alpha_outside(self) -> Array:  # -> (capacity,)
         """Return alpha with zeros for the margin vectors."""
@@ -142,28 +206,34 @@ class MarginSet:
     def write_alpha(self) -> None:
         """Copy the coefficients to the samples' alpha."""
         slots = self.slots()
-        self.samples.alpha[self.m.at[slots]] = self.m.a[slots]
+        self.samples.alpha[self.at[slots]] = self.a[slots]
+
+    def compute_g(self) -> None:
+        """Compute every g from rest and the margin vectors: g = rest + Q_:S alpha_S + y b - 1."""
+        s, k = self.samples, self.top
+        np.add(self.a[:k] @ self.QS[:k], s.rest, out=s.g)
+        s.g -= np.abs(s.y)  # 1, or 0 in a free position
 
     # -- samples that come and go --------------------------------------------------------------------------------------
 
     def add_columns(self, at: Array, Q: Array) -> None:  # (B,), (B, capacity)
         """Set the entries of QS for new samples, whose rows of Q these are."""
-        m, k, index = self.m, self.top, index_of(at)
-        m.QS[:k, index] = (Q[:, m.at[:k]] * m.used[:k]).T
-        m.QS[0, index] = self.samples.y[index]
-        if m.W is m.QS:
+        k, index = self.top, index_of(at)
+        self.QS[:k, index] = (Q[:, self.at[:k]] * self.used[:k]).T
+        self.QS[0, index] = self.samples.y[index]
+        if self.W is self.QS:
             self.watched = None
 
     def erase_columns(self, at: Array) -> None:  # (k,)
         """Set the entries of samples outside S to zero."""
         w = self.watched
-        self.m.QS[: self.top, index_of(at)] = 0.0
+        self.QS[: self.top, index_of(at)] = 0.0
         if w is None:
             return
-        if self.m.W is not self.m.QS:
+        if self.W is not self.QS:
             columns = w.column_of[at]
             columns = columns[columns >= 0]
-            self.m.W[:, columns], w.at[columns] = 0.0, 0
+            self.W[:, columns], w.at[columns] = 0.0, 0
         w.column_of[at] = -1
 
     # -- the samples that a walk watches -------------------------------------------------------------------------------
@@ -175,8 +245,8 @@ class MarginSet:
         vector is watched from the moment it leaves S.
         """
         self.ensure_R()
-        s, m, w = self.samples, self.m, self.watched
-        if w is not None and m.W is not m.QS and int(w.count[0]) > 2 * self._chosen:
+        s, w = self.samples, self.watched
+        if w is not None and self.W is not self.QS and w.count > 2 * w.chosen:
             w = None
         whole = everything or s.n < MIN_SAMPLES_FOR_WATCH
         if not whole and w is None:
@@ -185,13 +255,10 @@ class MarginSet:
             if not whole:
                 slack = np.where(s.side != 0, s.side * s.g, np.inf)
                 w = self._start_watch(np.argpartition(slack, count - 1)[:count], count + SPARE_WATCH_COLUMNS)
-        if w is None or (whole and m.W is not m.QS):
+        if w is None or (whole and self.W is not self.QS):
             w = self._start_watch(np.arange(s.capacity), s.capacity)
         for i in driven[(w.column_of[driven] < 0) & (s.side[driven] != 0)].tolist():
-            w = self.add_watch_columns() if int(w.count[0]) == len(w.at) else w
-            c = int(w.count[0])
-            self.m.W[:, c] = m.QS[:, i]
-            w.at[c], w.column_of[i], w.count[0] = i, c, c + 1
+            self.watch_one(w, i)
         w.sign[:] = np.where(w.column_of[w.at] == np.arange(len(w.at)), s.side[w.at], 0.0)
         w.slack[:] = w.sign * s.g[w.at]
         w.root[:] = s.root[w.at]
@@ -199,73 +266,125 @@ class MarginSet:
 
     def _start_watch(self, chosen: Array, columns: int) -> Watch:
         """Watch the samples in these positions; W is QS itself if there is a column for every position."""
-        m, k = self.m, len(chosen)
+        k = len(chosen)
         at, column_of = np.zeros(columns, dtype=np.int64), np.full(self.samples.capacity, -1, dtype=np.int64)
         at[:k], column_of[chosen] = chosen, np.arange(k)
-        W = m.QS
+        self.W = self.QS
         if columns < self.samples.capacity:
-            W = np.zeros((len(m.a), columns))
-            W[: self.top, :k] = m.QS[: self.top, chosen]
-        self.m, self._chosen = m._replace(W=W), k
+            self.W = np.zeros((len(self.a), columns))
+            self.W[: self.top, :k] = self.QS[: self.top, chosen]
         slack, sign, root = np.zeros((3, columns))
-        self.watched = Watch(at, column_of, slack, sign, root, np.array([k]))
+        self.watched = Watch(at, column_of, slack, sign, root, k, k)
         return self.watched
 
-    def add_watch_columns(self) -> Watch:
-        """Make room for more watched samples."""
-        w, m = self.watched, self.m
-        assert w is not None
-        more = SPARE_WATCH_COLUMNS + len(w.at) // 8
-        at, slack, sign, root = (np.concatenate([v, np.zeros(more, v.dtype)]) for v in (w.at, *w[2:5]))
-        self.m = m._replace(W=np.concatenate([m.W, np.zeros((len(m.W), more))], 1))
-        self.watched = Watch(at, w.column_of, slack, sign, root, w.count)
-        return self.watched
+    def watch_one(self, w: Watch, i: int) -> int:
+        """Watch sample i too, and return its column."""
+        c = w.count
+        if c == len(w.at):
+            more = SPARE_WATCH_COLUMNS + c // 8
+            for name in ("at", "slack", "sign", "root"):
+                old = getattr(w, name)
+                setattr(w, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+            self.W = np.concatenate([self.W, np.zeros((len(self.W), more))], 1)
+        self.W[:, c] = self.QS[:, i]
+        w.at[c], w.column_of[i], w.root[c], w.count = i, c, self.samples.root[i], c + 1
+        return c
 
     # -- one at a time -------------------------------------------------------------------------------------------------
 
-    def admit(self, i: int, row: Array, beta: Array, gamma: float) -> None:  # (capacity,), (slots,)
-        """Make sample i a margin vector, with the coefficient it has. beta, gamma: its own (10), (12). All are watched."""
-        self.ensure_R()
-        s = self.samples
-        if len(self) + 1 == len(self.m.a):
+    def beta_and_gamma(self, i: int, row: Array) -> tuple[Array, float, float]:  # (capacity,) -> (top,)
+        """Return beta_i (10), gamma_i (12), and the size of the terms of gamma_i."""
+        k, own = self.top, float(row[i])
+        h = row[self.at[:k]] * self.used[:k]
+        h[0] = self.samples.y[i]
+        beta = -self.times_R(h)
+        terms = h * beta
+        gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
+        if gamma < RECOMPUTED_GAMMA_SHARE * size:
+            beta -= self.times_R(h + self.A[:k, :k] @ beta)
+            terms = h * beta
+            gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
+        return beta, gamma, size
+
+    def _free_slot(self) -> int:
+        """Return the first free slot, below ``top`` if there is one."""
+        k = int(self.used[: self.top].argmin())
+        slot = self.top if self.used[k] else k
+        if slot == len(self.a):
             self.grow()
-            beta = np.concatenate([beta, np.zeros(len(self.m.a) - len(beta))])
-        every = np.arange(s.capacity)
-        slot = steps.enter(self.m, self.top, every, row, s.y[i], s.u[i], s.alpha[i], i, beta, gamma)
-        self.top, s.side[i] = max(self.top, slot + 1), 0.0
-        s.rest -= s.alpha[i] * row
+        return slot
+
+    def enter(self, i: int, row: Array, beta: Array, gamma: float) -> int:  # (capacity,), (top,)
+        """Make sample i a margin vector by (13), with the coefficient it has, and take that out of rest; returns its slot."""
+        self.ensure_R()
+        s, slot, old = self.samples, self._free_slot(), self.top
+        y, own = s.y[i], row[i]
+        self.top = k = max(old, slot + 1)
+        if old == 1:  # the first margin vector
+            self._pending = 0
+            self._R[0, 0], self._R[0, slot], self._R[slot, 0] = -own, y, y
+        else:
+            v = np.zeros(k)
+            v[:old] = beta[:old]
+            v[slot] = 1.0
+            self._add_to_R(v, 1.0 / gamma)
+        h = row[self.at[:k]] * self.used[:k]
+        h[0], h[slot] = y, own
+        self.A[slot, :k] = self.A[:k, slot] = h
+        self.QS[slot] = row
+        if self.W is not self.QS:
+            assert self.watched is not None
+            self.W[slot] = row[self.watched.at]
+        self.at[slot], self.used[slot], self.a[slot], self.lower[slot], self.upper[slot] = (
+            i,
+            1.0,
+            s.alpha[i],
+            0.0,
+            s.u[i],
+        )
+        s.side[i] = 0.0
+        if s.alpha[i] != 0.0:
+            s.rest -= s.alpha[i] * row
+        return slot
 
     def leave(self, slot: int, alpha: float, side: float) -> None:
-        """Take the margin vector in this slot out of S, to the set ``side``, with this coefficient."""
+        """Take the margin vector in this slot out of S by (14), to the set ``side``, with this coefficient."""
         self.ensure_R()
-        s, m = self.samples, self.m
-        i = int(m.at[slot])
-        s.rest += alpha * m.QS[slot]
+        s, i, k = self.samples, int(self.at[slot]), self.top
         s.alpha[i], s.side[i] = alpha, side
-        R_k = steps.row_of_R(m, slot)
-        if len(self) == 1 or R_k[slot] > 0:
-            steps.leave(m, self.top, slot, R_k)
-            self._trim()
-        else:  # 1 / R_kk is a squared distance: only rounding makes it negative
-            self._free_slots(np.array([slot]))
+        if alpha != 0.0:
+            s.rest += alpha * self.QS[slot]
+        R_k, last = self.row_of_R(slot), len(self) == 1
+        if last:
+            self._R[:k, :k] = 0.0
+            self._pending = 0
+        elif R_k[slot] > 0:
+            self._add_to_R(R_k, -1.0 / R_k[slot])
+        self._free_slots(slot)
+        if not last and not R_k[slot] > 0:  # 1 / R_kk is a squared distance: only rounding makes it negative
             self.invert_A()
+
+    def _add_to_R(self, v: Array, factor: float) -> None:  # (top,)
+        """R += factor v v^T."""
+        if self._pending == MAX_PENDING_EVENTS:
+            self._apply_pending()
+        e, k = self._pending, len(v)
+        self._V[e, :k], self._V[e, k:], self._f[e] = v, 0.0, factor
+        self._pending = e + 1
+
+    def row_of_R(self, slot: int) -> Array:  # -> (top,)
+        """Return row ``slot`` of R."""
+        self.ensure_R()
+        k, V = self.top, self._V[: self._pending, : self.top]
+        row: Array = self._R[slot, :k] + (self._f[: self._pending] * V[:, slot]) @ V
+        return row
 
     def set_members(self, positions: Array, a: Array, b: float, rows: Array) -> None:  # (k,), (k,), (), (k, capacity)
         """Make these samples the margin vectors, with these coefficients; R is of no use where they are dependent."""
         self.clear(_slots(len(positions)), b)
         if len(positions):
-            self.m.a[self._fill_slots(positions, rows)] = a
+            self.a[self._fill_slots(positions, rows)] = a
             self.factor_A(keep_dependent=True)
-
-    def copy_arrays(self) -> Margin:
-        """Copy all arrays, for :meth:`set_arrays`."""
-        self.ensure_R()
-        return Margin(*(array.copy() for array in self.m))
-
-    def set_arrays(self, arrays: Margin) -> None:
-        """Take over arrays of :meth:`copy_arrays`."""
-        self.m, self.watched, self._R_is_made, self._factored = arrays._replace(W=arrays.QS), None, True, None
-        self._trim()
 
     # -- many at a time ------------------------------------------------------------------------------------------------
 
@@ -275,13 +394,13 @@ class MarginSet:
         Returns the positions, of ``into`` if possible, that lie in the span of the others: they do not become margin vectors.
         """
         self.watched = None
-        steps.apply_pending(self.m)
+        self._apply_pending()
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into) and self._factored is None
         update = update and self.residual() <= MAX_BLOCK_UPDATE_RESIDUAL
         if len(out):
             slots = self.slots()
-            slots = slots[np.isin(self.m.at[slots], out)]
+            slots = slots[np.isin(self.at[slots], out)]
             update = update and self._downdate(slots)
             self._free_slots(slots)
         new = self._fill_slots(into, rows) if len(into) else NO_SLOTS
@@ -289,97 +408,100 @@ class MarginSet:
             return self.factor_A(late=new)
         if not len(into):
             return into
-        m, k = self.m, self.top
-        R, H = _tensor(m.R[:k, :k]), _tensor(m.A[:k, new])
+        k = self.top
+        R, H = _tensor(self._R[:k, :k]), _tensor(self.A[:k, new])
         H[torch.from_numpy(new)] = 0.0
-        Q = _tensor(m.A[np.ix_(new, new)])
+        Q = _tensor(self.A[np.ix_(new, new)])
         V = torch.mm(R, H).neg_()
         size = Q.diagonal().abs() + (H * V).abs().sum(0)
         kept, L = independent(torch.addmm(Q, H.T, V), BLOCK_DEPENDENT_SHARE * size)
         rejected = np.delete(np.arange(len(new)), kept)
-        positions = m.at[new[rejected]]
+        positions = self.at[new[rejected]]
         if len(kept):
             G = torch.cholesky_inverse(L)
             VG = V[:, kept] @ G
             R.addmm_(VG, V[:, kept].T)
             at = new[kept]
-            m.R[:k, at] = VG.numpy()
-            m.R[at, :k] = VG.numpy().T
-            m.R[np.ix_(at, at)] = G.numpy()
+            self._R[:k, at] = VG.numpy()
+            self._R[at, :k] = VG.numpy().T
+            self._R[np.ix_(at, at)] = G.numpy()
         self._free_slots(new[rejected])
         return positions
 
     def _fill_slots(self, into: Array, rows: Array) -> Array:
         """Give each position a slot, with its row of Q and of A, and coefficient 0; R does not change."""
         s = self.samples
-        while len(self.m.a) - len(self) - 1 < len(into):
-            self._allocate(_slots(len(self) + len(into)), self.m)
-        m = self.m
-        old, new = np.flatnonzero(m.used), np.flatnonzero(m.used == 0)[: len(into)]
-        m.at[new], m.used[new], m.a[new], m.lower[new], m.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
+        while len(self.a) - len(self) - 1 < len(into):
+            self._allocate(_slots(len(self) + len(into)), keep=True)
+        old, new = np.flatnonzero(self.used), np.flatnonzero(self.used == 0)[: len(into)]
+        self.at[new], self.used[new], self.a[new], self.lower[new], self.upper[new] = into, 1.0, 0.0, 0.0, s.u[into]
         at = index_of(new)
-        m.QS[at] = rows
+        self.QS[at] = rows
         together = isinstance(at, slice)
-        border = np.take(rows, m.at, 1, out=m.A[at] if together else None, mode="clip")  # clip: straight into A
-        border[:, m.used == 0] = 0.0
+        border = np.take(rows, self.at, 1, out=self.A[at] if together else None, mode="clip")  # clip: straight into A
+        border[:, self.used == 0] = 0.0
         border[:, 0] = s.y[into]
         if not together:
-            m.A[at] = border
-        m.A[np.ix_(old, new)] = border[:, old].T
+            self.A[at] = border
+        self.A[np.ix_(old, new)] = border[:, old].T
         self.top = max(self.top, int(new[-1]) + 1)
         return new
 
     def _downdate(self, slots: Array) -> bool:  # (l,)
         """Apply (14) for several slots; False if rounding errors make that impossible."""
-        m, k = self.m, self.top
-        columns = _tensor(m.R[:k, slots])
-        L, info = torch.linalg.cholesky_ex(_tensor(m.R[np.ix_(slots, slots)]))
+        k = self.top
+        columns = _tensor(self._R[:k, slots])
+        L, info = torch.linalg.cholesky_ex(_tensor(self._R[np.ix_(slots, slots)]))
         if int(info):
             return False
         W = torch.linalg.solve_triangular(L, columns.T, upper=False)
-        _tensor(m.R[:k, :k]).addmm_(W.T, W, alpha=-1.0)
+        _tensor(self._R[:k, :k]).addmm_(W.T, W, alpha=-1.0)
         return True
 
-    def _free_slots(self, slots: Array) -> None:
+    def _free_slots(self, slots: Array | int) -> None:
         """Set everything in these slots to zero; R of the others does not change."""
-        m = self.m
-        steps.apply_pending(m)
-        for array in (m.R, m.A) if self._R_is_made else (m.A,):
+        self._V[:, slots] = 0.0
+        for array in (self._R, self.A) if self._R_is_made else (self.A,):
             array[slots] = 0.0
             array[:, slots] = 0.0
-        m.QS[slots] = 0.0
-        if m.W is not m.QS:
-            m.W[slots] = 0.0
-        m.at[slots], m.used[slots], m.a[slots], m.lower[slots], m.upper[slots] = 0, 0.0, 0.0, -np.inf, np.inf
+        self.QS[slots] = 0.0
+        if self.W is not self.QS:
+            self.W[slots] = 0.0
+        self.at[slots], self.used[slots], self.a[slots], self.lower[slots], self.upper[slots] = (
+            0,
+            0.0,
+            0.0,
+            -np.inf,
+            np.inf,
+        )
         self._trim()
 
     def _trim(self) -> None:
         """Set ``top`` behind the last slot in use."""
-        self.top = int(self.m.used.nonzero()[0][-1]) + 1
+        self.top = int(self.used.nonzero()[0][-1]) + 1
 
     def factor_A(self, late: Array = NO_SLOTS, keep_dependent: bool = False) -> Array:  # (k,) slots -> (r,) positions
         """Factor A, and drop samples that lie in the span of the others, of those in slots ``late`` if possible.
 
         Returns the positions dropped. keep_dependent: drop none; where there would be any, A is not factored.
         """
-        m = self.m
         if self._R_is_made:
-            m.R[:] = 0.0
-        m.pending[0], self._R_is_made, self._factored = 0, False, None
+            self._R[:] = 0.0
+        self._R_is_made, self._factored, self._pending = False, None, 0
         slots = self.slots()
         if not len(slots):
             return slots
         if len(late):
             slots = np.concatenate([slots[~np.isin(slots, late)], late])
-        own = m.A[slots, slots]
+        own = self.A[slots, slots]
         first = int(own.argmin())
         if own[0] > 2.0 * own[first]:  # terms of different size cost the fewest digits when the first is the smallest
             slots[[0, first]] = slots[[first, 0]]
         at = index_of(slots)
-        Q = _tensor(m.A[at, at] if isinstance(at, slice) else m.A[np.ix_(slots, slots)])
-        kept, factor = factor_bordered(Q, _tensor(m.A[slots, 0]), BLOCK_DEPENDENT_SHARE)
+        Q = _tensor(self.A[at, at] if isinstance(at, slice) else self.A[np.ix_(slots, slots)])
+        kept, factor = factor_bordered(Q, _tensor(self.A[slots, 0]), BLOCK_DEPENDENT_SHARE)
         rejected = np.delete(slots, kept)
-        positions: Array = m.at[rejected]
+        positions: Array = self.at[rejected]
         if keep_dependent and len(rejected):
             return positions[:0]
         self._factored = np.concatenate([[0], slots[kept]]), factor
@@ -393,32 +515,35 @@ class MarginSet:
 
     def residual(self) -> float:
         """Return the relative residual of R for one right-hand side."""
-        m = self.m
-        h = m.A.sum(1)
-        return float(np.abs(m.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
+        h = self.A.sum(1)
+        return float(np.abs(self.A @ (self.R @ h) - h).max() / max(np.abs(h).max(), 1e-300))
 
     def _equilibrated(self) -> tuple[Array, Array, Array]:  # -> (k,), (k, k), (k,)
         """Return the slots in use, D A D with a unit diagonal, and D; so scaled, outliers cost no digits."""
-        m, used = self.m, np.flatnonzero(self.m.used)
-        D = 1.0 / np.maximum(self.samples.root[m.at[used]], 1e-150)
+        used = np.flatnonzero(self.used)
+        D = 1.0 / np.maximum(self.samples.root[self.at[used]], 1e-150)
         D[0] = 1.0 / D[1:].max() if len(D) > 1 else 1.0
-        return used, m.A[np.ix_(used, used)] * D * D[:, None], D
+        return used, self.A[np.ix_(used, used)] * D * D[:, None], D
 
     def invert_A(self) -> None:
         """Compute R from A whatever the margin vectors are; it is of no use where they are dependent."""
-        m = self.m
-        m.R[:] = 0.0
-        m.pending[0], self._R_is_made, self._factored = 0, True, None
+        self._R[:] = 0.0
+        self._R_is_made, self._factored, self._pending = True, None, 0
         used, A, D = self._equilibrated()
         try:
-            m.R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
+            self._R[np.ix_(used, used)] = np.linalg.inv(A) * D * D[:, None]
         except np.linalg.LinAlgError:
             return
 
-    def _times_R(self, r: Array) -> Array:  # (slots,) -> (slots,)
-        """Return R r, by the factor of A if R is not made."""
+    def times_R(self, r: Array) -> Array:  # (k,) -> (k,)
+        """Return R r for the first k slots, which hold all in use, by the factor of A if R is not made."""
         if self._factored is None:
-            product: Array = self.R @ r
+            self.ensure_R()
+            k = len(r)
+            product: Array = self._R[:k, :k] @ r
+            if self._pending:
+                V = self._V[: self._pending, :k]
+                product += (self._f[: self._pending] * (V @ r)) @ V
             return product
         used, factor = self._factored
         out = np.zeros(len(r))
@@ -427,18 +552,17 @@ class MarginSet:
 
     def solve(self, r: Array) -> Array:  # (slots,) -> (slots,)
         """Return delta with A delta = -r, refined; by a backward stable method where R is of no use."""
-        m = self.m
         for attempt in range(2):
-            delta = self._times_R(-r)
+            delta = self.times_R(-r)
             for _ in range(2):
-                delta -= self._times_R(m.A @ delta + r)
-            Ad = m.A @ delta
+                delta -= self.times_R(self.A @ delta + r)
+            Ad = self.A @ delta
             off = np.abs(Ad + r)
             if bool(
                 (off <= MAX_SOLVE_RESIDUAL * np.maximum(np.abs(Ad), np.abs(r))).all()
             ):  # less than its terms, added up by size
                 return delta
-            if bool((off <= MAX_SOLVE_RESIDUAL * (np.abs(m.A) @ np.abs(delta) + np.abs(r))).all()):
+            if bool((off <= MAX_SOLVE_RESIDUAL * (np.abs(self.A) @ np.abs(delta) + np.abs(r))).all()):
                 return delta
             if not attempt:
                 self.invert_A()
@@ -452,7 +576,7 @@ class MarginSet:
 
 
 def _slots(count: int) -> int:
-    """Return how many slots to allocate for so many margin vectors: few more, as events pass over all of them."""
+    """Return the number of slots to allocate for this many margin vectors: few more, as events pass over all of them."""
     return 16 + count + count // 16
 
 

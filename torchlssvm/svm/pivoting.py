@@ -7,8 +7,7 @@ import numpy as np
 from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
-from torchlssvm.svm.samples import Array, Samples
-from torchlssvm.svm.steps import EPS
+from torchlssvm.svm.samples import EPS, Array, Samples
 
 MAX_PIVOT_ROUNDS = 30
 """Rounds after which pivoting is given up. One to ten are usual."""
@@ -54,7 +53,7 @@ def pivot(
         roundings += float(np.abs(held - before) @ s.root) ** 2
         if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
             return None
-        m, k = margin.m, margin.top
+        m, k = margin, margin.top
         r = -m.used * (1.0 - rest[m.at])
         r[0] = float(s.y @ held)
         a = margin.solve(r)
@@ -96,8 +95,8 @@ def _exchange(
     inside[margin.positions()] = True
     out, into = np.flatnonzero(inside & (side != 0)), np.flatnonzero(~inside & (side == 0))
     slots = margin.slots()
-    slots = slots[np.isin(margin.m.at[slots], out)]
-    leaving, left = margin.m.at[slots], margin.m.QS[slots]
+    slots = slots[np.isin(margin.at[slots], out)]
+    leaving, left = margin.at[slots], margin.QS[slots]
     entering = rows.rows_of(into)
     spanned = np.zeros(s.capacity, dtype=bool)
     if len(out) or len(into):

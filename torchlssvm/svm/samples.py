@@ -10,6 +10,9 @@ from torch import Tensor
 
 Array = Any  # a NumPy array, float64 unless said otherwise
 
+EPS = 2.0**-52
+"""The distance of 1.0 to the next float64."""
+
 VECTOR_NAMES = ("y", "weight", "u", "alpha", "side", "rest", "g", "root", "rounding")
 """Per sample: label -1 or +1; weight of C; upper bound u = weight C; coefficient; side (+1 reserve set R: g >= 0, -1 error set
 E: g <= 0, 0 margin set S); rest_i = sum of Q_ij alpha_j over all j outside S; g; root = sqrt(K_ii); rounding: the variance, in
@@ -24,18 +27,6 @@ class Batch(NamedTuple):
     y: Array  # (B,) -1, +1, or a number for a single one
     weight: Array  # (B,) or a number
     u: Array  # (B,) or a number
-
-
-class Vectors(NamedTuple):
-    """The vectors that compiled steps use, see ``VECTOR_NAMES``; views of :attr:`Samples.vectors`."""
-
-    y: Array
-    u: Array
-    alpha: Array
-    side: Array
-    rest: Array
-    g: Array
-    root: Array
 
 
 class Samples:
@@ -65,7 +56,6 @@ class Samples:
         self.vectors = vectors
         for name, row in zip(VECTOR_NAMES, vectors, strict=True):
             setattr(self, name, row)
-        self.arrays = Vectors(self.y, self.u, self.alpha, self.side, self.rest, self.g, self.root)
 
     def has_both_classes(self) -> bool:
         """Tell whether there are samples of either label with u > 0: without them every alpha is 0."""

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
-from torchlssvm.svm import steps
 from torchlssvm.svm.active_set import FINAL_NEWTON_STEPS, ActiveSet
 from torchlssvm.svm.kernel_rows import KernelRows, index_of
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.path import Event, Path
 from torchlssvm.svm.pivoting import pivot
-from torchlssvm.svm.samples import VECTOR_NAMES, Array, Batch, Samples
-from torchlssvm.svm.steps import AT_BOUND_SHARE, EPS, MAX_ROUNDING_UNITS, Margin
+from torchlssvm.svm.samples import EPS, VECTOR_NAMES, Array, Batch, Samples
 from torchlssvm.svm.warm_start import approximate_optimum, balanced
 
 MIN_SAMPLES_PIVOTED = 32
@@ -33,6 +31,18 @@ MAX_DETERMINED_UNIT = 1e-3
 """Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
 NARROW_B_INTERVAL = 1e-9
 """Width, as a share of |b| + 1, of an interval for b that is one value and rounding: b is left where it is."""
+MAX_ROUNDING_UNITS = 256.0
+"""Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
+rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
+MAX_REST_ROUNDING_UNITS = MAX_ROUNDING_UNITS / 4
+"""Units of rounding that ``rest`` of a sample may have gathered before it is computed from the kernel again."""
+CLEAR_SIDE_FACTOR = 16.0
+"""Where g_i is on its side by this multiple of its gathered rounding, the side is certain: that multiple of
+MAX_REST_ROUNDING_UNITS may gather then."""
+AT_BOUND_SHARE = 1e-13
+"""Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
+CLIPPED_SHARE = 1e-9
+"""Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets."""
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
@@ -58,7 +68,7 @@ class Snapshot(NamedTuple):
     a: Array  # (s,) their coefficients
     b: float
     counters: tuple[int, float, int, str]  # events, roundings, counted events, last method
-    arrays: Margin | None  # a copy of all arrays of the margin set; None: R is to be computed again
+    state: dict[str, object] | None  # a copy of all arrays of the margin set; None: R is to be computed again
 
 
 class PathSolver:
@@ -119,7 +129,7 @@ class PathSolver:
         self.margin.erase_columns(leaving)
         self.samples.drop(leaving)
         if not self.samples.n:
-            self.margin.m.a[0] = 0.0
+            self.margin.a[0] = 0.0
 
     def solve_change(self, new: Array, leaving: Array, method: str = "auto") -> None:  # (B,), (k,) positions
         """Solve with new samples, and without those that are leaving, which keep their positions.
@@ -192,11 +202,10 @@ class PathSolver:
         margin.write_alpha()
         for i in leaving.tolist():
             if s.side[i] == 0:
-                slot = int(np.flatnonzero((margin.m.at == i) & (margin.m.used > 0))[-1])
-                row = margin.m.QS[slot].copy()
+                slot = int(np.flatnonzero((margin.at == i) & (margin.used > 0))[-1])
+                self.rows.cache_row(i, margin.QS[slot])
                 margin.leave(slot, float(s.alpha[i]), 0.0)
                 self.path.roundings += float(s.alpha[i] * s.root[i]) ** 2
-                self.rows.cache_row(i, row)
             s.side[i] = 0.0
 
     # -- methods -------------------------------------------------------------------------------------------------------
@@ -278,16 +287,16 @@ class PathSolver:
     def _rebalance(self) -> None:
         """Add sum y alpha, where it is more than rounding, to the margin vector of the smallest K_ii that has room for it."""
         s, margin = self.samples, self.margin
-        m, slots, excess = margin.m, margin.slots(), float(s.y @ s.alpha)
+        slots, excess = margin.slots(), float(s.y @ s.alpha)
         if abs(excess) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
             return
-        a = m.a[slots] - s.y[m.at[slots]] * excess
-        fits = np.flatnonzero((a >= 0.0) & (a <= m.upper[slots]))
+        a = margin.a[slots] - s.y[margin.at[slots]] * excess
+        fits = np.flatnonzero((a >= 0.0) & (a <= margin.upper[slots]))
         if len(fits):
-            k = int(fits[s.root[m.at[slots[fits]]].argmin()])
-            m.a[slots[k]] = a[k]
+            k = int(fits[s.root[margin.at[slots[fits]]].argmin()])
+            margin.a[slots[k]] = a[k]
             margin.write_alpha()
-            self.path.compute_g()
+            self.margin.compute_g()
 
     def _feasible_alpha(self) -> Array:
         """Return the present coefficients, in their box and balanced, without those of samples that are removed."""
@@ -301,12 +310,19 @@ class PathSolver:
     def check_optimality(self) -> OptimalityCheck:
         """Check alpha, b and the sets by g, which must be up to date. Costs O(n), and kernel rows for doubtful samples only."""
         s, b = self.samples, self.margin.b
-        wrong, feasible, violation = steps.find_violations(self.samples.arrays, b)
+        off = np.where(s.side == 0, np.abs(s.g) * (s.u > 0), -s.side * s.g)  # u = 0: free, or about to leave
+        wrong = np.flatnonzero(~(off <= MAX_ROUNDING_UNITS * EPS * self._least_rounding_unit()))
         if len(wrong):
-            off = np.where(s.side[wrong] == 0, np.abs(s.g[wrong]), -s.side[wrong] * s.g[wrong])
             units = EPS * (self.rows.absolute_products(wrong, s.alpha) + abs(b) + 1.0)
-            wrong = wrong[~(off <= MAX_ROUNDING_UNITS * units)]
-        return OptimalityCheck(wrong, feasible, violation)
+            wrong = wrong[~(off[wrong] <= MAX_ROUNDING_UNITS * units)]
+        inside = bool(((s.alpha >= 0.0) & (s.alpha <= s.u)).all())
+        feasible = inside and abs(float(s.y @ s.alpha)) <= MAX_ROUNDING_UNITS * EPS * float(s.alpha.sum())
+        return OptimalityCheck(wrong, feasible, max(0.0, float(off.max(initial=0.0))))
+
+    def _least_rounding_unit(self) -> Array:  # -> (capacity,)
+        """Return a lower bound of sum_j |Q_ij| alpha_j + |b| + 1, from signed sums of its terms: g and rest."""
+        s, b = self.samples, self.margin.b
+        return np.maximum(np.abs(s.g + 1.0 - s.y * b), np.abs(s.rest)) + (abs(b) + 1.0)
 
     def rounding_bound(self) -> float:
         """Return the largest unit of rounding, EPS (sum_j |Q_ij| alpha_j + |b| + 1), of the samples i held."""
@@ -319,27 +335,47 @@ class PathSolver:
     def _correct(self) -> None:
         """Take a Newton step on S and compute every g; where no margin vector fixes b, centre b in its interval."""
         margin = self.margin
-        if len(margin) and not steps.newton_step(margin.m, margin.top, self.samples.arrays):
+        if len(margin) and not self._newton_step():
             self._empty_margin_set_at_bounds()
         if not len(margin):
-            self.path.compute_g()
+            self.margin.compute_g()
             self._centre_b()
+
+    def _newton_step(self) -> bool:
+        """Take a Newton step on S with the residuals of (2) and (3), if it stays in the box; write alpha and every g.
+
+        Returns True if any margin vector is inside its box by more than AT_BOUND_SHARE of it. There must be a margin vector.
+        """
+        s, margin = self.samples, self.margin
+        k = margin.top
+        a, lower, upper = margin.a[:k], margin.lower[:k], margin.upper[:k]
+        margin.write_alpha()
+        r = margin.A[:k, :k] @ a + margin.used[:k] * (s.rest[margin.at[:k]] - 1.0)
+        r[0] = float(s.y @ s.alpha)
+        new = a - margin.times_R(r)
+        within = np.clip(new, lower, upper)
+        if bool((np.abs(new - within)[1:] <= CLIPPED_SHARE * upper[1:]).all()):
+            a[:] = within
+        np.clip(a, lower, upper, out=a)
+        margin.write_alpha()
+        margin.compute_g()
+        return bool((margin.used[1:k] * np.minimum(a, upper - a)[1:] > AT_BOUND_SHARE * upper[1:]).any())
 
     def _empty_margin_set_at_bounds(self) -> None:
         """Move all of S to E and R if every margin vector is at a bound, to rounding: then no margin vector fixes b."""
         s, margin = self.samples, self.margin
         slots = margin.slots()
-        a, u = margin.m.a[slots], margin.m.upper[slots]
+        a, u = margin.a[slots], margin.upper[slots]
         bound = np.where(a > 0.5 * u, u, 0.0)
-        effect = np.abs(a - bound) * s.root[margin.m.at[slots]] * s.root.max()  # on any g, at most
+        effect = np.abs(a - bound) * s.root[margin.at[slots]] * s.root.max()  # on any g, at most
         if bool(((np.abs(a - bound) > AT_BOUND_SHARE * u) | (effect > MAX_ROUNDING_UNITS / 4 * EPS)).any()):
             return
-        at = margin.m.at[slots].copy()
+        at = margin.at[slots].copy()
         s.alpha[at] = bound
         if not abs(s.y @ s.alpha) <= MAX_ROUNDING_UNITS * EPS * s.alpha.sum():
             s.alpha[at] = a
             return
-        s.rest += bound @ margin.m.QS[slots]
+        s.rest += bound @ margin.QS[slots]
         s.side[at] = np.where(bound > 0, -1.0, 1.0)
         margin.clear(b=margin.b)
 
@@ -351,8 +387,8 @@ class PathSolver:
         shift = 0.5 * (low + high) if low > -np.inf and high < np.inf else low if low > -np.inf else high
         narrow = NARROW_B_INTERVAL * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
-            self.margin.m.a[0] += shift
-            self.path.compute_g()
+            self.margin.a[0] += shift
+            self.margin.compute_g()
 
     def b_interval(self) -> tuple[float, float]:
         """Return how far b can move down and up while every sample stays on its side, if the margin set is empty."""
@@ -378,7 +414,10 @@ class PathSolver:
         s, path = self.samples, self.path
         events, roundings = 1.0 + path.events - self._counted_events, path.roundings
         self._counted_events, path.roundings = path.events, 0.0
-        rounded = steps.add_rest_rounding(s.arrays, self.margin.b, s.rounding, self._rest_before, events, roundings)
+        # Each event rounds rest_i once, and the product that is added to it once. Errors add up like the square root of their
+        # number. Coefficients that were large at some time have left large errors.
+        s.rounding += events * (s.rest * s.rest + self._rest_before * self._rest_before) + roundings * s.root * s.root
+        rounded = self.rounded_positions()
         if not len(rounded):
             return
         if 2 * len(rounded) > s.n:
@@ -387,6 +426,13 @@ class PathSolver:
             s.rest[rounded] = self.rows.product_at(rounded, self.margin.alpha_outside())
             s.rounding[rounded], self._rest_before = 0.0, s.rest.copy()
         self._correct()
+
+    def rounded_positions(self) -> Array:  # -> (k,)
+        """Return the samples in which gathered rounding errors could change the side of g, which must be up to date."""
+        s = self.samples
+        unit = MAX_REST_ROUNDING_UNITS * self._least_rounding_unit()
+        unit *= np.where(s.side * s.g > CLEAR_SIDE_FACTOR * EPS * np.sqrt(s.rounding), CLEAR_SIDE_FACTOR, 1.0)
+        return np.flatnonzero(~(s.rounding <= unit * unit))
 
     def _warn_if_undetermined(self) -> None:
         """Warn where rounding alone changes g visibly."""
@@ -472,7 +518,7 @@ class PathSolver:
         s = self.samples
         self.margin.set_members(margin, s.alpha[margin], b, self.rows.rows_of(margin))
         self._recompute_rest()
-        self.path.compute_g()
+        self.margin.compute_g()
         if s.has_both_classes() and not self.check_optimality().holds:
             self._correct()
             if not self.check_optimality().holds:
@@ -483,7 +529,7 @@ class PathSolver:
         s = self.samples
         rest, g = s.rest.copy(), s.g.copy()
         s.rest[:] = self.rows.product(self.margin.alpha_outside())
-        self.path.compute_g()
+        self.margin.compute_g()
         found = self.check_optimality()
         s.rest[:], s.g[:] = rest, g
         return found, self.rounding_bound()
@@ -507,8 +553,8 @@ class PathSolver:
         slots, vectors = margin.slots(), s.vectors.copy()
         self._rest_before = vectors[VECTOR_NAMES.index("rest")]
         counters = path.events, path.roundings, self._counted_events, self.last_method
-        arrays = margin.copy_arrays() if with_R else None
-        return Snapshot(vectors, s.ids.copy(), margin.m.at[slots], margin.m.a[slots], margin.b, counters, arrays)
+        state = margin.copy_state() if with_R else None
+        return Snapshot(vectors, s.ids.copy(), margin.at[slots], margin.a[slots], margin.b, counters, state)
 
     def restore(self, before: Snapshot) -> None:
         """Put the state back, bit for bit; R is computed again unless it is in the snapshot."""
@@ -522,7 +568,7 @@ class PathSolver:
         s.vectors[:] = 0.0
         s.vectors[:, :n] = before.vectors
         self.path.events, self.path.roundings, self._counted_events, self.last_method = before.counters
-        if before.arrays is not None:
-            self.margin.set_arrays(before.arrays)
+        if before.state is not None:
+            self.margin.set_state(before.state)
         else:
             self.margin.set_members(before.margin, before.a, before.b, self.rows.rows_of(before.margin))

@@ -89,8 +89,6 @@ def check_question(view: HeadView, method: str, samples: CheckedSamples | None, 
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
         if samples.labels is None:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
-    if method == "gcv" and view.statistics is None:
-        raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')

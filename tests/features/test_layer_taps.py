@@ -1,0 +1,187 @@
+"""LayerTaps: which layers are found, how they are pooled, and that each feature is a function of one sample alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from torchlssvm import attach
+from torchlssvm.features import LayerTaps
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(12, 3, 16, 16, generator=GENERATOR)
+LABELS = torch.arange(12) % 3
+
+
+class Block(nn.Module):
+    """Two convolutions that share one ReLU module, and a way around them."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv1, self.conv2, self.relu = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1), nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.conv2(self.relu(self.conv1(x))) + x)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3)
+        self.stage1, self.stage2 = nn.Sequential(Block(6), Block(6)), nn.Sequential(Block(6))
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.fc(self.stage2(self.stage1(self.stem(x))).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """An encoder as transformers have them: input ids and a mask in, layers that return tuples."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.act = nn.Linear(4, 4), nn.GELU()
+
+        def forward(self, h):
+            return (h + self.act(self.dense(h)),)
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(10, 4), nn.ModuleList([self.Layer(), self.Layer()])
+
+    def forward(self, input_ids, attention_mask=None):
+        h = self.embed(input_ids)
+        for layer in self.layer:
+            (h,) = layer(h)
+        return h
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return Network()
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"),
+    [
+        ("last", ["stage2.0"]),
+        ("blocks", ["stage1.0", "stage1.1", "stage2.0"]),
+        ("all", ["stage1.0.relu", "stage1.0", "stage1.1.relu", "stage1.1", "stage2.0.relu", "stage2.0"]),
+        (["stem", "stage?.0"], ["stem", "stage1.0", "stage2.0"]),
+        ("stage1.0.relu", ["stage1.0.relu", "stage1.0.relu:2"]),
+    ],
+)
+def test_layers_are_found(layers, taps):
+    found = LayerTaps(network(), layers)
+    assert list(found.groups) == taps
+    assert found(IMAGES).shape == (12, found.out_features)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "J"), [("mobilenet_v2", 19, 2816), ("resnet18", 8, 1920), ("squeezenet1_1", 9, 3560)]
+)
+def test_blocks_of_torchvision(name, blocks, J):
+    models = pytest.importorskip("torchvision", reason="torchvision is not installed").models
+    taps = LayerTaps(getattr(models, name)(), "blocks")
+    assert (len(taps.groups), taps.out_features) == (blocks, J)
+
+
+def test_pooling():
+    """Mean, deviation and cells, as computed by hand from the layer's own output."""
+    model = network()
+    with torch.no_grad():
+        value = model.stage1(model.stem(IMAGES)).double()
+    taps = LayerTaps(model, ["stage1.1"], ("mean", "std", "grid2"), normalize=None)
+    cells = nn.functional.adaptive_avg_pool2d(value, 2).flatten(1)
+    truth = torch.cat([value.mean((2, 3)), value.std((2, 3), correction=0), cells], 1)
+    torch.testing.assert_close(taps(IMAGES), truth, rtol=1e-12, atol=1e-12)
+    unit = LayerTaps(model, ["stage1.1"], ("mean", "std", "grid2"))
+    torch.testing.assert_close(unit(IMAGES), truth / truth.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-12)
+    root = truth.sign() * truth.abs().sqrt()
+    rooted = LayerTaps(model, ["stage1.1"], ("mean", "std", "grid2"), normalize="sqrt")
+    torch.testing.assert_close(rooted(IMAGES), root / root.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool", ["mean", "std", "cls"])
+def test_padding_does_not_count(pool):
+    torch.manual_seed(2)
+    taps = LayerTaps(Tokens().double(), "blocks", pool, example={"input_ids": torch.zeros(1, 3, dtype=torch.int64)})
+    ids = torch.tensor([[1, 2, 3]])
+    padded = {"input_ids": torch.tensor([[1, 2, 3, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
+    assert list(taps.groups) == ["layer.0", "layer.1"]
+    torch.testing.assert_close(taps({"input_ids": ids}), taps(padded), rtol=1e-12, atol=1e-12)
+
+
+def test_a_budget_of_columns():
+    """Groups share it by width, the sum is within it, and a row is projected to the same bits in any batch."""
+    model = network()
+    taps = LayerTaps(model, "all", ("mean", "std"), max_features=20)
+    assert taps.out_features <= 20
+    assert {s.stop - s.start for s in taps.groups.values()} == {3}
+    values = taps(IMAGES)
+    one = torch.cat([taps(image[None]) for image in IMAGES])
+    torch.testing.assert_close(values, one, rtol=1e-5, atol=1e-6)  # the network's own rounding
+    assert torch.equal(LayerTaps(network(), "all", ("mean", "std"), max_features=20)(IMAGES), values)
+    assert not torch.equal(LayerTaps(network(), "all", ("mean", "std"), max_features=20, seed=1)(IMAGES), values)
+    with pytest.raises(ValueError, match="max_features=5"):
+        LayerTaps(model, "all", max_features=5)
+
+
+def test_a_projection_keeps_distances():
+    """Signs with M columns keep a squared length to within a few 1/sqrt(M)."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 2000, 1), nn.ReLU())
+    whole, projected = (LayerTaps(model, "blocks", max_features=m)(IMAGES) for m in (None, 1000))
+    assert projected.shape == (12, 1000)
+    lengths = (whole[:1] - whole[1:]).norm(dim=1), (projected[:1] - projected[1:]).norm(dim=1)
+    torch.testing.assert_close(lengths[1], lengths[0], rtol=0.2, atol=0.0)
+
+
+def test_views_are_averaged():
+    model = network()
+    plain = LayerTaps(model, "blocks")
+    flipped = LayerTaps(model, "blocks", views=("flip", lambda images: images + 1.0))
+    truth = (plain(IMAGES) + plain(IMAGES.flip(3)) + plain(IMAGES + 1.0)) / 3
+    torch.testing.assert_close(flipped(IMAGES), truth, rtol=1e-12, atol=1e-12)
+
+
+def test_a_head_on_taps_unlearns():
+    taps = LayerTaps(network(), "all", ("mean", "std"), max_features=24, views=("flip",))
+    options = {"in_features": taps.out_features, "grid": 2.0, "deterministic": True, "rho": 1.0}
+    clf, never = attach(taps, 3, **options), attach(taps, 3, **options)
+    clf.add(IMAGES, LABELS)
+    never.add(IMAGES[4:], LABELS[4:])
+    clf.remove(IMAGES[:4], LABELS[:4])
+    assert clf.head.digest() == never.head.digest()
+
+
+def test_the_network_is_frozen_and_saved():
+    taps = LayerTaps(network().train(), "blocks", max_features=4)
+    assert not taps.model.training
+    assert not any(p.requires_grad for p in taps.parameters())
+    again = LayerTaps(Network(), "blocks", max_features=4)
+    again.load_state_dict(taps.state_dict())
+    assert torch.equal(again(IMAGES), taps(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"layers": ["nothing"]}, "'nothing'"),
+        ({"pool": "max"}, "'max'"),
+        ({"pool": ()}, "pool"),
+        ({"normalize": "std"}, "'std'"),
+        ({"max_features": 0}, "max_features"),
+        ({"views": ("rotate",)}, "'rotate'"),
+    ],
+)
+def test_bad_options(options, fact):
+    with pytest.raises(ValueError, match=fact):
+        LayerTaps(network(), **options)
+
+
+def test_what_has_no_layers():
+    with pytest.raises(ValueError, match="no chain of blocks"):
+        LayerTaps(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="example="):
+        LayerTaps(nn.Sequential(nn.Flatten(), nn.ReLU()))

@@ -1,0 +1,310 @@
+"""Features from several layers of one frozen network, pooled, normalized and projected to a fixed number of columns.
+
+Each feature is a fixed function of one sample: the network is frozen, pooling and normalization use that sample alone, and the
+projection is drawn from a seed. A head on these features therefore unlearns as exactly as a head on the last layer.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.functional.projection import project, sign_weights
+from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS, normalized
+
+POOLS = ("mean", "std", "cls", "grid2", "grid3", "grid4")
+"""Ways to pool the positions of a layer: mean, standard deviation, first token, mean over the cells of a g x g grid."""
+
+LAYER_SETS = ("last", "blocks", "all")
+"""Names for sets of layers; any other value of ``layers`` is a module name, a pattern, or a list of them."""
+
+VIEWS: dict[str, Callable[[Any], Any]] = {"flip": lambda images: images.flip(-1)}
+"""Fixed transforms by name: "flip" is the mirror image."""
+
+
+class LayerTaps(nn.Module):
+    """Frozen network in, features (B, J) of several of its layers out.
+
+    For each tapped layer: pool its output over positions, normalize the pooled values, and, if all of them together exceed
+    ``max_features``, multiply them by a fixed random matrix of signs. Layers keep columns of their own (``groups``), so that
+    ``head.select(groups=taps.groups)`` can choose among them.
+
+    **The network passed in is frozen** and put in eval mode. Its weights and its layers stay as they are.
+
+    Args:
+        model: any ``nn.Module``: a classifier of torchvision or timm, an encoder of Hugging Face transformers, your own.
+        layers: ``"blocks"`` (the output of every block), ``"all"`` (also every activation inside a block),
+            ``"last"`` (the last block only), or names of modules, patterns allowed: ``["features.1?", "conv1"]``.
+        pool: ``"mean"``, ``"std"``, ``"cls"`` (the first token), ``"grid2"`` (means of 2 x 2 cells; also 3 and 4), or several.
+            Tokens that an attention mask hides are left out.
+        normalize: of each group by its own numbers: ``"l2"`` (length 1), ``"sqrt"`` (signed root, then length 1) or None.
+        max_features: the most columns; None for no limit. Layers share it in proportion to their widths.
+        views: fixed transforms of a batch, ``"flip"`` or callables; features are averaged over the batch and its transforms.
+        example: a batch to run once, which shows the widths of the layers. Needed only if the input cannot be guessed.
+        seed: of the projection.
+
+    Attributes:
+        groups: for each tapped layer the columns that come from it, as a slice.
+        out_features: J, the number of columns.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU())
+        >>> taps = LayerTaps(network, layers="all", pool=("mean", "std"))
+        >>> taps.groups
+        {'1': slice(0, 16, None), '3': slice(16, 48, None)}
+        >>> taps(torch.randn(4, 3, 8, 8)).shape
+        torch.Size([4, 48])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: str | Sequence[str] = "blocks",
+        pool: str | Sequence[str] = "mean",
+        *,
+        normalize: str | None = "l2",
+        max_features: int | None = 4096,
+        views: Sequence[str | Callable[[Any], Any]] = (),
+        example: Any = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.pool = (pool,) if isinstance(pool, str) else tuple(pool)
+        if not self.pool or not set(self.pool) <= set(POOLS):
+            raise ValueError(f"pool must be among {', '.join(POOLS)}, got {pool!r}")
+        if normalize not in ROW_NORMALIZATIONS:
+            raise ValueError(f"normalize must be None, 'l2' or 'sqrt', got {normalize!r}")
+        if max_features is not None and (not isinstance(max_features, int) or max_features < 1):
+            raise ValueError(f"max_features must be a whole number >= 1 or None, got {max_features!r}")
+        for view in views:
+            if not callable(view) and view not in VIEWS:
+                raise ValueError(f"views must be callables or among {', '.join(VIEWS)}, got {view!r}")
+        self.normalize, self.max_features, self.views, self.seed = normalize, max_features, tuple(views), seed
+        self.model = model.requires_grad_(False).eval()
+        example = guess_input(model) if example is None else example
+        widths = self._widths(example, tap_candidates(model, layers))
+        if layers == "last":
+            widths = dict(list(widths.items())[-1:])
+        if not widths:
+            raise ValueError(
+                f"no layer of {type(model).__name__} that {layers!r} names gives a tensor with 2 to 4 dimensions"
+            )
+        self.taps = tuple(widths)
+        self.layers = layers if isinstance(layers, str) else tuple(layers)
+        shares = share_columns(widths, max_features)
+        self.groups: dict[str, slice] = {}
+        start = 0
+        for name, share in shares.items():
+            self.groups[name] = slice(start, start + share)
+            start += share
+        self.out_features = start
+        self.in_widths = widths
+        for i, name in enumerate(self.taps):
+            if shares[name] < widths[name]:
+                signs = sign_weights((widths[name], shares[name]), zlib.crc32(f"{seed} {name}".encode()))
+                device = next((t.device for t in [*model.parameters(), *model.buffers()]), None)
+                self.register_buffer(f"signs_{i}", signs.to(device))
+
+    def forward(self, batch: Any) -> Tensor:
+        """Features (B, J) of a batch: a tensor (B, ...), or a dict of tensors as a tokenizer returns it."""
+        values = self._features(batch)
+        for view in self.views:
+            values = values + self._features(VIEWS[view](batch) if isinstance(view, str) else view(batch))
+        return values / (1 + len(self.views)) if self.views else values
+
+    def _features(self, batch: Any) -> Tensor:
+        mask, pooled = _mask_of(batch), dict[str, Tensor]()
+
+        def pool(name: str, output: Tensor) -> None:
+            if name in self.groups:
+                pooled[name] = self._pooled(output, mask)
+
+        self._run(batch, {name.partition(":")[0] for name in self.taps}, pool)
+        columns = []
+        for i, name in enumerate(self.taps):
+            x = pooled[name]
+            if self.normalize == "sqrt":
+                x = normalized(x, "sqrt", torch.sqrt)
+            if self.normalize is not None:
+                x = normalized(x, "l2", torch.sqrt)
+            signs = getattr(self, f"signs_{i}", None)
+            columns.append(x if signs is None else project(x, signs) / signs.shape[1] ** 0.5)
+        return torch.cat(columns, 1)
+
+    @torch.no_grad()
+    def _widths(self, example: Any, names: Iterable[str]) -> dict[str, int]:
+        """Pooled width of each layer's output, in the order in which they come out; a tensor that two modules return once.
+
+        Outputs (B, K) that come beside outputs with positions are left out: they are the scores of a classifier.
+        """
+        mask, seen = _mask_of(example), dict[str, Tensor]()
+
+        def keep(name: str, output: Tensor) -> None:
+            for other in [n for n, value in seen.items() if value is output]:
+                del seen[other]  # a block's last layer returns what the block does
+            seen[name] = output
+
+        self._run(example, names, keep)
+        if any(value.ndim > 2 for value in seen.values()):
+            seen = {name: value for name, value in seen.items() if value.ndim > 2}
+        return {name: self._pooled(value, mask).shape[1] for name, value in seen.items()}
+
+    def _run(self, batch: Any, names: Iterable[str], use: Callable[[str, Tensor], None]) -> None:
+        """Run the network, and give each output of the named modules to ``use``; a module's second call is called "name:2"."""
+        calls: dict[str, int] = {}
+
+        def hook_of(name: str) -> Callable[..., None]:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                output = output[0] if isinstance(output, tuple | list) else output
+                calls[name] = calls.get(name, 0) + 1
+                if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+                    use(name if calls[name] == 1 else f"{name}:{calls[name]}", output)
+
+            return hook
+
+        handles = [self.model.get_submodule(name).register_forward_hook(hook_of(name)) for name in names]
+        try:
+            self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _pooled(self, output: Tensor, mask: Tensor | None) -> Tensor:
+        """Pooled values (B, C * len(pool)) of an output (B, C), (B, T, C), (B, C, H, W) or (B, H, W, C), float64."""
+        output = output.to(torch.float64)
+        if output.ndim == 2:
+            return output
+        if output.ndim == 4 and output.shape[1] == output.shape[2] != output.shape[3]:  # channels last, as in Swin
+            output = output.permute(0, 3, 1, 2)
+        return torch.cat([_pool(output, kind, mask) for kind in self.pool], 1)
+
+    def extra_repr(self) -> str:
+        """The layers, how they are pooled, and the number of columns."""
+        shown = f"layers={self.layers!r}, pool={self.pool}, normalize={self.normalize!r}, views={len(self.views)}"
+        return f"{shown}, taps={len(self.taps)}, out_features={self.out_features}, seed={self.seed}"
+
+
+def _pool(output: Tensor, kind: str, mask: Tensor | None) -> Tensor:
+    """One way of pooling: (B, C), or (B, C g^2) for a grid. output: (B, T, C) tokens or (B, C, H, W)."""
+    if output.ndim == 4:
+        if kind.startswith("grid"):
+            cells: Tensor = nn.functional.adaptive_avg_pool2d(output, int(kind[4:])).flatten(1)
+            return cells
+        tokens = output.flatten(2).mT
+        weight = tokens.new_ones(tokens.shape[:2])
+    else:
+        tokens = output
+        weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask.to(tokens)
+    if kind == "cls":
+        return tokens[:, 0]
+    if kind.startswith("grid"):
+        raise ValueError(f"pool={kind!r} is for layers with a height and a width; tokens have 'mean', 'std' and 'cls'")
+    weight = weight[:, :, None] / weight.sum(1)[:, None, None]
+    mean = (tokens * weight).sum(1)
+    if kind == "mean":
+        return mean
+    return ((tokens - mean[:, None]).square() * weight).sum(1).sqrt()
+
+
+def _mask_of(batch: Any) -> Tensor | None:
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask if isinstance(mask, Tensor) else None
+
+
+def share_columns(widths: dict[str, int], most: int | None) -> dict[str, int]:
+    """Share a budget of columns among groups in proportion to their widths, at least one each."""
+    total = sum(widths.values())
+    if most is None or total <= most:
+        return dict(widths)
+    if most < len(widths):
+        raise ValueError(f"max_features={most} is less than one column for each of the {len(widths)} layers")
+    shares = {name: max(1, width * most // total) for name, width in widths.items()}
+    while sum(shares.values()) > most:  # where many groups got their one column
+        shares[max(shares, key=lambda name: shares[name])] -= 1
+    return shares
+
+
+def tap_candidates(model: nn.Module, layers: str | Sequence[str]) -> list[str]:
+    """Names of the modules that ``layers`` asks for; those that give no tensor are left out later."""
+    if isinstance(layers, str) and layers in LAYER_SETS:
+        blocks = list(find_blocks(model))
+        if layers == "all":
+            activations = [n for n, m in model.named_modules() if _is_leaf(m) and _is_activation(m)]
+            blocks += [n for n in activations if n.startswith(tuple(f"{b}." for b in blocks))]
+        if not blocks:
+            raise ValueError(
+                f"{type(model).__name__} has no chain of blocks: name the layers, layers=['conv1', 'encoder.*']; it has "
+                f"{', '.join([n for n, _ in model.named_children()][:8])}"
+            )
+        return blocks
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    names = [n for n, _ in model.named_modules() if n]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"no module of {type(model).__name__} is called {pattern!r}; see model.named_modules()")
+    return [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+
+
+def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Names of the blocks of a network: the composed members of its chains (Sequential, ModuleList), outermost first.
+
+    A chain of plain layers inside a chain is one block (convolution, norm and activation). A network without chains of blocks
+    has a block at each composed child, and one that is a chain of plain layers a block at each activation.
+    """
+    children = list(module.named_children())
+    chain = isinstance(module, nn.Sequential | nn.ModuleList)
+    if chain and all(_is_leaf(child) for _, child in children):
+        yield from (prefix + name for name, child in children if _is_activation(child))
+        return
+    composed = [(name, child) for name, child in children if not _is_leaf(child)]
+    flat = not chain and sum(not isinstance(c, nn.Sequential | nn.ModuleList) for _, c in composed) >= 4
+    for name, child in composed:
+        if flat or (chain and _is_block(child)):
+            yield prefix + name
+        else:
+            yield from find_blocks(child, f"{prefix}{name}.")
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return next(module.children(), None) is None
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ == "torch.nn.modules.activation" or type(module).__name__.endswith("Activation")
+
+
+def _is_block(module: nn.Module) -> bool:
+    """True for a composed module that is no chain of composed modules."""
+    if _is_leaf(module):
+        return False
+    return not isinstance(module, nn.Sequential | nn.ModuleList) or all(map(_is_leaf, module.children()))
+
+
+def guess_input(model: nn.Module) -> Any:
+    """A small batch that the network takes; ValueError if it cannot be told from the network."""
+    device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
+    config = getattr(model, "config", None)
+    if hasattr(config, "vocab_size"):
+        ids = torch.zeros(1, 4, dtype=torch.int64, device=device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    size = (
+        getattr(model, "default_cfg", {}).get("input_size")
+        if isinstance(getattr(model, "default_cfg", {}), dict)
+        else None
+    )
+    if size is not None:  # timm
+        return torch.zeros(1, *size, device=device)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            side = getattr(model, "image_size", None) or getattr(config, "image_size", None) or 64
+            return torch.zeros(1, layer.in_channels, side, side, device=device)
+        if isinstance(layer, nn.Linear):
+            return torch.zeros(1, layer.in_features, device=device)
+    raise ValueError(f"cannot tell what {type(model).__name__} takes: give a batch of it, example=batch")

@@ -1,0 +1,29 @@
+"""HTML from the templates of this package; needs jinja2 (extra ``report``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchlssvm._version import __version__
+from torchlssvm.errors import TorchLSSVMError
+from torchlssvm.wording import counted
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template; everything that is put in is escaped."""
+    try:
+        import jinja2
+    except ImportError:
+        raise TorchLSSVMError("pages need the package jinja2: pip install 'torchlssvm[report]'") from None
+    folder = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    pages = jinja2.Environment(
+        loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    pages.filters |= {"when": when, "counted": counted}
+    return pages.get_template(template).render(version=__version__, **values)
+
+
+def when(time: str) -> str:
+    """A time of the journal, for people."""
+    return f"{time[:10]} at {time[11:16]} UTC"
