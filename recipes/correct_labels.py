@@ -77,9 +77,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "suspects.jsonl")
         limit = float(2 ** torch.ceil(torch.log2(x.abs().max())))
-        module = LSSVMModule(
-            "identity", 10, in_features=x.shape[1], grid=limit, select_rho="gcv", store=str(Path(folder, "store"))
-        )
+        module = LSSVMModule("identity", 10, in_features=x.shape[1], grid=limit, store=str(Path(folder, "store")))
         audit = LabelAudit(file, fraction=0.2)
         data = ResumableLoader(Indexed(TensorDataset(x, given)), 512)
         Trainer(**QUIET, callbacks=[audit]).fit(module, data)

@@ -52,7 +52,9 @@ def features(
 ) -> list[Tensor]:  # fmt: skip
     """Training features and labels, test features and labels; from the cache if they were extracted before."""
     backbone = attach(build(name, weights or "auto"), num_classes=2).backbone
-    data = Cifar10Data(size, limit=samples) if folder is None else FolderData(folder, size, limit=samples)
+    data = (
+        Cifar10Data(size, limit=samples, stand_in=True) if folder is None else FolderData(folder, size, limit=samples)
+    )
     data.setup("fit")
     key = f"{fingerprint(backbone)} {folder} {size} {samples} {type(data.train).__name__} {len(data.train)}"
     path = cache / f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"

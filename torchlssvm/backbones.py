@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlssvm.linear.attach import find_last_layer
-from torchlssvm.untrusted import check_regular, check_unpacked
+from torchlssvm.untrusted import check_regular, load_tensors
 
 __all__ = ["AUTO", "build", "load_pt", "preprocessing"]
 
@@ -102,8 +101,7 @@ def load_pt(path: Path) -> Any:
     path.stat()
     try:
         check_regular(path)
-        check_unpacked(path)
-        return torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
+        return load_tensors(path)
     except OSError:
         raise
     except Exception as error:  # torch's reader raises errors of many kinds

@@ -75,24 +75,34 @@ def casefolded(text: str) -> str:
 
 
 def holds_name(text: str, names: Iterable[str | None]) -> bool:
-    """True if a text holds one of some ids and subjects, in whatever case."""
+    """True if a text holds one of some ids and subjects, in whatever case and form of Unicode.
+
+    Long names are looked for anywhere, names of any length among the words of the text and their parts.
+
+    >>> holds_name("erase-U42", ["u42"]), holds_name("house-keeping", ["us"])
+    (True, False)
+    """
     least = TELLING_HEX_DIGITS if RANDOM_ID.fullmatch(text) else TELLING_CHARACTERS
     within = casefolded(text)
-    return any(name is not None and len(name) >= least and casefolded(name) in within for name in names)
+    words = {within, *WORDS.findall(within), *PARTS_OF_WORDS.findall(within)}
+    for name in names:
+        if name is not None:
+            wanted = casefolded(name)
+            if wanted in words or (len(name) >= least and wanted in within):
+                return True
+    return False
 
 
 def check_free_text(text: Any, what: str, names: Iterable[str | None]) -> str:
     """A printable text that holds none of some ids and subjects, since it outlives them; ValueError if it does.
 
-    Names that are too short to be looked for within words count as words of their own, if they have a letter.
+    Numbers of a few digits are allowed: a paragraph has dates and articles of laws.
     """
     if not isinstance(text, str) or len(text) > LONGEST_TEXT or not text.isprintable():
         raise ValueError(
             f"{what} must be one line of at most {LONGEST_TEXT} printable characters; got {str(text)[:80]!r}"
         )
-    listed, words = list(names), set(WORDS.findall(casefolded(text)) + PARTS_OF_WORDS.findall(casefolded(text)))
-    short = any(name is not None and casefolded(name) in words and not name.isdecimal() for name in listed)
-    if short or holds_name(text, listed):
+    if holds_name(text, (n for n in names if n and not (n.isdecimal() and len(n) < TELLING_CHARACTERS))):
         raise ValueError(
             f"{what} holds an id or a subject of those concerned: it is kept after the erasure. Write it without their names. "
             "Nothing was changed."
@@ -110,9 +120,13 @@ def check_event_id(event_id: str, names: Iterable[str | None]) -> None:
 
 
 def check_text(value: Any, name: str) -> str:
-    """An id or a subject as an exact ``str``: not empty, can be encoded and is not too long; an integer as its digits."""
+    """An id or a subject as an exact ``str``: not empty, can be encoded and is not too long; an integer as its digits.
+
+    Unicode has several ways to write one name; all become NFC here, so that they are one name everywhere.
+    """
     if isinstance(value, str):
         value = str.__str__(value)  # numpy's texts and enumerations are written as the text they hold
+        value = unicodedata.normalize("NFC", value)
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
         value = str(int(value))
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or "\0" in value:

@@ -1,4 +1,4 @@
-"""Files from elsewhere, read within bounds: regular files of a largest size, archives that are not packed."""
+"""Files from elsewhere, read within bounds: regular files of a largest size, and tensors no larger than what is stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import zipfile
 from typing import Any
 
-__all__ = ["FileHashes", "check_regular", "check_unpacked", "read_regular"]
+__all__ = ["FileHashes", "check_regular", "load_tensors", "read_regular"]
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -68,11 +68,33 @@ class FileHashes:
             return None
 
 
-def check_unpacked(file: Any) -> None:
-    """ValueError when a file of torch's holds something packed, which may be a thousand times larger once it is read."""
-    if not zipfile.is_zipfile(file):
-        return
-    with zipfile.ZipFile(file) as archive:
-        packed = next((i.filename for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED), None)
+def load_tensors(file: Any) -> Any:
+    """Load plain data that ``torch.save`` wrote, from a path or from a file in memory; nothing in it may grow when it is read.
+
+    ValueError if the archive is packed, or if a tensor claims more bytes than the file holds for it (a stride of 0 makes a
+    kilobyte look like a gigabyte). torch's own reader raises errors of many kinds for other damage.
+    """
+    import torch
+
+    packed = None
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            packed = next((i.filename for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
         raise ValueError(f"it is packed ({packed[:80]!r}); torch.save packs nothing")
+    on_disk = isinstance(file, str | os.PathLike)
+    if not on_disk:
+        file.seek(0)
+    found = torch.load(file, weights_only=True, map_location="cpu", mmap=on_disk and zipfile.is_zipfile(file))
+    left = [found]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, torch.Tensor) and (
+            value.layout is not torch.strided or value.numel() * value.element_size() > value.untyped_storage().nbytes()
+        ):
+            raise ValueError(f"a tensor of shape {tuple(value.shape)} has fewer bytes in the file than its shape needs")
+    return found

@@ -358,9 +358,9 @@ def test_a_restored_backup_is_noticed(store: SampleStore) -> None:
     file.write_bytes(backup)
     with pytest.raises(StoreError, match="acknowledged"):
         SampleStore(store.path)
-    with SampleStore(store.path, accept_loss=True) as back:
+    with SampleStore(store.path, accept_rollback=True) as back:
         assert len(back) == 22
-        with pytest.raises(VerificationError, match="ends at event 2"):
+        with pytest.raises(VerificationError, match="older copy"):
             verify(certificate, store=back, public_key=PUBLIC)
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -24,6 +25,8 @@ import torch
 from tests.support import crafted as c
 from tests.support.cli_tools import write
 from torchlssvm import Certificate, VerificationError, cli, verify
+from torchlssvm.distributed import Delta
+from torchlssvm.untrusted import load_tensors
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and alarms are those of POSIX")
 
@@ -438,6 +441,55 @@ def test_a_head_and_a_key_are_regular_files(place: Path, kind: str, option: str)
     c.make_special(place / "other", kind)
     code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
     assert code == (3 if option == "--head" else 1), said
+
+
+@pytest.mark.parametrize("name", ["w", "sums"])
+def test_tensors_that_claim_more_than_the_file_holds(place: Path, name: str) -> None:
+    """A stride of 0 makes 3 kB look like 3 GB: such a head or delta is refused before anything is allocated."""
+    good = torch.load("h.pt", weights_only=True)
+    wide = good | {
+        "state_dict": good["state_dict"] | {name: torch.zeros(1, dtype=torch.float64).expand(20_000, 20_000)}
+    }
+    (place / "h.pt").write_bytes(saved(wide))
+    assert (place / "h.pt").stat().st_size < 20_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "fewer bytes" in refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+    (place / "delta.pt").write_bytes(
+        saved({"delta": torch.zeros(1, dtype=torch.uint8), name: wide["state_dict"][name]})
+    )
+    with pytest.raises(VerificationError, match="not a delta"):
+        Delta.load(place / "delta.pt")
+    with pytest.raises(ValueError, match="fewer bytes"):
+        load_tensors(place / "delta.pt")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # kB
+
+
+def test_names_of_files_steer_no_terminal_and_are_read_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences and line breaks in names are shown as text; one large sparse file under many names is read once."""
+    with open("large", "wb") as file:
+        file.truncate(2**30)
+    for i in range(40):
+        os.link("large", f"large-{i}")
+    flat, evil = c.flat((place / "c.json").read_text()), "x\x1b[1A\x1b[2K\n  compacted: yes"
+    names = {f"../large-{i}": "0" * 64 for i in range(40)} | {evil: "0" * 64, "n" * 300: "0" * 64}
+    scope = flat["scope"] | {"checkpoints": [evil]}
+    (place / "c.json").write_bytes(
+        c.in_envelope(json.dumps(flat | {"files": names, "scope": scope, "library": evil}).encode())
+    )
+    capsys.readouterr()
+    for command in (
+        ["verify", "c.json", "--store", "s", "--allow-unsigned"],
+        ["certificate", "show", "c.json", "--store", "s"],
+    ):
+        with in_time():
+            assert cli.main(command) == 0
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert r"\x1b[1A" in out
+        assert sum(line.startswith("  compacted:") for line in out.splitlines()) == 1
+    too_long = json.dumps(flat | {"files": {"n" * 5000: "0" * 64}}).encode()
+    (place / "c.json").write_bytes(c.in_envelope(too_long))
+    assert "not a certificate" in refused(*run("verify", "c.json", "--allow-unsigned"))
 
 
 HEADS: dict[str, Callable[[dict[str, Any]], bytes]] = {

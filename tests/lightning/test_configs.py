@@ -14,18 +14,12 @@ import torch
 pytest.importorskip("jsonargparse")
 
 from torchlssvm.cli import main
+from torchlssvm.lightning import Cifar10Data, FolderData
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml"))
 SMALL = {  # so that a network takes seconds
-    "configs/data/cifar10.yaml": [
-        "--data.init_args.size",
-        "32",
-        "--data.init_args.limit",
-        "100",
-        "--model.select_rho",
-        "null",
-    ],
+    "configs/data/cifar10.yaml": ["--data.init_args.size", "32", "--data.init_args.limit", "100"],
     "configs/data/hymenoptera.yaml": ["--data.init_args.size", "32", "--data.init_args.limit", "100"],
     "configs/model/squeezenet.yaml": ["--data.init_args.limit", "100"],
     "configs/model/random_features.yaml": ["--model.feature_map.init_args.out_features", "200"],
@@ -116,6 +110,15 @@ def test_photographs_of_ants_and_bees(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 43 / 48 <= accuracy < 1
     held = torch.load(path, weights_only=True)["state_dict"]
     assert held["classifier.head.w"].shape == (1280, 10)
+
+
+def test_missing_data_are_an_error_unless_something_may_stand_in(fresh: Path) -> None:
+    for data in (FolderData("hymenopterra"), Cifar10Data()):
+        with pytest.raises(FileNotFoundError, match="there is no"):
+            data.setup("fit")
+    data = FolderData("hymenopterra", stand_in=True, limit=20)
+    data.setup("fit")
+    assert len(data.train) == 20
 
 
 def test_a_wrong_option_is_a_wrong_command_line(fresh: Path, capsys: Any) -> None:

@@ -290,10 +290,9 @@ def test_an_audit_finds_wrong_labels_and_its_file_mends_them(tmp_path: Path, sto
 
 
 def test_an_audit_comes_after_the_choice_of_rho(tmp_path: Path) -> None:
-    m, audit = module(select_rho="gcv"), LabelAudit(tmp_path / "a.jsonl", fraction=1.0)
+    m, audit = module(), LabelAudit(tmp_path / "a.jsonl", fraction=1.0)
     quiet(tmp_path, callbacks=[audit]).fit(m, loader())
     chosen = truth(X, Y)
-    chosen.select_rho(method="gcv")
     assert m.head.rho == chosen.rho != 1.0
     expected = [s for s in rank_suspects(chosen, [str(i) for i in range(67)], X, Y) if s.margin < 0]
     assert [s.id for s in audit.suspects] == [s.id for s in expected]

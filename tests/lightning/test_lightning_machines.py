@@ -278,7 +278,7 @@ def test_checkpoints_are_registered_by_one_who_follows_a_store(tmp_path: Path) -
 def test_a_margin_head_by_its_name(tmp_path: Path) -> None:
     """Made by the module, chosen by name in the probe; the checkpoint makes it again without being told."""
     x, y = samples(N)
-    m = LSSVMModule("identity", K, in_features=J, head="margin", rho=0.5, scale="std", select_rho="kfold", grid=64.0)
+    m = LSSVMModule("identity", K, in_features=J, head="margin", rho="kfold", scale="std", grid=64.0)
     probe = OnlineProbe("classifier.backbone", K, window=N, head="margin")
     run = quiet(tmp_path, callbacks=[probe])
     run.fit(m, loader(N), DataLoader(TensorDataset(x, y), batch_size=15))

@@ -135,20 +135,19 @@ def test_predict_returns_scores(tmp_path: Path) -> None:
     assert trainer.test(m, DataLoader(TensorDataset(x, y), batch_size=16), verbose=False)[0]["test_accuracy"] > 0.8
 
 
-def test_rho_is_chosen(tmp_path: Path) -> None:
-    x, y = samples()
-    m = module(select_rho="gcv")
+def test_rho_is_chosen_by_folds(tmp_path: Path) -> None:
+    m = module(rho="kfold", folds=3)
     quiet(tmp_path).fit(m, loader())
-    expected = truth(x, y)
-    expected.select_rho(method="gcv")
-    assert m.head.rho == expected.rho != 1.0
+    assert "kfold" in m.head.choices["rho"].method
+    with pytest.raises(ValueError, match="needs weights"):
+        LSSVMModule("mobilenet_v2", 2)
 
 
 def test_what_is_validated_has_the_chosen_rho(tmp_path: Path) -> None:
     """Features so small that the head with rho = 1 would have weights of nothing."""
     x, y = samples()
     small = 1e-6 * x
-    m, ear = LSSVMModule("identity", K, in_features=J, select_rho="gcv", rho=1.0), Recorder()
+    m, ear = LSSVMModule("identity", K, in_features=J), Recorder()
     data = DataLoader(TensorDataset(small, y), batch_size=16)
     trainer = quiet(tmp_path, logger=ear.logger, callbacks=[])
     trainer.fit(m, data, data)

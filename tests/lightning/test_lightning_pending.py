@@ -233,6 +233,7 @@ ORDERS: dict[str, list[Event]] = {
     "an event for two, then for one of them": [Relabel(ids=["1", "60"], y=[2, 2]), Remove(ids=["1"])],
     "a subject, then one of its samples": [Remove(subject="0"), Relabel(ids=["60"], y=[2])],
     "one of its samples, then a subject": [Relabel(ids=["60"], y=[2]), Remove(subject="0")],
+    "some samples, then their subject": [Remove(ids=["0", "60"]), Remove(subject="0")],
     "a subject is relabelled, then removed": [Relabel(subject="0", y=1), Remove(subject="0")],
     "a subject is removed, then added anew": [
         Remove(subject="0"),

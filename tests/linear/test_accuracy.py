@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.dense import code, relative, ridge
-from torchlssvm import CompactLSSVMHead, FixedPoint, LSSVMHead
+from torchlssvm import CompactLSSVMHead, FixedPoint, LSSVMHead, NumericalWarning
 
 
 def random_features(seed=0):
@@ -185,3 +185,13 @@ def test_what_the_grid_costs():
     plain = LSSVMHead(30, 2, rho=rho, grid=None).add(x, y)
     assert float((gridded(x) - plain(x)).abs().max()) < 3e-5
     assert torch.equal(gridded.predict(x), plain.predict(x))
+
+
+def test_fewer_samples_than_features_and_a_small_rho_is_told() -> None:
+    x, y = torch.randn(50, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(50) % 2
+    x[:, 7] = 0.0  # a dead feature loses no digits
+    grid = FixedPoint(8.0, bits=26)
+    _ = LSSVMHead(200, 2, rho=1e-4, grid=grid).add(x, y).w
+    for rho in (1e-6, 1e-10):
+        with pytest.warns(NumericalWarning, match=str(rho).replace("1e", "1.0e")):
+            _ = LSSVMHead(200, 2, rho=rho, grid=grid).add(x, y).w

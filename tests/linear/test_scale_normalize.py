@@ -60,7 +60,12 @@ def test_a_pipeline_of_scikit_learn(kind):
     options = {"grid": None} if kind == "float sums" else {"grid": GRID, "target_grid": FixedPoint(8.0, bits=26)}
     y = torch.randn(N, K, generator=GENERATOR, dtype=torch.float64) if kind == "values" else Y
     head = LSSVMHead(J, K, scale="std", **options).add(X, y)
-    head.remove(X[GONE], y[GONE])
+    if kind == "float sums":  # rounding hides which columns have become constant
+        with pytest.raises(ValueError, match='grid="auto"'):
+            head.remove(X[GONE], y[GONE])
+        head = LSSVMHead(J, K, scale="std", **options).add(X[~GONE], y[~GONE])
+    else:
+        head.remove(X[GONE], y[GONE])
     x = X if head.grid is None else head.grid.snap(X)
     truth = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.Ridge(alpha=1.0, solver="cholesky"))
     truth.fit(x[~GONE].numpy(), (head.target_grid.snap(y) if kind == "values" else code(y, K))[~GONE].numpy())
@@ -307,11 +312,11 @@ def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
         store.apply(Add(ids=[str(i) for i in range(N)], x=X, y=Y))
         assert store.head.digest() == truth.digest()
     estimators = pytest.importorskip("torchlssvm.sklearn")
-    model = estimators.LSSVMClassifier(rho=1.0, scale="std", normalize="sqrt", multiclass="ovr").fit(
-        X.numpy(), Y.numpy()
-    )
+    grid = FixedPoint(32.0, bits=26)
+    model = estimators.LSSVMClassifier(rho=1.0, scale="std", normalize="sqrt", multiclass="ovr", grid=grid)
+    model.fit(X.numpy(), Y.numpy())
     model.partial_unfit(X[:20].numpy(), Y[:20].numpy())
-    rest = LSSVMHead(J, K, normalize="sqrt", scale="std", grid=None).add(X[20:], Y[20:])
+    rest = LSSVMHead(J, K, normalize="sqrt", scale="std", grid=grid).add(X[20:], Y[20:])
     assert np.allclose(model.decision_function(X.numpy()), rest(X).numpy(), rtol=0, atol=1e-8)
     regressor = estimators.LSSVMRegressor(scale="std").fit(X.numpy(), X[:, 0].numpy())
     assert np.abs(regressor.predict(X.numpy()) - X[:, 0].numpy()).max() < 0.1

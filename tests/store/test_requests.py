@@ -17,7 +17,7 @@ from torchlssvm.audit import ErasureReceipt
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore, check_absence
-from torchlssvm.store.requests import add_month
+from torchlssvm.store.erasure.requests import add_month
 
 J, N = 5, 12
 X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(2)), torch.arange(N) % 2

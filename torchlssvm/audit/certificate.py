@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -124,7 +125,7 @@ class Certificate:
         secret = bytes.fromhex(nonce) if isinstance(nonce, str) else nonce
         if len(secret) != NONCE_BYTES:
             return False
-        wanted = sample_commitment(sample_id, secret)
+        wanted = sample_commitment(unicodedata.normalize("NFC", sample_id), secret)  # as the store has it
         return any(wanted in event["commitments"] for event in self.events if event["kind"] == "remove")
 
     def opens(self, key: bytes, digest: str | None) -> bool:

@@ -2,7 +2,8 @@
 
 Nothing here talks to an authority: the request is a file to send, the response a file that stands beside the certificate. The
 stamp is over the bytes of the certificate's file, so that ``openssl ts -verify -data CERT -in STAMP -CAfile CA`` judges it too.
-A request has no nonce: an older response to the same bytes would be as true.
+A request has no nonce: an older response to the same bytes would be as true. Signature and certificate path are checked by
+``rfc3161-client`` (extra ``audit``); what it leaves out is checked here.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from datetime import datetime
+from typing import Any
 
-from torchlssvm.audit.checks import Check, Outcome
-from torchlssvm.errors import VerificationError
+from torchlssvm.audit.checks import Check, Outcome, checking
+from torchlssvm.errors import TorchLSSVMError, VerificationError
 from torchlssvm.untrusted import read_regular
 
 __all__ = ["TimeStamp", "time_stamp_request"]
@@ -22,86 +23,37 @@ __all__ = ["TimeStamp", "time_stamp_request"]
 MAX_STAMP_BYTES = 2**20
 """Bytes of a response: it has about 5,000, with the certificates of the authority."""
 
-MAX_CHAIN = 8
-"""Certificates between the authority's own and a trusted one."""
-
-MAX_PARTS = 4096
-"""Elements of one DER value; a response has a dozen."""
-
-DerElement: TypeAlias = tuple[int, bytes, bytes]
-"""Tag, content, and both with the length between them."""
-
-INTEGER, OCTET_STRING, OBJECT_ID, SEQUENCE, SET = 0x02, 0x04, 0x06, 0x30, 0x31
-BOOLEAN_TRUE, NULL = b"\x01\x01\xff", b"\x05\x00"
-SHA256 = bytes.fromhex("0609608648016503040201")
-HASHES = {
-    SHA256: "sha256",
-    bytes.fromhex("0609608648016503040202"): "sha384",
-    bytes.fromhex("0609608648016503040203"): "sha512",
+SHA256_OID = "2.16.840.1.101.3.4.2.1"
+GRANTED, GRANTED_WITH_MODS = 0, 1
+MESSAGE_DIGEST = bytes.fromhex("2a864886f70d010904")
+SIGNING_CERTIFICATES = {
+    bytes.fromhex("2a864886f70d010910020c"): "sha1",  # ESSCertID
+    bytes.fromhex("2a864886f70d010910022f"): "sha256",  # ESSCertIDv2, unless it names another hash
 }
-SIGNED_DATA = bytes.fromhex("06092a864886f70d010702")
-STAMP_INFO = bytes.fromhex("060b2a864886f70d0109100104")
-CONTENT_TYPE, MESSAGE_DIGEST = bytes.fromhex("06092a864886f70d010903"), bytes.fromhex("06092a864886f70d010904")
-"""Object identifiers, each as its DER."""
+HASHES = {
+    bytes.fromhex("608648016503040201"): "sha256",
+    bytes.fromhex("608648016503040202"): "sha384",
+    bytes.fromhex("608648016503040203"): "sha512",
+}
+"""Object identifiers, each as the content of its DER."""
+
+SEQUENCE, OCTET_STRING, SIGNED_ATTRIBUTES = 0x30, 0x04, 0xA0
+STATUS_GRANTED = b"\x30\x03\x02\x01\x00"
 
 
-def encode(tag: int, *parts: bytes) -> bytes:
-    r"""One DER element.
-
-    >>> encode(SEQUENCE, encode(INTEGER, b"\x01")).hex()
-    '3003020101'
-    """
-    body = b"".join(parts)
-    if len(body) < 128:
-        return bytes([tag, len(body)]) + body
-    size = len(body).to_bytes((len(body).bit_length() + 7) // 8, "big")
-    return bytes([tag, 0x80 | len(size)]) + size + body
-
-
-def elements(data: bytes) -> list[DerElement]:
-    """The DER elements of some bytes, each as tag, content and whole; ValueError if they are none."""
-    found: list[DerElement] = []
-    at = 0
-    while at < len(data):
-        start, tag = at, data[at]
-        length, at = data[at + 1 : at + 2], at + 2
-        if not length or tag & 0x1F == 0x1F:
-            raise ValueError("an element is cut short, or has a tag of several bytes")
-        size = length[0]
-        if size & 0x80:
-            width = size & 0x7F
-            if not 0 < width <= 4 or len(data) < at + width:
-                raise ValueError("the length of an element cannot be read")
-            size, at = int.from_bytes(data[at : at + width], "big"), at + width
-        if len(data) < at + size or len(found) >= MAX_PARTS:
-            raise ValueError("an element is longer than what holds it, or there are too many")
-        found.append((tag, data[at : at + size], data[start : at + size]))
-        at += size
-    return found
-
-
-def inner_elements(element: DerElement, tag: int) -> list[DerElement]:
-    """Return the elements inside an element, which must have the given tag."""
-    if element[0] != tag:
-        raise ValueError(f"expected an element of tag {tag:#x}, got {element[0]:#x}")
-    return elements(element[1])
-
-
-def check_count(found: list[DerElement], least: int, most: int | None = None) -> list[DerElement]:
-    """Return elements; ValueError unless there are from ``least`` to ``most`` of them."""
-    if not least <= len(found) <= (most or least):
-        raise ValueError(f"it has {len(found)} parts where RFC 3161 has {least}{'' if most is None else f' to {most}'}")
-    return found
-
-
-def imprint(data: bytes) -> bytes:
-    """The MessageImprint of some bytes: SHA-256."""
-    return encode(SEQUENCE, encode(SEQUENCE, SHA256, NULL), encode(OCTET_STRING, hashlib.sha256(data).digest()))
+def _library() -> Any:
+    try:
+        import rfc3161_client
+    except ImportError:
+        raise TorchLSSVMError("time stamps need the package rfc3161-client: pip install 'torchlssvm[audit]'") from None
+    return rfc3161_client
 
 
 def time_stamp_request(data: bytes) -> bytes:
     """The request (TimeStampReq, DER) to stamp the bytes of a certificate's file; the authority's certificate is asked for."""
-    return encode(SEQUENCE, encode(INTEGER, b"\x01"), imprint(data), BOOLEAN_TRUE)
+    library = _library()
+    builder = library.TimestampRequestBuilder(data, library.HashAlgorithm.SHA256, nonce=False, cert_req=True)
+    return bytes(builder.build().as_bytes())
 
 
 @dataclass(frozen=True)
@@ -115,13 +67,11 @@ class TimeStamp:
 
     time: datetime
     digest: bytes
-    _info: bytes
-    _signer: tuple[bytes, bytes, str]  # signed attributes as a SET, signature, hash
-    _certificates: tuple[bytes, ...]
+    _response: Any
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TimeStamp:
-        """Read the response of an authority from a file; VerificationError when it holds none."""
+        """Read the response of an authority from a file; VerificationError when it does not hold one."""
         try:
             return cls.from_der(read_regular(path, MAX_STAMP_BYTES))
         except ValueError as error:
@@ -129,169 +79,116 @@ class TimeStamp:
 
     @classmethod
     def from_der(cls, data: bytes) -> TimeStamp:
-        """Read a TimeStampResp; VerificationError when it is none, or refuses."""
+        """Read a TimeStampResp; VerificationError when it is not one, or refuses."""
+        library = _library()
         try:
-            (whole,) = check_count(elements(data), 1)
-            status, *token = check_count(inner_elements(whole, SEQUENCE), 1, 2)
-            code = check_count(inner_elements(status, SEQUENCE), 1, 3)[0]
-            if code[0] != INTEGER or int.from_bytes(code[1], "big") > 1 or not token:
-                raise VerificationError(
-                    f"the authority has not granted the time stamp (status {int.from_bytes(code[1], 'big')})"
-                )
-            return cls._from_token(token[0])
+            response = library.decode_timestamp_response(data)
+            if response.status not in (GRANTED, GRANTED_WITH_MODS):
+                raise VerificationError(f"the authority has not granted the time stamp (status {response.status})")
+            if response.status == GRANTED_WITH_MODS:  # the library takes plain grants only; the status is not signed
+                body = STATUS_GRANTED + response.time_stamp_token()
+                size = len(body).to_bytes(4, "big").lstrip(b"\0")
+                response = library.decode_timestamp_response(bytes([SEQUENCE, 0x80 | len(size)]) + size + body)
+            info = response.tst_info
+            imprint = info.message_imprint
+            if imprint.hash_algorithm.dotted_string != SHA256_OID:
+                raise ValueError("the stamp is over another hash than SHA-256")
+            if info.version != 1:
+                raise ValueError(f"version {info.version} of RFC 3161, expected 1")
+            return cls(info.gen_time, bytes(imprint.message), response)
         except ValueError as error:
-            raise VerificationError(f"not a time stamp: {error}") from None
-
-    @classmethod
-    def _from_token(cls, token: DerElement) -> TimeStamp:
-        kind, content = check_count(inner_elements(token, SEQUENCE), 2)
-        if kind[2] != SIGNED_DATA:
-            raise ValueError("the token is not signed data")
-        (signed,) = check_count(inner_elements(content, 0xA0), 1)
-        _, _, packed, *rest = check_count(inner_elements(signed, SEQUENCE), 4, 6)
-        kind, content = check_count(inner_elements(packed, SEQUENCE), 2)
-        if kind[2] != STAMP_INFO:
-            raise ValueError("what is signed is no time stamp")
-        ((tag, info, _),) = check_count(inner_elements(content, 0xA0), 1)
-        if tag != OCTET_STRING:
-            raise ValueError("what is signed is no text of bytes")
-        ((_, fields, _),) = check_count(elements(info), 1)
-        _, _, stamped, _, (_, moment, _), *_ = check_count(elements(fields), 5, 10)
-        algorithm, digest = check_count(inner_elements(stamped, SEQUENCE), 2)
-        if check_count(inner_elements(algorithm, SEQUENCE), 1, 2)[0][2] != SHA256:
-            raise ValueError("the stamp is over another hash than SHA-256")
-        certificates = next((elements(e[1]) for e in rest if e[0] == 0xA0), [])
-        (signer,) = check_count(inner_elements(rest[-1], SET), 1)
-        return cls(
-            as_time(moment),
-            digest[1],
-            info,
-            read_signer(inner_elements(signer, SEQUENCE)),
-            tuple(c[2] for c in certificates),
-        )
+            raise VerificationError(f"not a time stamp: {str(error)[:200]}") from None
 
     def check(self, data: bytes, authority: Any = None) -> Check:
         """Check that the stamp is over some bytes; VerificationError if it is not.
 
-        ``authority``: certificates (PEM, as bytes or a file) that the verifier trusts: the authority's own, or those that
-        issued it. Without one its signature is not checked, and the answer says so.
+        ``authority``: root certificates (PEM, as bytes or a file) that the verifier trusts. Without them the authority's
+        signature is not checked, and the outcome says so.
         """
-        if hashlib.sha256(data).digest() != self.digest:
-            raise VerificationError("the time stamp is over other bytes than those of the certificate's file")
-        if authority is None:
-            return Check("time stamp", Outcome.NOT_CHECKED, {"time": self.time})
-        from cryptography import x509
+        with checking("time stamp"):
+            if hashlib.sha256(data).digest() != self.digest:
+                raise VerificationError("the time stamp is over other bytes than those of the certificate's file")
+            if authority is None:
+                return Check("time stamp", Outcome.NOT_CHECKED, {"time": self.time})
+            name = self._check_signature(data, read_roots(authority))
+            return Check("time stamp", Outcome.HOLDS, {"time": self.time, "authority": name})
 
-        pem = authority if isinstance(authority, bytes) else read_regular(authority, MAX_STAMP_BYTES)
-        try:
-            trusted = x509.load_pem_x509_certificates(pem)
-        except ValueError as error:
-            raise ValueError(f"no certificate of a time stamp authority: {error}") from None
-        try:
-            name = self._check_signature(trusted)
-        except VerificationError:
-            raise
-        except Exception as error:  # cryptography has errors of many kinds for what a crafted certificate holds
-            raise VerificationError(f"not a time stamp: {type(error).__name__}: {error}") from None
-        return Check("time stamp", Outcome.HOLDS, {"time": self.time, "authority": name})
-
-    def _check_signature(self, trusted: list[Any]) -> str:
+    def _check_signature(self, data: bytes, roots: list[Any]) -> str:
         """Check the authority's signature and certificates; returns its name."""
         from cryptography import x509
 
-        sent = [x509.load_der_x509_certificate(c) for c in self._certificates]
-        attributes, signature, hash_name = self._signer
-        found = dict(map(read_attribute, elements(elements(attributes)[0][1])))
-        digest = encode(OCTET_STRING, hashlib.new(hash_name, self._info).digest())
-        if found.get(CONTENT_TYPE) != STAMP_INFO or found.get(MESSAGE_DIGEST) != digest:
-            raise VerificationError("the time stamp was altered: its signature is over another one")
-        signers = [c for c in (*sent, *trusted) if is_signed_by(c, signature, attributes, hash_name)]
-        if not signers:
-            raise VerificationError("the time stamp was altered, or its authority's certificate is missing")
-        for signer in signers:
-            if is_for_time_stamps(signer) and self._is_trusted(signer, sent, trusted):
-                return str(signer.subject.rfc4514_string())
-        raise VerificationError("the time stamp is not by an authority that you trust")
-
-    def _is_trusted(self, certificate: Any, sent: list[Any], trusted: list[Any]) -> bool:
-        """True if a certificate, valid at the time of the stamp, is a trusted one, or was issued by one through those sent."""
-        for _ in range(MAX_CHAIN):
-            if not certificate.not_valid_before_utc <= self.time <= certificate.not_valid_after_utc:
-                return False
-            if certificate in trusted or any(was_issued_by(certificate, root, self.time) for root in trusted):
-                return True
-            above = [c for c in sent if c != certificate and was_issued_by(certificate, c, self.time)]
-            if not above:
-                return False
-            certificate = above[0]
-        return False
+        try:
+            # Rebuilt for each use: verifying takes the SignerInfos out of the library's object.
+            _library().VerifierBuilder(roots=roots).build().verify_message(self._response, data)
+            signed = _library().decode_timestamp_response(self._response.as_bytes()).signed_data
+            (info,) = signed.signer_infos
+            sent = [x509.load_der_x509_certificate(c) for c in signed.certificates]
+            signer = next(c for c in sent if (c.issuer, c.serial_number) == (info.issuer, info.serial_number))
+            check_attributes(signed_attributes(self._response.time_stamp_token()), certificate_bytes(signer))
+        except VerificationError:
+            raise
+        except Exception as error:  # both libraries have errors of many kinds for what a crafted token holds
+            raise VerificationError(
+                f"the time stamp is not by an authority that you trust, or was altered: {str(error)[:200]}"
+            ) from None
+        return str(signer.subject.rfc4514_string())
 
 
-def as_time(text: bytes) -> datetime:
-    """A GeneralizedTime: YYYYMMDDhhmmss, perhaps with a fraction, and Z."""
-    whole, _, fraction = text.decode("ascii").removesuffix("Z").partition(".")
-    if not text.endswith(b"Z") or len(whole) != 14 or not (whole + fraction).isdigit():
-        raise ValueError("its time cannot be read")
-    return datetime.strptime(whole, "%Y%m%d%H%M%S").replace(tzinfo=timezone.utc)
-
-
-def read_signer(fields: list[DerElement]) -> tuple[bytes, bytes, str]:
-    """The signed attributes as a SET, the signature, and the name of its hash, from a SignerInfo."""
-    _, _, algorithm, attributes, _, signature, *_ = check_count(fields, 6, 7)
-    name = HASHES.get(check_count(inner_elements(algorithm, SEQUENCE), 1, 2)[0][2])
-    if name is None or attributes[0] != 0xA0 or signature[0] != OCTET_STRING:
-        raise ValueError("its signature has another form than RFC 3161 asks for, or another hash than SHA-2")
-    return encode(SET, attributes[1]), signature[1], name
-
-
-def read_attribute(element: DerElement) -> tuple[bytes, bytes]:
-    """The object identifier and the values of an attribute."""
-    kind, values = check_count(inner_elements(element, SEQUENCE), 2)
-    return kind[2], values[1]
-
-
-def is_signed_by(certificate: Any, signature: bytes, data: bytes, hash_name: str) -> bool:
-    """True if the key of a certificate made a signature (RSA, elliptic curves or Ed25519)."""
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-
-    functions = {"sha256": hashes.SHA256(), "sha384": hashes.SHA384(), "sha512": hashes.SHA512()}
-    function = functions[hash_name]
-    try:
-        key = certificate.public_key()
-        if isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, data, padding.PKCS1v15(), function)
-        elif isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, data, ec.ECDSA(function))
-        elif isinstance(key, ed25519.Ed25519PublicKey):
-            key.verify(signature, data)
-        else:
-            return False
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
-        return False
-    return True
-
-
-def is_for_time_stamps(certificate: Any) -> bool:
-    """True if a certificate is for time stamps, and for nothing else."""
+def read_roots(given: Any) -> list[Any]:
+    """Trusted certificates from PEM bytes or a file; ValueError if there is none."""
     from cryptography import x509
 
+    pem = given if isinstance(given, bytes) else read_regular(given, MAX_STAMP_BYTES)
     try:
-        use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-    except (x509.ExtensionNotFound, ValueError):
-        return False
-    return bool(use.critical) and list(use.value) == [x509.oid.ExtendedKeyUsageOID.TIME_STAMPING]
+        return list(x509.load_pem_x509_certificates(pem))
+    except ValueError as error:
+        raise ValueError(f"no certificate of a time stamp authority: {error}") from None
 
 
-def was_issued_by(certificate: Any, by: Any, time: datetime) -> bool:
-    """True if a certificate was issued by another one, which may issue and was valid at a time."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+def certificate_bytes(certificate: Any) -> bytes:
+    """A certificate as DER."""
+    from cryptography.hazmat.primitives.serialization import Encoding
 
-    try:
-        certificate.verify_directly_issued_by(by)
-        allowed = by.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
-        return False
-    return bool(allowed) and by.not_valid_before_utc <= time <= by.not_valid_after_utc
+    return bytes(certificate.public_bytes(Encoding.DER))
+
+
+# -- what rfc3161-client does not look at: the signed attributes -------------------------------------------------------
+
+
+def elements(data: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of the DER elements of some bytes, which the library has parsed before."""
+    found, at = [], 0
+    while at < len(data):
+        tag, size = data[at], data[at + 1]
+        at += 2
+        if size & 0x80:
+            width = size & 0x7F
+            size, at = int.from_bytes(data[at : at + width], "big"), at + width
+        found.append((tag, data[at : at + size]))
+        at += size
+    return found
+
+
+def signed_attributes(token: bytes) -> list[tuple[bytes, bytes]]:
+    """Object identifier and values of each signed attribute of the one SignerInfo of a token."""
+    (_, content) = elements(elements(token)[0][1])  # ContentInfo: type, [0] content
+    signed_data = elements(content[1])[0][1]
+    (signer,) = elements(elements(signed_data)[-1][1])
+    attributes = next(value for tag, value in elements(signer[1]) if tag == SIGNED_ATTRIBUTES)
+    return [(kind, values) for (_, kind), (_, values) in (elements(a) for _, a in elements(attributes))]
+
+
+def check_attributes(attributes: list[tuple[bytes, bytes]], signer: bytes) -> None:
+    """Check that no attribute is there twice, and that one names the certificate (DER) that signed."""
+    kinds = [kind for kind, _ in attributes]
+    if len(set(kinds)) < len(kinds) or MESSAGE_DIGEST not in kinds:
+        raise VerificationError("not a time stamp: a signed attribute is missing, or there twice")
+    named = [(SIGNING_CERTIFICATES[kind], values) for kind, values in attributes if kind in SIGNING_CERTIFICATES]
+    if not named:
+        raise VerificationError("not a time stamp: no signed attribute names the certificate that signed")
+    for function, values in named:
+        first = elements(elements(elements(elements(values)[0][1])[0][1])[0][1])  # SigningCertificate, certs, ESSCertID
+        if first[0][0] == SEQUENCE:
+            function, first = HASHES[elements(first[0][1])[0][1]], first[1:]
+        if first[0] != (OCTET_STRING, hashlib.new(function, signer).digest()):
+            raise VerificationError("the time stamp names another certificate than the one that signed")

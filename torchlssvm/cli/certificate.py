@@ -143,7 +143,7 @@ def register_stamp(parts: Commands) -> None:
     which.add_argument("--request", type=Path, metavar="OUT.tsq", help="write the request, to be sent to an authority")
     which.add_argument("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr")
     stamp.add_argument(
-        "--authority", type=Path, metavar="PEM", help="certificate of the authority, or of its issuer, that you trust"
+        "--authority", type=Path, metavar="PEM", help="root certificate of the authority, which you trust"
     )
 
 

@@ -42,7 +42,7 @@ def add_checks(parser: argparse.ArgumentParser) -> None:
         "--time-stamp", type=Path, metavar="FILE", help="response of a time stamp authority (see certificate stamp)"
     )
     parser.add_argument(
-        "--authority", type=Path, metavar="PEM", help="certificate of that authority, or of its issuer, that you trust"
+        "--authority", type=Path, metavar="PEM", help="root certificate of that authority, which you trust"
     )
     parser.add_argument(
         "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for a writer (default: 30)"

@@ -17,7 +17,8 @@ INTERRUPTED = 130  # 128 plus the number of the signal, 2
 """Exit codes of the command."""
 
 EXTRA_OF_PACKAGE = {
-    "cryptography": "audit", "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
+    "cryptography": "audit", "rfc3161_client": "audit", "jinja2": "report", "matplotlib": "report",
+    "torchvision": "vision", "PIL": "vision", "lightning": "lightning", "torchmetrics": "lightning",
     "jsonargparse": "lightning", "sklearn": "sklearn",
 }  # fmt: skip
 """Packages that a command may miss, and the extra that installs each."""

@@ -10,7 +10,7 @@ from torchlssvm.cli.arguments import UsageError
 from torchlssvm.errors import RemovalError
 
 if TYPE_CHECKING:
-    from torchlssvm.store import Receipt, SampleStore
+    from torchlssvm.store import EventResult, SampleStore
 
 
 def add_sample_selection(parser: argparse.ArgumentParser, event: bool = True) -> None:
@@ -72,7 +72,7 @@ def _with_event_id(options: argparse.Namespace, targets: list[dict[str, Any]]) -
     return [targets[0] | {"event_id": name}]
 
 
-def receipts_to_json(receipts: Sequence[Receipt], store: SampleStore) -> dict[str, Any]:
+def receipts_to_json(receipts: Sequence[EventResult], store: SampleStore) -> dict[str, Any]:
     """Convert receipts to primitives, without the samples' secrets: the last one's values, all samples, and each event."""
     names = ("event_id", "kind", "position", "applied", "samples")
     events = [{name: getattr(receipt, name) for name in names} for receipt in receipts]

@@ -24,7 +24,7 @@ from torchlssvm.wording import counted, listed
 
 if TYPE_CHECKING:
     from torchlssvm.cli.arguments import Commands
-    from torchlssvm.store import Receipt
+    from torchlssvm.store import EventResult
 
 
 def register(commands: Commands) -> None:
@@ -113,7 +113,7 @@ def run_remove(options: argparse.Namespace) -> int:
     return OK if busy is None else BUSY
 
 
-def erased_text(whose: dict[str, Any], receipt: Receipt) -> str:
+def erased_text(whose: dict[str, Any], receipt: EventResult) -> str:
     """Say what a removal did."""
     name = whose.get("subject", "by id")
     done = "erased" if receipt.applied else "were erased before, nothing was changed"

@@ -141,7 +141,11 @@ class Corrector:
                 pending.outcome = second_outcome(pending.event, self.pending[pending.event.event_id].event)
             else:
                 new.append(pending)
-        earlier = self.pending.about(name for pending in new for name in pending.names)
+        names = [name for pending in new for name in pending.names]
+        if len(self.pending) and self.store is not None:
+            whose = [p.event.subject for p in new if isinstance(p.event, Remove) and p.event.ids is None]
+            names += [("id", i) for subject in whose for i in self.store.find(subject=subject)]
+        earlier = self.pending.about(names)
         self._settle([], [*earlier, *new])
         return [pending.outcome for pending in given if pending.outcome is not None]
 
@@ -229,6 +233,7 @@ class Corrector:
         blocked: set[Name] = set()
         waiting: dict[str, Event] = {}
         ready: ReadyEvents = []
+        removals: list[Pending] = []  # those that wait
         for pending in queue:
             event, pending.outcome = pending.event, None
             if event.event_id in waiting:
@@ -242,9 +247,10 @@ class Corrector:
             elif not blocked.isdisjoint(pending.names) and not (final and isinstance(event, Remove)):
                 verdict = Waiting()
             else:
-                verdict = self._judge(event, planned)
+                verdict = self._judge(event, planned, pending.gone)
             if isinstance(verdict, Waiting):
                 pending.outcome = Outcome.of(event, "held")
+                removals += [pending] if isinstance(event, Remove) else []
                 waiting[event.event_id] = event
                 blocked.update(pending.names)
             elif isinstance(verdict, Refused):
@@ -256,10 +262,15 @@ class Corrector:
                 elif isinstance(verdict.event, Remove):
                     removed = verdict.event.ids or self._ids_of(verdict.event.subject, planned)
                     planned |= dict.fromkeys(removed, (False, None))
+                    for earlier in removals:
+                        earlier.gone.update(set(removed).intersection(earlier.event.ids or ()))
         return ready
 
-    def _judge(self, event: Event, planned: Planned) -> Ready | Waiting | Refused:
-        """Decide whether an event can be applied, after the changes that are planned."""
+    def _judge(self, event: Event, planned: Planned, gone: set[str]) -> Ready | Waiting | Refused:
+        """Decide whether an event can be applied, after the changes that are planned.
+
+        ``gone``: samples that later events have removed while it waited.
+        """
         if self.seen is None or isinstance(event, Add) or self._was_applied(event) or self._is_unnamed(event):
             return Ready(event)
         if self.store is None:
@@ -273,10 +284,10 @@ class Corrector:
             return Ready(event) if len(self._ids_of(event.subject, planned)) >= needed else Waiting()
         missing = [i for i in event.ids if not (planned[i][0] if i in planned else i in self)]
         arrived = [i for i in missing if i in planned or i in self.seen]
-        left_out = self._left_out(arrived)
-        gone = next((i for i in arrived if i not in left_out or not isinstance(event, Remove)), None)
-        if gone is not None:
-            return Refused(RemovalError(f"no sample with the id {gone!r} is held. Nothing was changed."))
+        left_out = self._left_out(arrived) | gone
+        unknown = next((i for i in arrived if i not in left_out or not isinstance(event, Remove)), None)
+        if unknown is not None:
+            return Refused(RemovalError(f"no sample with the id {unknown!r} is held. Nothing was changed."))
         if len(arrived) < len(missing):
             return Waiting()
         return Ready(without_samples(event, missing))
@@ -310,7 +321,7 @@ class Corrector:
         outcome = pending.outcome
         if self.seen is None or outcome is None or outcome.error is None or not issubclass(outcome.error, RemovalError):
             return False
-        return self._is_unnamed(pending.event) or isinstance(self._judge(pending.event, {}), Waiting)
+        return self._is_unnamed(pending.event) or isinstance(self._judge(pending.event, {}, set()), Waiting)
 
     def take_answered(self) -> list[tuple[Item, Outcome]]:
         """Return the outcomes, since the last call, of events that waited. A refused one is kept until :meth:`give_up`."""
@@ -387,6 +398,9 @@ class Corrector:
                 notes[pending.note] = pending.to_primitives(pending.applied + 1)
             elif pending.event.event_id in self.pending:
                 notes[pending.note] = None
+        notes |= {
+            p.note: p.to_primitives() for p in self.pending if p.gone and p.note not in notes and store.note(p.note)
+        }
         removals = [e.event_id for _, e in ready if isinstance(e, Remove) and not store.has_applied(e.event_id)]
         if self.certified and removals:
             notes[UNCERTIFIED_NOTE] = [*(store.note(UNCERTIFIED_NOTE) or []), *removals]

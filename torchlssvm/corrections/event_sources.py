@@ -124,11 +124,16 @@ class FileSource:
         self.cursor = cursor
 
 
+def open_private(path: str, flags: int) -> int:
+    """Open a new file that only its owner can read."""
+    return os.open(path, flags, 0o600)
+
+
 def read_or_make_key(path: Path) -> bytes:
     """Read the key of a file's event ids, or make one; StoreError if neither can be done."""
     place = path.with_name(path.name + ".key")
     try:
-        with contextlib.suppress(FileExistsError), place.open("xb") as file:
+        with contextlib.suppress(FileExistsError), open(place, "xb", opener=open_private) as file:
             file.write(secrets.token_bytes(FILE_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -50,6 +50,8 @@ class Pending:
     event: Event
     applied: int = 0
     note: str = field(default_factory=new_note)
+    gone: set[str] = field(default_factory=set)
+    """Of a Remove that waits: samples that later events have removed meanwhile."""
     outcome: Outcome | None = None
     """Its outcome the last time it was looked at; not saved."""
 
@@ -80,7 +82,7 @@ class Pending:
 
     def to_primitives(self, applied: int = 0) -> dict[str, Any]:
         """Convert to primitives, for a note or a checkpoint."""
-        return {"event": to_primitives(self.event), "applied": applied or self.applied}
+        return {"event": to_primitives(self.event), "applied": applied or self.applied, "gone": sorted(self.gone)}
 
     def __str__(self) -> str:
         ids = self.event.ids or ()
@@ -112,7 +114,7 @@ class PendingEvents:
         self._by_name: dict[Name, dict[str, Pending]] = {}
         for note, saved in ({} if store is None else store.notes(PENDING_NOTE_PREFIX)).items():
             try:
-                self.insert(Pending(from_primitives(saved["event"]), saved["applied"], note))
+                self.insert(Pending(from_primitives(saved["event"]), saved["applied"], note, set(saved["gone"])))
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"a pending event of {store and store.path} cannot be read: {error}") from None
 
@@ -191,7 +193,7 @@ class PendingEvents:
         """Restore the events of :meth:`state_dict`."""
         self._by_event, self._by_name = {}, {}
         for saved in state:
-            self.insert(Pending(from_primitives(saved["event"]), saved["applied"]))
+            self.insert(Pending(from_primitives(saved["event"]), saved["applied"], gone=set(saved["gone"])))
 
 
 def drop_pending(store: SampleStore, event_ids: Sequence[str]) -> list[Pending]:

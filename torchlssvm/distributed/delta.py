@@ -23,6 +23,7 @@ from torchlssvm.linear.membership import FingerprintChange, FingerprintTable
 from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.baseline import Baseline
+from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -208,7 +209,7 @@ class Delta:
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
         """Read a file that :meth:`save` wrote; VerificationError when it is damaged or something else."""
         try:
-            saved = torch.load(path, weights_only=True, map_location="cpu")
+            saved = load_tensors(path)
         except OSError:
             raise
         except Exception as error:  # garbage makes the unpickler raise anything

@@ -31,9 +31,6 @@ LOSS_ROUNDING = 1e-13
 STEP_TOLERANCE = 1e-12
 """Relative size of a step at which a fit has converged."""
 
-PLATT_RIDGE = 1e-12
-"""Ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible."""
-
 
 def least_squares(scores: Tensor) -> Tensor:
     """(1 + s) / 2, projected to rows >= 0 that sum to 1 (B, K): a least-squares fit of -1/+1 targets estimates 2 P(k | x) - 1.
@@ -99,7 +96,8 @@ def fit_platt(s: Tensor, hit: Tensor, d: Tensor) -> Tensor:
         p = torch.sigmoid(X @ theta)
         gradient = X.mT @ (d * (p - target))
         hessian = X.mT @ ((d * p * (1 - p))[:, None] * X)
-        hessian.diagonal().add_(PLATT_RIDGE * d.sum())
+        # 1e-12: ridge, for each unit of weight, that keeps the Hessian of scores that are all alike invertible
+        hessian.diagonal().add_(1e-12 * d.sum())
         step = torch.linalg.solve(hessian, gradient)
         size = 1.0
         while size > LEAST_STEP:

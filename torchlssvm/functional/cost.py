@@ -21,16 +21,14 @@ LEAST_REMOVAL_PIVOT = 1e-2
 would be lost."""
 
 
-CHANGED_NUMBERS = 2**22
-"""Numbers (32 MiB) in the rows of a change beyond which a solve is made, past J = 5,000: Theorem 1 holds six such arrays."""
-
-
 def solve_is_cheaper(J: int, changed: int, since: int, inverse: bool) -> bool:
     """Tell whether to solve from statistics rather than to apply Theorem 1.
 
     changed: columns that are not yet part of the base; since: columns since the last solve; inverse: whether P itself is kept.
     """
-    many = changed > (J // 8 if inverse else J // 6) or changed * J > CHANGED_NUMBERS
+    # 2**22: numbers (32 MiB) in the rows of a change beyond which a solve is made, past J = 5,000: Theorem 1 holds six such
+    # arrays
+    many = changed > (J // 8 if inverse else J // 6) or changed * J > 2**22
     return J < SMALLEST_UPDATED_SYSTEM or many or since > COLUMNS_BETWEEN_SOLVES * J
 
 
@@ -67,9 +65,6 @@ DEFERRED_ROWS = 64
 LARGEST_KEPT_MATRIX = 512
 """Up to this many samples a kernel machine keeps its matrix too (2 MB), so that factoring anew computes no kernel."""
 
-UPDATE_FLOPS = 4_000_000
-"""Flops of a factorization that take as long as the bookkeeping of an update of several rows."""
-
 
 def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: bool = False) -> bool:
     """Tell whether a kernel machine of n samples updates its inverse rather than factor the matrix of those left.
@@ -86,7 +81,8 @@ def block_update_pays(n: int, added: int, removed: int, inverse: bool, gram: boo
     if min(n, left) < SMALL_KERNEL:
         return False
     update = n * n * (4 * added + 2 * removed)
-    if gram and added + removed > 1 and 3 * update + UPDATE_FLOPS > left**3:
+    # 4_000_000: flops of a factorization that take as long as the bookkeeping of an update of several rows
+    if gram and added + removed > 1 and 3 * update + 4_000_000 > left**3:
         return False
     if inverse:
         return update < 2 * left**3

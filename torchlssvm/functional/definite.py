@@ -16,12 +16,6 @@ from torch import Tensor
 
 from torchlssvm.functional.gram import strip_views, unpack
 
-SLACK_PER_DIMENSION = 1e-12
-"""Relative to the diagonal: ten thousand times the backward error of Cholesky's factorization."""
-
-RANK_SHARE = 1e-9
-"""Share of the largest eigenvalue below which one counts as rounding."""
-
 
 def bordered(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """G (J+1, J+1) as float64, lower triangle; m: (J,); n: scalar."""
@@ -40,7 +34,8 @@ def is_semidefinite(packed: Tensor, m: Tensor, n: Tensor) -> Tensor:
     signs = d.sign()
     scale = torch.where(d > 0, d, torch.ones_like(d)).rsqrt()
     S = G.mul_(scale).mul_(scale[:, None])
-    S.diagonal().add_(SLACK_PER_DIMENSION * S.shape[0])
+    # 1e-12: relative to the diagonal: ten thousand times the backward error of Cholesky's factorization
+    S.diagonal().add_(1e-12 * S.shape[0])
     info: Tensor = torch.linalg.cholesky_ex(S).info
     return (info == 0) & (signs >= 0).all()
 
@@ -50,5 +45,6 @@ def least_rank(packed: Tensor, J: int) -> Tensor:
     M = unpack(packed, J).to(torch.float64)
     top = M.abs().amax()
     values = torch.linalg.eigvalsh(M / torch.where(top > 0, top, torch.ones_like(top))).abs()
-    rank: Tensor = (values > RANK_SHARE * values.amax()).sum() * (top > 0)
+    # 1e-9: share of the largest eigenvalue below which one counts as rounding
+    rank: Tensor = (values > 1e-9 * values.amax()).sum() * (top > 0)
     return rank

@@ -31,9 +31,6 @@ from torch import Tensor
 BAND_COLUMNS = 64
 """Columns of the band: wide enough for fast products, narrow enough for quick elimination of its blocks."""
 
-STRIP_COLUMNS = 512
-"""Columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below."""
-
 
 def centred(G: Tensor) -> Tensor:
     """H G H, in place. G: (n, n), symmetric."""
@@ -109,7 +106,8 @@ class Band(NamedTuple):
 def reduce_to_band(K: Tensor, Y: Tensor) -> Band:
     """Reduce K to a band matrix. K: (n, n), its lower triangle, overwritten; Y: (n, outputs), overwritten by Q^T Y."""
     n, diagonal, below, reflections = len(K), [], [], []
-    edges = [*range(0, n, STRIP_COLUMNS), n]
+    # 512: columns of an (n, n) matrix that one product computes; of each strip, the square on the diagonal and what is below
+    edges = [*range(0, n, 512), n]
     for c, e in pairwise(edges):
         K[c:e, c:e].copy_(K[c:e, c:e].tril() + K[c:e, c:e].tril(-1).mT)
     for a in range(0, n, BAND_COLUMNS):

@@ -25,10 +25,6 @@ LARGEST_EXACT_INTEGER = 2**53
 """Integers up to here are exact in float64."""
 
 
-KEPT_STRIP_ROWS = 24
-"""The height of strips that are kept, where those of the products are taller than 48 rows."""
-
-
 def product_strip_rows(J: int) -> int:
     """The height of strips for products: about eight of them; 48 rows suit the tiles of a float64 product."""
     return 48 * max(1, round(J / 384))
@@ -37,7 +33,8 @@ def product_strip_rows(J: int) -> int:
 @lru_cache(maxsize=256)
 def strips(J: int, product: bool = False) -> tuple[tuple[int, int, int], ...]:
     """(first row, last row + 1, offset in the packed vector) of each strip of a J x J matrix."""
-    height = product_strip_rows(J) if product or product_strip_rows(J) == 48 else KEPT_STRIP_ROWS
+    # 24: the height of strips that are kept, where those of the products are taller than 48 rows
+    height = product_strip_rows(J) if product or product_strip_rows(J) == 48 else 24
     out, offset = [], 0
     for a in range(0, J, height):
         b = min(a + height, J)
@@ -129,10 +126,6 @@ def unpack(packed: Tensor, J: int) -> Tensor:
     return full.tril_() + full.tril(-1).mT
 
 
-PART_NUMBERS = 2**21
-"""Numbers (16 MiB) of one product that is added to sums which are kept once."""
-
-
 def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = None, alpha: float = 1.0) -> None:
     """total += alpha * sum over rows of [q; z] q^T, by some strips at a time: for sums too large to be kept twice.
 
@@ -140,7 +133,8 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
     """
     right = rows if scaled is None else scaled
     R, kept = rows.shape[1] - J, strip_views(total, J)
-    some = max(1, PART_NUMBERS // (J * (kept[0][1] - kept[0][0])))  # strips in a product
+    # 2**21: numbers (16 MiB) of one product that is added to sums which are kept once
+    some = max(1, 2**21 // (J * (kept[0][1] - kept[0][0])))  # strips in a product
     for start in range(0, len(kept), some):
         part = kept[start : start + some]
         first, last = part[0][0], part[-1][1]
@@ -151,15 +145,12 @@ def add_products_(total: Tensor, rows: Tensor, J: int, scaled: Tensor | None = N
         side_view(total, J, R).add_((rows[:, J:].mT @ right[:, :J]).mul_(alpha).to(total.dtype))
 
 
-HASHED_NUMBERS = 2**21
-"""Numbers (16 MiB) whose bytes are made at a time, for a hash."""
-
-
 def hashed_blocks(J: int) -> list[tuple[int, int]]:
     """Ranges of strips whose numbers are hashed together: one for all but very large matrices."""
     out, first, size = [], 0, 0
     for i, (a, b, _) in enumerate(strips(J)):
-        if size and size + (b - a) * b > HASHED_NUMBERS:
+        # 2**21: numbers (16 MiB) whose bytes are made at a time, for a hash
+        if size and size + (b - a) * b > 2**21:
             out.append((first, i))
             first, size = i, 0
         size += (b - a) * b

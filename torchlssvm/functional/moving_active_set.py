@@ -22,15 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_CHANGE_ROUNDS = 12
-"""Newton rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line search."""
-
 MARGIN_TOLERANCE = 1e-11
 """Samples whose margin is this close to 1 keep their side: both sides give the same scores, to rounding, unless the sample is
 stiff."""
-
-LARGEST_TIE_EFFECT = 1e-7
-"""Largest change of a score that a sample within MARGIN_TOLERANCE may make by being on the wrong side; else it is stiff."""
 
 LEAST_FREE_SHARE = 1e-8
 """Least share 1 - c g of an active sample's score that other samples determine: below it half of the digits are lost, and the
@@ -76,7 +70,9 @@ def stiff_samples(g: Tensor, weight: Tensor, active: Tensor, largest: Tensor) ->
     """
     share = weight * g
     stays = torch.where(active, (1.0 - share).clamp(min=torch.finfo(g.dtype).tiny), 1.0 + share)
-    return MARGIN_TOLERANCE * weight * (largest * g).sqrt() > LARGEST_TIE_EFFECT * stays
+    # 1e-7: largest change of a score that a sample within MARGIN_TOLERANCE may make by being on the wrong side; else it is
+    # stiff
+    return MARGIN_TOLERANCE * weight * (largest * g).sqrt() > 1e-7 * stays
 
 
 def products_after_flip(g: Tensor, weight: Tensor, active: Tensor) -> Tensor:
@@ -117,7 +113,9 @@ def solve_change(
     own_g = products_after_flip(corner.diagonal(), change.delta.abs(), fixed)
     own_stiff = ~fixed & stiff_samples(own_g, change.delta.abs(), ~fixed, near.G.diagonal().amax())
     flipped = torch.zeros_like(near.active)
-    for _ in range(MAX_CHANGE_ROUNDS):
+    # 12: Newton rounds for one change; two or three are usual, and a change that needs more is left to a solver with a line
+    # search
+    for _ in range(12):
         S = torch.nonzero(flipped)[:, 0]
         rows, border = near.G[S], side[:, S]
         delta = torch.cat([change.delta * on, torch.where(near.active[S], -left[S], left[S])])

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from torchlssvm.functional import gram
 
-PRODUCTS_AT_A_TIME = 2**19
-"""Products of two entries computed at a time: 4 MiB of values and 4 MiB of positions."""
-
 
 def with_values(rows: Tensor, values: Tensor) -> Tensor:
     """Make rows with other values at the same places. rows: (B, J), coalesced; values: (entries,)."""
@@ -78,7 +75,8 @@ def add_products_(
     shift = first - (end - count)  # from the number of a product to that of the other entry
     start, done = 0, 0
     while start < len(q):
-        stop = max(start + 1, int(torch.searchsorted(end, done + PRODUCTS_AT_A_TIME, right=True)))
+        # 2**19: products of two entries computed at a time: 4 MiB of values and 4 MiB of positions
+        stop = max(start + 1, int(torch.searchsorted(end, done + 2**19, right=True)))
         left = torch.repeat_interleave(number[start:stop], count[start:stop])
         right = shift[left] + torch.arange(done, done + len(left), device=q.device)
         total.index_add_(0, place[columns[left]] + columns[right], q[left] * scaled[right])

@@ -27,9 +27,6 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 
-NOISE_SHARE = 1e-12
-"""Singular values of the matrix of values below this share of the largest are left out."""
-
 SPECTRUM_PARTS = 4
 """So many parts of the spectrum are factored on their own where there are many values."""
 
@@ -106,7 +103,8 @@ def cauchy(s: Tensor, rhos: Tensor) -> ReciprocalFactors:
     row = s + rhos.amin()
     scaled = row[:, None] / (s[:, None] + rhos)  # in (0, 1]
     U, sigma, Vt = torch.linalg.svd(scaled, full_matrices=False)
-    keep = int((sigma > NOISE_SHARE * sigma[:1]).sum())
+    # 1e-12: singular values of the matrix of values below this share of the largest are left out
+    keep = int((sigma > 1e-12 * sigma[:1]).sum())
     if keep >= len(rhos):
         eye = torch.eye(len(rhos), dtype=s.dtype, device=s.device)
         return ReciprocalFactors(1.0 / (s[:, None] + rhos), eye)
@@ -199,11 +197,8 @@ def squared_error(M: Tensor, V: Tensor, T: Tensor, w: Tensor) -> Tensor:
     return T - 2 * (w * V).sum(0) + (w * (M @ w)).sum(0)
 
 
-PATH_VALUES = 100
-"""Values of rho on a path: nine for each decade of 1e-8 to 1e3."""
-
-
 def default_values(s: Tensor, D: int) -> Tensor:
     """Values of rho from 1e-8 to 1e3 times the mean eigenvalue, evenly in the logarithm. s: (D,)."""
     mean = float(s.sum()) / D
-    return (mean or 1.0) * torch.logspace(-8, 3, PATH_VALUES, dtype=torch.float64, device=s.device)
+    # 100: values of rho on a path: nine for each decade of 1e-8 to 1e3
+    return (mean or 1.0) * torch.logspace(-8, 3, 100, dtype=torch.float64, device=s.device)

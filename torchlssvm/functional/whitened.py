@@ -28,9 +28,6 @@ from torchlssvm.functional.gram import strips
 WHITENED_ROWS = 1024
 """Rows that are whitened at a time: few enough to stay in the cache from strip to strip."""
 
-LARGEST_LEAF = 256
-"""Rows up to which one triangular solve with the identity is faster than two halves."""
-
 
 class Whitened(NamedTuple):
     """F = L^-1 (D, D) lower triangular; mu (D,); w (D, K) and beta (K,) with f = (v - mu) w + beta; n, or 0 if not centred."""
@@ -79,7 +76,8 @@ def inverse_lower(L: Tensor) -> Tensor:
     [[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]].
     """
     n = len(L)
-    if n <= LARGEST_LEAF:
+    # 256: rows up to which one triangular solve with the identity is faster than two halves
+    if n <= 256:
         inverse: Tensor = torch.linalg.solve_triangular(L, torch.eye(n, dtype=L.dtype, device=L.device), upper=False)
         return inverse
     W, h = torch.zeros_like(L), n // 2

@@ -10,7 +10,7 @@ from torchlssvm.backbones import build
 from torchlssvm.linear import head_class
 from torchlssvm.linear.attach import AttachedClassifier, attach
 
-IDENTITY = "identity"
+IDENTITY, RANDOM = "identity", "random"
 
 
 def classifier(
@@ -28,7 +28,12 @@ def classifier(
             raise ValueError(f"backbone {IDENTITY!r} takes data that are features: give in_features, their number")
         backbone = nn.Flatten(1)
         in_features = in_features or int(feature_map.in_features)  # type: ignore[union-attr, arg-type]
-    model = build(backbone, weights) if isinstance(backbone, str) else backbone
+    elif isinstance(backbone, str) and weights is None:
+        raise ValueError(
+            f"{backbone} needs weights: a member of torchvision's enum such as 'DEFAULT', 'pretrained' (timm), a file, 'auto', "
+            "or 'random' for a network whose features mean little"
+        )
+    model = build(backbone, None if weights == RANDOM else weights) if isinstance(backbone, str) else backbone
     if feature_map is None:
         return attach(model, num_classes, head, in_features=in_features, **options)
     plain = attach(model, num_classes, in_features=in_features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ MAX_RECALLED_CLASSES = 50
 
 CHECKPOINT_KEY = "torchlssvm"
 """The entry of a Lightning checkpoint with the state of a run."""
+
+
+class Warned(Enum):
+    """Warnings that a module prints once."""
+
+    NO_IDS = auto()
+    LEFT_OUT = auto()
+    SEEN = auto()
 
 
 class Anchor(nn.Module):
@@ -68,17 +77,18 @@ class LSSVMModule(LightningModule):
         backbone: a classifier of torchvision (``"mobilenet_v2"``) or timm (``"timm/resnet18"``) by name, ``"identity"`` for
             data that are features, or an ``nn.Module`` (see :func:`torchlssvm.attach`).
         num_classes: K.
-        weights: for a name: a member of torchvision's enum, ``"pretrained"`` (timm), a file, or None.
+        weights: needed for a name: a member of torchvision's enum (``"DEFAULT"``), ``"pretrained"`` (timm), a file, ``"auto"``
+            (the best at hand), or ``"random"``.
         in_features: the width of the features, where the network gives them itself.
         feature_map: a module between network and head, with ``out_features``, e.g. ``torchlssvm.features.RandomReLU``.
         head: None or ``"lssvm"``, ``"margin"`` for a :class:`~torchlssvm.MarginHead`; or a kernel machine, or a head made
             elsewhere: the options below are then left out.
-        rho: of the head; None is ``"gcv"``, chosen from the statistics alone, before each validation of a fit and at the end of
-            each epoch; 1.0 for a ``MarginHead``, or with ``select_rho``.
+        rho: of the head: a number; ``"gcv"``, chosen from the statistics alone; or ``"kfold"``, chosen on the head's ``folds``
+            (or on the samples of a ``MarginHead``). It is chosen before each validation of a fit and at the end of each epoch.
+            None is ``"gcv"``, and 1.0 for a ``MarginHead``.
         intercept, class_weight, multiclass, per_class, folds, normalize, scale: of :class:`~torchlssvm.LSSVMHead`; a
             ``MarginHead`` has no ``multiclass`` and no ``folds``.
         grid: a :class:`~torchlssvm.FixedPoint`, its limit, as text with bits ``"8:20"``, ``"auto"`` or None.
-        select_rho: choose rho at the same moments out of 100 values by ``"gcv"``, or ``"kfold"`` with ``folds``.
         recall: log the recall of each class, ``val_recall_0`` and so on; None: where there are at most 50 classes. Accuracy and
             ``val_loss``, the mean squared error against targets -1 and +1, are always logged (one against one: the share of
             wrong answers).
@@ -126,7 +136,6 @@ class LSSVMModule(LightningModule):
         normalize: str | None = None,
         scale: str | None = None,
         grid: FixedPoint | float | str | None = "auto",
-        select_rho: str | None = None,
         recall: bool | None = None,
         batch_names: dict[str, str] | None = None,
         store: str | None = None,
@@ -144,7 +153,7 @@ class LSSVMModule(LightningModule):
         options: dict[str, Any] = {}
         if not isinstance(head, nn.Module):
             options = {
-                "rho": rho or ("gcv" if select_rho is None and head != "margin" else 1.0), "intercept": intercept,
+                "rho": 1.0 if rho == "kfold" else rho or ("gcv" if head != "margin" else 1.0), "intercept": intercept,
                 "class_weight": class_weight, "per_class": per_class, "normalize": normalize, "scale": scale, "grid": grid,
             }  # fmt: skip
             own = {"multiclass": (multiclass, "ovr"), "folds": (folds, 0)}  # of an LSSVMHead alone, with their defaults
@@ -170,6 +179,7 @@ class LSSVMModule(LightningModule):
         self._at: dict[str, tuple[int, int]] = {}  # stage: epoch, samples of this rank that are done in it
         self._run: str | None = None  # the run of a checkpoint that was loaded, then of this fit
         self._loader: dict[str, Any] | None = None  # the description of its train loader
+        self._warned: set[Warned] = set()
         self._begun = self._resumed = False
         self._filled = False  # whether the head held samples when a new run began
         self.unanswered = 0
@@ -205,8 +215,9 @@ class LSSVMModule(LightningModule):
             self._check_loader(self.trainer.train_dataloader)
         part = self._real(self._unpack(batch), "train", self.trainer.train_dataloader)
         if part.ids is None and self.current_epoch > 0:
-            warn_once(
-                self, "samples without ids are counted in the first epoch only: this epoch changes nothing. Use max_epochs=1, "
+            self._warn_once(
+                Warned.NO_IDS,
+                "samples without ids are counted in the first epoch only: this epoch changes nothing. Use max_epochs=1, "
                 "or give ids, e.g. with torchlssvm.lightning.Indexed",
             )  # fmt: skip
             return loss
@@ -220,15 +231,23 @@ class LSSVMModule(LightningModule):
         phi = self.classifier.features(part.x)
         skipped = self.learner.learn(phi, part.y, part.ids, part.subjects, (self.current_epoch, batch_idx))
         if self.learner.left_out:
-            warn_once(
-                self, "this run has passed these batches before; samples in them that the store does not hold are left out: "
+            self._warn_once(
+                Warned.LEFT_OUT,
+                "this run has passed these batches before; samples in them that the store does not hold are left out: "
                 "they are taken for erased. New ones are learned by a fit without ckpt_path",
             )  # fmt: skip
         elif skipped:
-            warn_once(
-                self, f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice"
+            self._warn_once(
+                Warned.SEEN,
+                f"{skipped} sample(s) of this batch were offered before, by their ids: none is counted twice",
             )
         return loss
+
+    def _warn_once(self, kind: Warned, message: str) -> None:
+        """Print a message on the first rank, once of each kind."""
+        if ranks.is_first() and kind not in self._warned:
+            self._warned.add(kind)
+            self.print(f"torchlssvm: {message}")
 
     def _unpack(self, batch: Any) -> TrainingBatch:
         return unpack(batch, self.hparams["batch_names"])
@@ -268,11 +287,12 @@ class LSSVMModule(LightningModule):
     def bring_up_to_date(self) -> None:
         """Add up what the ranks learned, and choose rho if asked to; nothing happens if nothing changed since."""
         self._synchronize()
-        method, head = self.hparams["select_rho"], self.head
-        if method is not None and not self.learner.empty and self._rho_version != head.version:
-            head.select_rho(method=method)
-            self._rho_version = head.version
-        elif method is None and isinstance(head, LSSVMHead):
+        head = self.head
+        if self.hparams["rho"] == "kfold":
+            if not self.learner.empty and self._rho_version != head.version:
+                head.select_rho(method="kfold")
+                self._rho_version = head.version
+        elif isinstance(head, LSSVMHead):
             if self.learner.store is not None:
                 self.learner.store.refresh()
             if self.learner.path is not None:
@@ -453,12 +473,3 @@ def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:
     if found is None:
         raise ValueError(f"a batch to predict is a tensor, a tuple, or a dict with {known[0]!r}; got {sorted(batch)}")
     return found  # type: ignore[no-any-return]
-
-
-def warn_once(module: Any, message: str) -> None:
-    """Say it on the first rank, once for each kind of message."""
-    told = module.__dict__.setdefault("_told", set())
-    kind = message.split(":")[-1]
-    if ranks.is_first() and kind not in told:
-        told.add(kind)
-        module.print(f"torchlssvm: {message}")

@@ -33,29 +33,11 @@ from torchlssvm.linear.solvers import SolverOptions
 from torchlssvm.linear.standardization import Standardization, standardization
 from torchlssvm.statistics import Statistics
 
-MAX_FULL_STEPS = 4
-"""Full Newton steps after a change of samples, in which only margins near 1 are computed; then a search with a line search."""
-
-SAMPLES_PER_NEAR_SAMPLE = 8
-"""Where more than one in so many samples is near its margin, all margins are computed anew, after which few are near."""
-
 MAX_NEWTON_ROUNDS = 1000
 """Newton rounds of one class before giving up; 7 to 9 are usual, hundreds where class weights differ by twenty decades."""
 
 CLASSES_AT_ONCE = 8
 """Classes solved side by side: they share one pass over the rows, and each needs a matrix while it is solved."""
-
-DESCENT_NUMBERS = 2**21
-"""Margins (16 MB) of the classes that are brought near their minimum side by side, in passes over the rows that they share."""
-
-SLOW_ROUNDS = 20
-"""Rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps at a small rho."""
-
-LADDER_START = 1e6
-"""The ladder's first rho, in units of the rho wanted; there the problem is close to plain ridge regression."""
-
-LADDER_STEP = 100.0
-"""Each rung of the ladder divides rho by this."""
 
 LEAST_RELATIVE_DECREASE = 1e-13
 """Least relative decrease of the objective by a step, a thousand roundings; after a smaller one the active set is proven."""
@@ -63,9 +45,6 @@ LEAST_RELATIVE_DECREASE = 1e-13
 LARGEST_UNREFINED_ERROR = 1e-5
 """Largest bound on the error of a margin at which weights stay as they are; beyond it they are refined, even if the active set
 is proven."""
-
-EXACT_ROUNDS = 8
-"""Rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot cycle."""
 
 CLOSE_CALL_FACTOR = 2.0
 """Within this factor of a bound the order in which rows are summed could decide: they are summed in the saved order then."""
@@ -518,7 +497,9 @@ class ActiveSetSolver:
         lengths, signs = scale.lengths(rows.q, rows.norms), self.signs(k)
         active, kept = self._active[k].clone(), (self._margins[k] - 1.0).abs()
         old_error = self._rounding(scale, self._at_w[:, k], self._at_b[k], lengths)
-        for rounds in range(1, MAX_FULL_STEPS + 1):
+        # 4: full Newton steps after a change of samples, in which only margins near 1 are computed; then a search with a line
+        # search
+        for rounds in range(1, 5):
             if solution is None:
                 return False
             try:
@@ -532,7 +513,9 @@ class ActiveSetSolver:
             error = self._rounding(scale, w, b, lengths)
             drift = (rows.spreads * float(move.norm()) + shift) * BOUND_ROUNDING_FACTOR + 4 * (error + old_error)
             near = torch.nonzero(kept <= drift)[:, 0]
-            if len(near) * SAMPLES_PER_NEAR_SAMPLE > rows.n:
+            # 8: where more than one in so many samples is near its margin, all margins are computed anew, after which few are
+            # near
+            if len(near) * 8 > rows.n:
                 self._margins[k] = hinge.scores(rows.q, (w * scale.step)[:, None], b[None])[:, 0] * signs
                 self._at_w[:, k], self._at_b[k] = w, b
                 kept, old_error, drift = (self._margins[k] - 1.0).abs(), error, 4 * error
@@ -589,9 +572,13 @@ class ActiveSetSolver:
                         self._finish(s, w[:, c], b[c], margins, slack)
                         continue
                 left.append(s)
-                if s.rounds == SLOW_ROUNDS and not s.proving:
+                # 20: rounds after which a class goes down a ladder of rho instead: nearly separable samples take short steps
+                # at a small rho
+                if s.rounds == 20 and not s.proving:
                     s.sums = s.sums or self._sums(s.label, s.active)
-                    self._change_rho(s, self.options.rho * LADDER_START, weight)
+                    # 1e6: the ladder's first rho, in units of the rho wanted; there the problem is close to plain ridge
+                    # regression
+                    self._change_rho(s, self.options.rho * 1e6, weight)
             searches = left
 
     def _small(self) -> bool:
@@ -606,7 +593,9 @@ class ActiveSetSolver:
         weight, small = self._row_weights(), self._small()
         total = ActiveSums.of_all(rows, self._groups, labels[0], self.stats)  # type: ignore[arg-type]
         steps = MAX_DESCENT_STEPS if cost.descent_pays(rows.n, rows.in_features) else 0
-        size = max(CLASSES_AT_ONCE, DESCENT_NUMBERS // rows.n)
+        # 2**21: margins (16 MB) of the classes that are brought near their minimum side by side, in passes over the rows that
+        # they share
+        size = max(CLASSES_AT_ONCE, 2**21 // rows.n)
         for a in range(0, len(labels), size):
             part = labels[a : a + size]
             w, margins = HingeDescent(total, self.scale, self._signs(None, part), weight, small).lower(steps)
@@ -726,7 +715,8 @@ class ActiveSetSolver:
                 return True
         if s.scale.rho > self.options.rho:  # a rung of the ladder needs no proof
             s.position = Position(target.clone(), margins, value)
-            rho = max(self.options.rho, s.scale.rho / LADDER_STEP)
+            # 100.0: each rung of the ladder divides rho by this
+            rho = max(self.options.rho, s.scale.rho / 100.0)
             self._change_rho(s, rho, weight)
             return True
         s.proving = True
@@ -764,7 +754,9 @@ class ActiveSetSolver:
             wanted = torch.where(s.ties, s.active, wanted)
             differs = wanted != s.active
         s.exact += 1
-        if s.exact > EXACT_ROUNDS:  # Murty's rule: the first one alone, in an order that does not depend on the history
+        # 8: rounds decided by exact margins in which all samples change sides at once; after them one at a time, which cannot
+        # cycle
+        if s.exact > 8:  # Murty's rule: the first one alone, in an order that does not depend on the history
             turns = torch.nonzero(differs)[:, 0]
             first = turns[self.rows.saved_order(turns)[0]]
             wanted = s.active.clone()

@@ -126,8 +126,10 @@ class ActiveSums:
         solution = Solution(D, 1, centred, device, LEAST_ACTIVE_PIVOT)
         if self.empty:
             return solution
-        w, beta, mu, n, factor, units = solve_sums([self], scale, small)
-        if by_rows or int(factor.info) != 0 or least_share(factor) < LEAST_COLUMN_SHARE:
+        w, beta, mu, n, factor, units, share = solve_sums([self], scale, small)
+        # 1e-7: least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits
+        # are lost
+        if by_rows or share < 1e-7:
             w, factor = self._solve_rows(scale, torch.nonzero(active)[:, 0], mu, beta)
             units = 1.0
         solution.set_base(w, beta, mu, n, factor, units)
@@ -162,10 +164,6 @@ class ActiveSums:
         return w, Factor(R[:, :D].mT.contiguous(), D, info)
 
 
-LEAST_COLUMN_SHARE = 1e-7
-"""Least share of a column's square that is not explained by the columns before it: at 1e-7 half of the digits are lost."""
-
-
 def chunks(bounds: Tensor) -> list[slice]:
     """Runs of rows whose products stay exact in float64. bounds: (n,) on the squares."""
     host = bounds.cpu().numpy()
@@ -177,12 +175,6 @@ def chunks(bounds: Tensor) -> list[slice]:
         total += bound
     out.append(slice(start, len(host)))
     return out
-
-
-def least_share(factor: Factor) -> float:
-    """The least share of a column's square, over all columns, that the columns before it do not explain."""
-    L = factor.L[: factor.J, : factor.J].tril()
-    return float((L.diagonal() / L.norm(dim=1)).square().min())
 
 
 def solve_sums(sums: list[ActiveSums], scale: RowScale, small: bool) -> SolvedSystem:

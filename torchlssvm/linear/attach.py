@@ -23,6 +23,7 @@ from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
 from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
+from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -581,7 +582,7 @@ class AttachedClassifier(nn.Module):
             store: the folder of the store that keeps the samples; the head is then what the store says.
         """
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = load_tensors(path)
             if not isinstance(saved, Mapping) or saved.get("format") != CLASSIFIER_FORMAT:
                 raise VerificationError(f"{path} is no classifier that save wrote")
             about, network = saved["head"], saved["backbone"]

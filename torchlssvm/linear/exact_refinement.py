@@ -37,27 +37,9 @@ from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.row_scale import RowScale
 from torchlssvm.linear.solution import Solution
 
-FRACTION_BITS = 176
-"""Binary places of the point, at least: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin."""
-
-GUARD_BITS = 16
-"""Binary places beyond those that rounding of the point takes on its way to a margin."""
-
-TIE_WIDTH = 1e-30
-"""Largest distance from 1 at which a margin counts as 1 (a tie), unless UNIT_TIE_WIDTH asks for less."""
-
 UNIT_TIE_WIDTH = 1e-10
 """Largest distance of a tie from 1 among samples whose squared length is 1 ridge; where it is s ridges, this over s^3, so that
 residuals of the order 1/s and 1/s^2, which matter to other samples, are not ties."""
-
-REFINED_ERROR = 1e-10
-"""Bound on the error of margins at which refinement may end: a margin then has ten digits."""
-
-MAX_CORRECTIONS = 200
-"""Corrections before giving up: two to ten are usual."""
-
-STALE_CORRECTIONS = 24
-"""Corrections in a row that may leave the gradient where it is: of an ill-conditioned system it rises and falls on its way."""
 
 LARGEST_GRADIENT = 1e150
 """Norm of the gradient at which the corrections count as divergent: its square is still finite in float64."""
@@ -113,10 +95,11 @@ class ExactRefinement:
         self.spread = float(weight @ lengths.square())
         finest = float(torch.as_tensor(scale.factor).min())
         growth = (1.0 + self.spread) * (1.0 + self.spread**0.5) * rows.in_features / min(1.0, finest)
-        self.tie = min(TIE_WIDTH, UNIT_TIE_WIDTH / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
-        self.bits = max(
-            FRACTION_BITS, math.ceil(math.log2(min(growth, LARGEST_GRADIENT)) - math.log2(self.tie)) + GUARD_BITS
-        )
+        # 1e-30: largest distance from 1 at which a margin counts as 1 (a tie), unless UNIT_TIE_WIDTH asks for less
+        self.tie = min(1e-30, UNIT_TIE_WIDTH / (1.0 + min(self.spread, LONGEST_ROWS**3)) ** 3)
+        # 176: binary places of the point, at least: rows of 2^37 in the sum of magnitudes leave 1e-41 for a margin
+        # 16: binary places beyond those that rounding of the point takes on its way to a margin
+        self.bits = max(176, math.ceil(math.log2(min(growth, LARGEST_GRADIENT)) - math.log2(self.tie)) + 16)
         self.signs = np.where((rows.labels[self.slots] == label).cpu().numpy(), 1, -1).astype(object)
 
     def decide(self, solution: Solution, near: Tensor) -> Decision:
@@ -126,7 +109,8 @@ class ExactRefinement:
         signs = np.where((self.rows.labels[near] == self.label).cpu().numpy(), 1, -1)
         lengths = self._lengths(near, solution)
         best, stale = math.inf, 0
-        for _ in range(MAX_CORRECTIONS):
+        # 200: corrections before giving up: two to ten are usual
+        for _ in range(200):
             g, g_b = self._gradient(W, B)
             gradient, size = self._scaled(g, g_b, solution)
             bound = (lengths * size[0] + size[1]) * BOUND_ROUNDING_FACTOR + self.tie / 2
@@ -134,13 +118,16 @@ class ExactRefinement:
             distance = to_floats(f * signs - one, one)
             undecided = np.abs(distance) <= bound
             ties = undecided & (bound <= self.tie) & (np.abs(distance) <= self.tie)
-            if not (undecided & ~ties).any() and float(bound.max()) <= REFINED_ERROR:
+            # 1e-10: bound on the error of margins at which refinement may end: a margin then has ten digits
+            if not (undecided & ~ties).any() and float(bound.max()) <= 1e-10:
                 active, tied = (torch.from_numpy(side).to(near.device) for side in ((distance < 0) & ~ties, ties))
                 return Decision(active, tied, *self._rounded(W, B))
             rest = size[0] + size[1]
             best, stale = (rest, 0) if rest < best / 2 else (best, stale + 1)
             step = solution.apply_inverse(gradient[None])[0]
-            if stale > STALE_CORRECTIONS or not rest < LARGEST_GRADIENT or not bool(step.isfinite().all()):
+            # 24: corrections in a row that may leave the gradient where it is: of an ill-conditioned system it rises and
+            # falls on its way
+            if stale > 24 or not rest < LARGEST_GRADIENT or not bool(step.isfinite().all()):
                 break
             W, B = self._corrected(W, B, step, solution)
         raise self._too_long(int((undecided & ~ties).sum()), float(bound.max()))

@@ -26,15 +26,6 @@ LONGEST_STEP = 4.0
 MAX_DESCENT_STEPS = 6
 """Newton steps at most; three are usual."""
 
-MAX_PRODUCTS = 16
-"""Passes over the rows for one Newton step at most."""
-
-CG_RESIDUAL_SHARE = 0.1
-"""Share of the gradient, in the norm of the preconditioner, at which conjugate gradients end a Newton step."""
-
-FEATURES_PER_TURN = 4
-"""Steps end when at most J / 4 samples change sides: then an exact solve is the better step."""
-
 
 class HingeDescent:
     """The squared-hinge problems of C classes against the rest, as functions of the weights of all.
@@ -46,7 +37,7 @@ class HingeDescent:
         """total: sums over all rows; signs: (n, C) of -1 and +1; weight: (n,), class weight times copies."""
         self.q, self.scale, self.signs, self.weight = total.rows.q, scale, signs, weight
         wider = replace(scale, rho=scale.rho / ACTIVE_SHARE)  # I + V^T V / 4 is the system of a rho four times as large
-        _, _, mu, n, self._factor, self._units = solve_sums([total], wider, small)
+        _, _, mu, n, self._factor, self._units, _ = solve_sums([total], wider, small)
         self._mu, self._active_weight = mu * (wider.root / scale.root), n * ACTIVE_SHARE
 
     def lower(self, steps: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +49,8 @@ class HingeDescent:
         for _ in range(steps):
             active = margins < 1.0
             self._move(point, margins, *self._newton_step(point, margins, active))
-            if int((active != (margins < 1.0)).sum(0).max()) * FEATURES_PER_TURN <= self.q.shape[1]:
+            # 4: steps end when at most J / 4 samples change sides: then an exact solve is the better step
+            if int((active != (margins < 1.0)).sum(0).max()) * 4 <= self.q.shape[1]:
                 break
         return point[: len(self._mu)], margins
 
@@ -70,8 +62,10 @@ class HingeDescent:
         step, change = torch.zeros_like(point), torch.zeros_like(margins)
         ahead = self._precondition(left)
         direction, size = ahead, (left * ahead).sum(0)
-        enough = CG_RESIDUAL_SHARE**2 * size
-        for _ in range(MAX_PRODUCTS):
+        # 0.1: share of the gradient, in the norm of the preconditioner, at which conjugate gradients end a Newton step
+        enough = 0.1**2 * size
+        # 16: passes over the rows for one Newton step at most
+        for _ in range(16):
             found = hinge.sweep(self.q, *self._weights(direction), none, weight)
             product = self._pulled_back(found.gradient, found.gradient_b)
             product[:D] += direction[:D]

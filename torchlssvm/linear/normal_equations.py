@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
+from torchlssvm.functional import checks
 from torchlssvm.functional.system import Centre, Factor, GroupSums, clamped_factor, factor_, fill_system, workspace
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.standardization import Standardization
@@ -24,8 +25,9 @@ LARGEST_FLOAT_CENTRED_SUM = 2**50
 LARGEST_RIDGE = 1e300
 """Largest ridge in grid units: sums of squares of up to 2^63 beside it stay within float64."""
 
-EIGENVALUE_ROUNDING = 1e-11
-"""Rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none."""
+
+PROMISED_ERROR = 1e-9
+"""Relative error of scores beyond which a solve warns."""
 
 
 class Units(NamedTuple):
@@ -65,6 +67,7 @@ class SolvedSystem(NamedTuple):
     n: float
     factor: Factor
     scale: Tensor | float
+    share: float  # least share of a column's square that the columns before it do not explain; 0 after a repair
 
 
 def class_weights(option: str | Tensor | None, counts: Tensor) -> Tensor | None:
@@ -197,13 +200,16 @@ def solve_problem(
     if D > problem.J:
         units = torch.full((D,), math.sqrt(ridge), dtype=torch.float64, device=rhs.device)
         units[problem.J] = math.sqrt(rho)
+    squares = work.diagonal()[:D].clone()
     factor = factor_(work, D)
-    if int(factor.info) != 0:
+    (info,), (share,) = checks.to_host(factor.info, (factor.L.diagonal()[:D].square() / squares).amin())
+    if info != 0:
+        share = 0.0
         problem.write_matrix(work, ridge, rho)
         factor = repair(work, D, min(ridge, rho) if D > problem.J else ridge)
     w = factor.solve(rhs).mT * (units[:, None] if isinstance(units, Tensor) else units)
     target = problem.units.target
-    return SolvedSystem(w * target, beta * target, mean * (1.0 / math.sqrt(rho)), n or 1.0, factor, units)
+    return SolvedSystem(w * target, beta * target, mean * (1.0 / math.sqrt(rho)), n or 1.0, factor, units, share)
 
 
 def head_problem(
@@ -234,7 +240,16 @@ def solve(
     ``doubtful`` says that rows were removed which may not have been held: NotPositiveDefinite then shows it.
     """
     problem = head_problem(stats, scale, intercept, weights, labels, standard)
-    return solve_problem(problem, partial(repaired_factor, doubtful=doubtful), work)
+    solved = solve_problem(problem, partial(repaired_factor, doubtful=doubtful), work)
+    error = torch.finfo(torch.float64).eps / solved.share if solved.share > 0 else 0.0  # a repair has warned already
+    if error > PROMISED_ERROR:
+        warnings.warn(
+            f"rho = {scale.rho:.1e} is small for these features (fewer samples than features?): scores may be off by "
+            f"{error:.0e} of their size. Use a larger rho, or KernelLSSVM(Linear()), which keeps the samples.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return solved
 
 
 def moments(
@@ -304,7 +319,8 @@ def repaired_factor(work: Tensor, D: int, floor: float, doubtful: bool) -> Facto
     """
     top = check_finite(work, D, floor)
     factor, lowest = clamped_factor(work, D, torch.full_like(top, floor))
-    if doubtful and bool(lowest < -EIGENVALUE_ROUNDING * D * top):
+    # 1e-11: rounding of an eigenvalue, for each dimension, relative to the largest entry: one further below zero is none
+    if doubtful and bool(lowest < -1e-11 * D * top):
         raise NotPositiveDefinite
     warnings.warn(
         f"the system is singular to working precision (smallest eigenvalue {float(lowest):.1e} beside {float(top):.1e}, "

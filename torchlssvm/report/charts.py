@@ -1,135 +1,102 @@
-"""Charts as SVG: a few plain forms, coloured by the page's style sheet so that they follow its light and dark themes."""
+"""The charts of a report, drawn by matplotlib as SVG that the page carries itself."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
-from collections.abc import Sequence
-from html import escape
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-CHART_WIDTH, CHART_HEIGHT = 420, 250  # pixels: two charts side by side on a laptop, one on a phone
-PLOT_LEFT, PLOT_RIGHT = 58, CHART_WIDTH - 16  # room for tick labels and the name of the axis
-PLOT_TOP, PLOT_BOTTOM = 14, CHART_HEIGHT - 46
+from torchlssvm.errors import TorchLSSVMError
+from torchlssvm.report.findings import Findings
 
-
-class Axis(NamedTuple):
-    """A range of values and the places of its tick marks."""
-
-    low: float
-    high: float
-    ticks: list[float]
-    log: bool = False
-
-    def place(self, value: float) -> float:
-        """Map a value to its place: 0 at the low end, 1 at the high one."""
-        a, b, v = (math.log10(t) for t in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        return (v - a) / (b - a) if b > a else 0.5
+BLUE, ORANGE, GREY = "#2f8fd8", "#e0701f", "#7b8794"  # legible on the light and on the dark page
+PARTS_OVER_TIME = 20
 
 
-def linear(values: Sequence[float], zero: bool = False) -> Axis:
-    """Make an axis around values, with about five round marks."""
-    finite = [v for v in values if math.isfinite(v)] or [0.0]
-    low, high = min(finite), max(finite)
-    low = min(low, 0.0) if zero else low
-    if high <= low:
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
-    raw = (high - low) / 4
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = [i * step for i in range(first, last + 1)]
-    return Axis(ticks[0], ticks[-1], ticks)
+def draw_charts(found: Findings) -> dict[str, str]:
+    """All charts of a report, each as a data URI."""
+    return {
+        "calibration": chart(lambda axes: draw_calibration(axes, found)),
+        "rho": chart(lambda axes: draw_rho(axes, found)),
+        "accuracy": chart(lambda axes: draw_accuracy(axes, found)),
+        "leverage": chart(lambda axes: draw_leverage(axes, found)),
+        "size": chart(lambda axes: draw_size(axes, found)),
+    }
 
 
-def decades(values: Sequence[float]) -> Axis:
-    """Make a logarithmic axis around values > 0, marked at powers of ten."""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    high = max(high, low + 1)
-    every = max(1, math.ceil((high - low) / 6))
-    return Axis(10.0**low, 10.0**high, [10.0**e for e in range(low, high + 1, every)], True)
+def chart(draw: Callable[[Any], None]) -> str:
+    """Draw into new axes on a transparent ground."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TorchLSSVMError("charts need the package matplotlib: pip install 'torchlssvm[report]'") from None
+
+    colours: Any = {f"{name}.color": GREY for name in ("xtick", "ytick", "text")}
+    colours |= {"axes.edgecolor": GREY, "axes.labelcolor": GREY, "grid.color": GREY, "grid.alpha": 0.3}
+    with rc_context(colours | {"svg.hashsalt": "torchlssvm", "font.size": 11}):
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.grid(axis="y")
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
 
 
-def number(value: float) -> str:
-    """Format a number in its shortest form."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e4 or abs(value) < 1e-3:
-        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
-    return f"{value:.4g}"
+def draw_calibration(axes: Any, found: Findings) -> None:
+    """Accuracy against confidence, in bins."""
+    confidence, accuracy, count = (t.tolist() for t in found.bins)
+    most = max(count) or 1
+    axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+    axes.plot(confidence, accuracy, color=BLUE)
+    axes.scatter(confidence, accuracy, s=[15 + 120 * c / most for c in count], color=BLUE)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
 
 
-class Chart:
-    """A frame with two axes to draw into."""
+def draw_rho(axes: Any, found: Findings) -> None:
+    """The error of many values of rho, with the best one and the one in use."""
+    rho = found.head["rho"]
+    axes.plot(found.path.rhos.tolist(), found.path.errors.tolist(), color=BLUE)
+    axes.axvline(found.path.rho, color=BLUE, linestyle="--", linewidth=1, label=f"best {found.path.rho:.3g}")
+    if not math.isclose(rho, found.path.rho, rel_tol=1e-6):
+        axes.axvline(rho, color=ORANGE, linestyle="--", linewidth=1, label=f"in use {rho:.3g}")
+    axes.legend(frameon=False)
+    axes.set(xscale="log", xlabel="rho", ylabel="error")
 
-    def __init__(self, x: Axis, y: Axis, x_name: str, y_name: str, label: str):
-        self.x, self.y, self.label = x, y, label
-        self.parts: list[str] = []
-        self.marks = 0
-        for tick in y.ticks:
-            at = self.up(tick)
-            self.parts.append(f'<line class="grid" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            self.text(PLOT_LEFT - 6, at + 4, number(tick), "end")
-        for tick in x.ticks:
-            self.text(self.across(tick), PLOT_BOTTOM + 20, number(tick), "middle")
-        self.parts.append(
-            f'<line class="axis" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{PLOT_BOTTOM}" y2="{PLOT_BOTTOM}"/>'
-        )
-        self.text((PLOT_LEFT + PLOT_RIGHT) / 2, CHART_HEIGHT - 6, x_name, "middle")
-        self.parts.append(
-            f'<text class="name" transform="translate(11 {(PLOT_TOP + PLOT_BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{escape(y_name)}</text>"
-        )
 
-    def across(self, value: float) -> float:
-        """From a value to a place."""
-        return PLOT_LEFT + self.x.place(value) * (PLOT_RIGHT - PLOT_LEFT)
+def over_time(found: Findings, values: Any) -> tuple[list[float], list[float]]:
+    """Means of a value in parts of the samples, the oldest first; and the middle of each part."""
+    n = len(found.added)
+    parts = found.added.argsort(stable=True).tensor_split(min(PARTS_OVER_TIME, n))
+    return [(i + 0.5) / len(parts) * n for i in range(len(parts))], [float(values[p].mean()) for p in parts]
 
-    def up(self, value: float) -> float:
-        """From a value to a place."""
-        return PLOT_BOTTOM - self.y.place(value) * (PLOT_BOTTOM - PLOT_TOP)
 
-    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
-        """Draw a text at a place of the frame."""
-        self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
+def draw_accuracy(axes: Any, found: Findings) -> None:
+    """Leave-one-out accuracy in the order of adding."""
+    axes.plot(
+        *over_time(found, (found.labels.proposed == found.labels.labels).double()), "o-", color=BLUE, markersize=4
+    )
+    axes.set(xlabel="samples, in the order they were added", ylabel="accuracy")
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], kind: str = "first") -> None:
-        """Draw a line through points; those that are not finite are left out."""
-        points = [
-            (self.across(a), self.up(b)) for a, b in zip(xs, ys, strict=True) if math.isfinite(a) and math.isfinite(b)
-        ]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-        self.parts.append(f'<polyline class="line {kind}" points="{path}"/>')
 
-    def dots(
-        self, xs: Sequence[float], ys: Sequence[float], kind: str = "first", sizes: Sequence[float] | None = None
-    ) -> None:
-        """Draw a dot at each point."""
-        for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
-            if math.isfinite(a) and math.isfinite(b):
-                r = 3.5 if sizes is None else sizes[i]
-                self.parts.append(
-                    f'<circle class="dot {kind}" cx="{self.across(a):.1f}" cy="{self.up(b):.1f}" r="{r:.1f}"/>'
-                )
+def draw_leverage(axes: Any, found: Findings) -> None:
+    """Relative leverage in the order of adding."""
+    at, heights = over_time(found, found.leverage)
+    axes.bar(at, heights, width=0.9 * len(found.added) / len(at), color=BLUE)
+    axes.axhline(1, color=GREY, linestyle="--", linewidth=1)
+    axes.set(xlabel="samples, in the order they were added", ylabel="distance")
 
-    def mark(self, x: float, text: str, kind: str = "second") -> None:
-        """Draw a vertical line with a word at its top."""
-        at = self.across(x)
-        self.parts.append(f'<line class="mark {kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{PLOT_TOP}" y2="{PLOT_BOTTOM}"/>')
-        right = at > CHART_WIDTH * 0.6
-        self.text(at - 5 if right else at + 5, PLOT_TOP + 9 + 15 * self.marks, text, "end" if right else "start", kind)
-        self.marks += 1
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float]) -> None:
-        """Draw bars of these heights between edges."""
-        base = self.up(max(0.0, self.y.low))
-        for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True):
-            left, top = self.across(a), self.up(h)
-            size = f'width="{max(0.5, self.across(b) - left - 1):.1f}" height="{max(0.0, base - top):.1f}"'
-            self.parts.append(f'<rect class="bar first" x="{left:.1f}" y="{top:.1f}" {size}/>')
-
-    def svg(self) -> str:
-        """Return the chart as an SVG element."""
-        return (
-            f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{escape(self.label, quote=True)}">'
-            f"{''.join(self.parts)}</svg>"
-        )
+def draw_size(axes: Any, found: Findings) -> None:
+    """Samples held after each event, with the erasures."""
+    steps = [0]
+    for entry in found.history:
+        steps.append(steps[-1] + {"add": entry.samples, "remove": -entry.samples}.get(entry.kind, 0))
+    places = [i + 1 for i, entry in enumerate(found.history) if entry.kind == "remove"]
+    axes.plot(range(len(steps)), steps, color=BLUE)
+    axes.plot(places, [steps[p] for p in places], "o", color=ORANGE)
+    axes.set(xlabel="event", ylabel="samples", ylim=(0, None))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchlssvm.errors import TorchLSSVMError
+
 THUMBNAIL_PIXELS = 112
 """Pixels of the longer side on the page; the picture has twice as many, for fine screens."""
-
-LARGEST_INLINE_BYTES = 400_000
-"""A file that cannot be made smaller (no Pillow) is shown if it has at most so many bytes."""
 
 Source = Callable[[str], "str | None"]
 """From a sample's id to a data URI, or None where there is no picture."""
 
-MEDIA_TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp"}
 
 
 def source(images: Any) -> Source:
@@ -47,7 +44,7 @@ def source(images: Any) -> Source:
 
 def _below(folder: Path, sample: str) -> Path | None:
     path = (folder / sample).resolve()
-    inside = path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA_TYPES
+    inside = path.is_relative_to(folder.resolve()) and path.suffix.lower() in IMAGE_SUFFIXES
     return path if inside and path.is_file() else None
 
 
@@ -67,39 +64,19 @@ def uri(picture: Any) -> str | None:
     """Encode a picture as a data URI: a path, or an array (H, W) or (H, W, 3) of bytes, or of numbers from 0 to 1."""
     if picture is None:
         return None
-    if isinstance(picture, str | Path):
-        return _file(Path(picture))
-    values = np.asarray(picture)
-    if values.dtype != np.uint8:
-        values = (np.clip(np.nan_to_num(values.astype(np.float64)), 0.0, 1.0) * 255).round().astype(np.uint8)
-    return _data("png", png(values))
-
-
-def _data(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _file(path: Path) -> str | None:
-    """Encode an image file, made small if Pillow is installed."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        content = path.read_bytes()
-        return _data(MEDIA_TYPES[path.suffix.lower()], content) if len(content) <= LARGEST_INLINE_BYTES else None
-    with Image.open(path) as image:
-        small = image.convert("RGB")
-        small.thumbnail((2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
-        out = io.BytesIO()
-        small.save(out, "JPEG", quality=80)
-    return _data("jpeg", out.getvalue())
-
-
-def png(values: NDArray[np.uint8]) -> bytes:
-    """Encode a PNG file, grey (H, W) or coloured (H, W, 3), without any library for images."""
-    height, width = values.shape[:2]
-    rows = np.ascontiguousarray(values).reshape(height, -1)
-    raw = b"".join(b"\0" + row.tobytes() for row in rows)  # no filter
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if values.ndim == 3 else 0, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
-    chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+        raise TorchLSSVMError("pictures need the package pillow: pip install 'torchlssvm[report]'") from None
+    out = io.BytesIO()
+    if isinstance(picture, str | Path):
+        with Image.open(picture) as image:
+            small = image.convert("RGB")
+            small.thumbnail((2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
+            small.save(out, "JPEG", quality=80)
+        return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
+    values = np.asarray(picture)
+    if values.dtype != np.uint8:
+        values = (np.clip(np.nan_to_num(values.astype(np.float64)), 0.0, 1.0) * 255).round().astype(np.uint8)
+    Image.fromarray(values).save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"

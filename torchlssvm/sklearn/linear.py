@@ -340,8 +340,8 @@ class LSSVMClassifier(LinearClassifier):
             ``"isotonic"``: fitted by ``fit`` on leave-one-out scores. ``predict`` goes by ``decision_function``; with
             the last two the most probable class may be another near the border, as with scikit-learn's ``SVC``.
         normalize: None, ``"l2"`` or ``"sqrt"``, for each row; ``coef_`` is then of the normalized rows.
-        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit`` takes its
-            samples out of the scale too; ``coef_`` is of the features as they come.
+        scale: None or ``"std"``: standardised features, as behind a ``StandardScaler``, but ``partial_unfit``, which needs a
+            ``grid`` then, takes its samples out of the scale too; ``coef_`` is of the features as they come.
         grid: None (float64 sums), a number (the largest feature), a :class:`~torchlssvm.FixedPoint` or ``"auto"``: with one of
             the last three, removing is exact to the bit.
         store_loo: keep the exact leave-one-out scores of the samples of ``fit`` in ``leave_one_out_`` (n, K).

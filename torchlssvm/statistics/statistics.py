@@ -457,6 +457,11 @@ class Statistics:
         if not changes:
             return []
         self.check_whole()
+        if not self.exact and self.scale is not None and any(s < 0 for _, s in changes):
+            raise ValueError(
+                "scale='std' with grid=None takes no removals: rounding in float64 sums cannot tell a feature that has become "
+                'constant from one that varies little. Use a grid, e.g. grid="auto". Nothing was changed.'
+            )
         first = changes[0][0]
         if held and self.accumulator is None and all(s < 0 for _, s in changes):
             raise checks.removal_error("the machine is empty")

@@ -8,17 +8,16 @@ A store is a folder:
     *.until-compaction        files of other modules that may tell of erased samples; compaction removes them
 """
 
-from torchlssvm.store.absence import check_absence
-from torchlssvm.store.access_report import AccessReport
 from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.erasure.absence import check_absence
+from torchlssvm.store.erasure.access_report import AccessReport
+from torchlssvm.store.erasure.requests import ErasureRequest
+from torchlssvm.store.erasure.suppression_list import SuppressionList, new_suppression_key, suppression_key
 from torchlssvm.store.journal import Entry
-from torchlssvm.store.requests import ErasureRequest
 from torchlssvm.store.sample_store import Compaction, Preview, Sample, SampleStore
 from torchlssvm.store.sample_table import StoredRows
 from torchlssvm.store.snapshots import UNTIL_COMPACTION
-from torchlssvm.store.suppression_key import new_suppression_key, suppression_key
-from torchlssvm.store.suppression_list import SuppressionList
-from torchlssvm.store.transaction import Receipt
+from torchlssvm.store.transaction import EventResult
 
 __all__ = [
     "UNTIL_COMPACTION",
@@ -26,8 +25,8 @@ __all__ = [
     "Compaction",
     "Entry",
     "ErasureRequest",
+    "EventResult",
     "Preview",
-    "Receipt",
     "Sample",
     "SampleStore",
     "StoreDataset",

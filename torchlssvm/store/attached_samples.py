@@ -13,7 +13,7 @@ from torchlssvm.events import Add, Relabel, Remove, as_list, check_text
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS
 from torchlssvm.store.sample_store import SampleStore
-from torchlssvm.store.transaction import Receipt
+from torchlssvm.store.transaction import EventResult
 
 
 class AttachedSamples:
@@ -83,7 +83,7 @@ class AttachedSamples:
                     "new sample another id"
                 )
 
-    def remove(self, ids: Any, subject: str | None) -> Receipt:
+    def remove(self, ids: Any, subject: str | None) -> EventResult:
         """Remove samples by their ids, or all of a subject."""
         if (ids is None) == (subject is None):
             raise ValueError("remove takes ids=[...] or subject=..., one of both")
@@ -91,7 +91,7 @@ class AttachedSamples:
             ids = [ids]
         return self.store.apply(Remove(ids=ids) if subject is None else Remove(subject=check_text(subject, "subject")))
 
-    def relabel(self, ids: Any, y: Any) -> Receipt:
+    def relabel(self, ids: Any, y: Any) -> EventResult:
         """Give samples the labels y (B,)."""
         return self.store.apply(Relabel(ids=as_list(ids) or [ids], y=y))
 

@@ -8,6 +8,7 @@ that flips on the disk is found when the record is read.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -21,9 +22,15 @@ from typing import Any
 
 from torchlssvm.canonical_json import loads
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
+from torchlssvm.schema import check
 from torchlssvm.untrusted import check_regular
 
+log = logging.getLogger("torchlssvm.store")
+
 DATABASE_FILE = "samples.sqlite"
+WITNESS_FILE = "acknowledged"
+"""File of a store with the last position that a caller was told."""
+
 STORE_APPLICATION_ID = 0x746C7376
 """The letters "tlsv": they mark an SQLite file as that of a store."""
 
@@ -66,26 +73,37 @@ CREATE TABLE journal (
 );
 """
 
-RECORD_FIELDS: dict[str, dict[str, Any]] = {
-    "state": {"position": int, "digest": str | None, "samples": int, "chain": str},
-    "head": {"type": str},
-    "rows": {"features": int, "targets": int, "grid": list | None, "target_grid": list | None},
-    "opening": {"key": str},
-    "suppression": {"path": str, "list": str, "changes": int},
-}
-"""Records of the meta table that are objects: the fields that are read, and their types."""
 
-RECORD_TYPES: dict[str, Any] = {
-    "compacted": int,
-    "created": str,
-    "fingerprint": str | None,
-    "chosen": dict | None,
-    "checkpoints": dict,
-}
-"""Types of the other records that the store itself keeps; notes of callers may be any JSON."""
+def fields(**kinds: Any) -> dict[str, Any]:
+    """Schema of an object with these fields, of a type or a schema each; more fields are allowed."""
+    rules = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in kinds.items()}
+    return {"type": "object", "required": list(rules), "properties": rules}
 
-HEX_FIELDS = {"state": "chain", "opening": "key"}
-"""Fields of records that are bytes, written as hex."""
+
+HEX = {"type": "string", "pattern": "^([0-9a-fA-F]{2})*$"}
+OPTIONAL_TEXT = ["string", "null"]
+TEXTS = {"type": "array", "items": {"type": "string"}}
+RECORDS: dict[str, dict[str, Any]] = {
+    "state": fields(position="integer", digest=OPTIONAL_TEXT, samples="integer", chain=HEX),
+    "head": fields(type="string"),
+    "rows": fields(features="integer", targets="integer", grid=["array", "null"], target_grid=["array", "null"]),
+    "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+    "suppression": fields(path="string", list="string", head=HEX),
+    "compacted": {"type": "integer"},
+    "renumbered": {"type": "integer"},
+    "created": {"type": "string"},
+    "fingerprint": {"type": OPTIONAL_TEXT},
+    "chosen": {"type": ["object", "null"]},
+    "checkpoints": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "request": fields(
+        id="string", received="string", due={"type": "string", "pattern": r"^\d{4}-\d\d-\d\d$"}, reason="string",
+        operator="string", answer="string", events=TEXTS,
+        steps={"type": "object", "additionalProperties": {"type": "string"}},
+        names={"type": "array", "items": fields(kind="string", name=OPTIONAL_TEXT, nonce=OPTIONAL_TEXT, commitment=HEX)},
+    ),
+    "receipt": fields(request=OPTIONAL_TEXT, position="integer", ids=TEXTS, nonces=TEXTS, written="boolean"),
+}  # fmt: skip
+"""Schemas of the records of the meta table, by the part of their name before a slash; notes of callers may be any JSON."""
 
 NO_DEFAULT: Any = object()
 """Marks that :meth:`Database.get` was given no default, which may be None."""
@@ -142,21 +160,6 @@ def store_error(error: sqlite3.Error, path: Path, what: str) -> StoreError:
     return StoreError(f"{path} is damaged or no {what}: {error}")
 
 
-def check_record(name: str, value: Any) -> None:
-    """ValueError when a record does not have the fields and types that are read; more fields are allowed."""
-    name = name.partition("/")[0]  # of which there are several
-    wanted = dict if name in RECORD_FIELDS else RECORD_TYPES.get(name, object)
-    if not isinstance(value, wanted):
-        raise ValueError(f"it is a {type(value).__name__}")
-    for field, types in RECORD_FIELDS.get(name, {}).items():
-        if field not in value:
-            raise ValueError(f"{field} is missing")
-        if not isinstance(value[field], types) or isinstance(value[field], bool):
-            raise ValueError(f"{field} is a {type(value[field]).__name__}")
-    if name in HEX_FIELDS:
-        bytes.fromhex(value[HEX_FIELDS[name]])
-
-
 class Database:
     """A connection to the file of one store. Every SQLite error comes out as a StoreError that names the file.
 
@@ -177,6 +180,7 @@ class Database:
         self._check_files(create)
         location = path.absolute().as_uri()
         if not readonly:
+            self._break_links()
             self._connect(f"{location}?mode={'rwc' if create else 'rw'}", create)
             self._place = self._found()
             return
@@ -252,6 +256,24 @@ class Database:
             raise StoreError(
                 f"{self.path} has a rollback journal: it was changed by another program, or never finished"
             )
+
+    def _break_links(self) -> None:
+        """Copy files that have several names (hard links): writers of two copies would overwrite each other's events."""
+        index = Path(f"{self.path}-shm")
+        if index.exists() and index.stat().st_nlink > 1:
+            index.unlink()  # SQLite makes it again from the log
+        for file in (self.path, *self._logs(), self.path.with_name(WITNESS_FILE)):
+            if not file.exists() or file.stat().st_nlink < 2:
+                continue
+            own = file.with_name(file.name + ".own")
+            before = None
+            while before != file.stat().st_mtime_ns:  # again if it was written meanwhile
+                before = file.stat().st_mtime_ns
+                shutil.copy2(file, own)
+            with open(own, "r+b") as copied:
+                os.fsync(copied.fileno())
+            os.replace(own, file)
+            log.warning("%s was a hard link to another file; it is a copy of its own now", file)
 
     def _limit(self) -> None:
         """Bound the steps of a query and the length of a value by what is really on the disk."""
@@ -438,12 +460,12 @@ class Database:
             raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
         try:
             value = loads(row[0])
-            check_record(name, value)
+            check(value, RECORDS.get(name.partition("/")[0], {}))
         except (ValueError, TypeError) as error:
             raise StoreError(
                 f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
             ) from None
-        if name in RECORD_FIELDS or name in RECORD_TYPES:
+        if name in RECORDS:
             self._parsed[name] = (row, value)
         return value
 

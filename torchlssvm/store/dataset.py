@@ -16,8 +16,9 @@ from torchlssvm.store.sample_table import SampleTable
 
 
 class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
-    """(x, y) of every sample that the store held when this was made; a sample erased since is an error.
+    """(x, y) of every sample that the store held when this was made.
 
+    A sample erased since is an error, and so is a compaction after an erasure, which numbers the rows again.
     Each process opens the file for itself, so a DataLoader may use any number of workers.
     """
 
@@ -25,7 +26,9 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
         self.path = path
         self._owner = 0
         self._open: SampleTable | None = None
-        found = self._table().db.all("SELECT seq FROM samples ORDER BY seq")
+        with self._table().db.view():
+            found = self._table().db.all("SELECT seq FROM samples ORDER BY seq")
+            self._renumbered = self._table().db.get("renumbered", 0)
         self._seqs = torch.tensor([r[0] for r in found], dtype=torch.int64)
 
     def _table(self) -> SampleTable:
@@ -49,10 +52,12 @@ class StoreDataset(Dataset[tuple[Tensor, Tensor]]):
             table = self._table()
             with table.db.view():
                 table.load_codec()
+                if table.db.get("renumbered", 0) != self._renumbered:
+                    raise StoreError(f"{self.path} was compacted")
                 rows = table.read(self._seqs[indices].tolist())
         except StoreError as error:
             raise StoreError(f"{error}. A sample of this dataset may have been erased since it was made.") from error
         return list(zip(rows.x, rows.y, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_seqs": self._seqs, "_owner": 0, "_open": None}
+        return self.__dict__ | {"_owner": 0, "_open": None}

@@ -19,7 +19,7 @@ from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRow
 
 @dataclass(frozen=True)
 class PastEvent:
-    """An event that was applied: where, what it was, and the commitments to its samples in their order."""
+    """An event that was applied: where, what it was, and the commitments to its samples, in no order."""
 
     position: int
     kind: str
@@ -38,28 +38,37 @@ def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
             raise taken_id_error(event, past, f"{len(seqs)} of its samples are in the store")
         return
     table.load_codec()
-    known = 0
+    known, wanted = 0, set(past.commitments)
     for start in range(0, len(seqs), ROWS_PER_BATCH):
-        known += count_known(table, event, past, table.read(seqs[start : start + ROWS_PER_BATCH]))
-    if (seqs and not known) or (known < len(past.commitments) and table.count(set(past.commitments)) > known):
+        rows = table.read(seqs[start : start + ROWS_PER_BATCH])
+        if event.ids is not None:
+            place = {sample: k for k, sample in enumerate(event.ids)}
+            places: list[int] | None = [place[sample] for sample in rows.ids]
+        else:  # samples of a subject are meant in the order they were added, which is known while all are there
+            places = list(range(start, start + len(rows))) if len(seqs) == len(wanted) else None
+        known += count_known(table, event, past, rows, places)
+    if (seqs and not known) or (known < len(wanted) and table.count(wanted) > known):
         raise taken_id_error(event, past, "the samples it names are others")
 
 
-def count_known(table: SampleTable, event: Add | Relabel | Replace, past: PastEvent, rows: StoredRows) -> int:
-    """Count the rows that are samples of the entry; ValueError if their content is not the event's."""
-    place = {c: k for k, c in enumerate(past.commitments)}
-    found = [place.get(c) for c in rows.commitments]  # where each row stands in the event
-    if event.ids is not None:
-        for sample, k in zip(rows.ids, found, strict=True):
-            if k is None or event.ids[k] != sample:
-                raise taken_id_error(
-                    event, past, f"the sample {sample!r} that is held is another one, or was added again since"
-                )
-    same = [i for i, k in enumerate(found) if k is not None and rows.positions[i] == past.position]
-    at = [k for i, k in enumerate(found) if k is not None and i in set(same)]
-    if same and not same_content(table, event, at, rows, same):
+def count_known(
+    table: SampleTable, event: Add | Relabel | Replace, past: PastEvent, rows: StoredRows, places: list[int] | None
+) -> int:
+    """Count the rows that are samples of the entry; ValueError if their content is not the event's.
+
+    ``places``: of each row in the event; None if it cannot be told.
+    """
+    wanted = set(past.commitments)
+    found = [c in wanted for c in rows.commitments]
+    if event.ids is not None and not all(found):
+        sample = rows.ids[found.index(False)]
+        raise taken_id_error(
+            event, past, f"the sample {sample!r} that is held is another one, or was added again since"
+        )
+    same = [i for i, held in enumerate(found) if held and rows.positions[i] == past.position]
+    if same and places is not None and not same_content(table, event, [places[i] for i in same], rows, same):
         raise taken_id_error(event, past, "features, labels or subjects of its samples are others")
-    return sum(k is not None for k in found)
+    return sum(found)
 
 
 def same_content(

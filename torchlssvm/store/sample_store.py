@@ -39,18 +39,18 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
-from torchlssvm.store.database import DATABASE_FILE, Database
+from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
+from torchlssvm.store.erasure.receipts import KeptReceipts
+from torchlssvm.store.erasure.requests import Requests, name_list
+from torchlssvm.store.erasure.suppression import SUPPRESSION_RECORD, Suppression
+from torchlssvm.store.erasure.suppression_list import refuse_in_store
 from torchlssvm.store.head_adapter import SETTABLE_OPTIONS, HeadAdapter, LinearAdapter, adapter_for, head_from
-from torchlssvm.store.journal import CHAIN_START, Entry, Journal, commitments_held, now
+from torchlssvm.store.journal import Entry, Journal, commitments_held, now
 from torchlssvm.store.live_head import LiveHead
-from torchlssvm.store.receipts import KeptReceipts
-from torchlssvm.store.requests import Requests, name_list
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
-from torchlssvm.store.snapshots import UNTIL_COMPACTION, WITNESS_FILE, Witness, sync_folder
-from torchlssvm.store.suppression import SUPPRESSION_RECORD, Suppression
-from torchlssvm.store.suppression_key import refuse_in_store
-from torchlssvm.store.transaction import Receipt, Transaction
+from torchlssvm.store.snapshots import UNTIL_COMPACTION, Witness, sync_folder
+from torchlssvm.store.transaction import EventResult, Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,10 +106,10 @@ class SampleStore:
         readonly: for reading beside a writer.
         timeout: seconds to wait for another writer.
         snapshot_rows: statistics are saved after so many changed rows, and when the store is closed or compacted.
-        accept_loss: open a store that has lost events it had acknowledged.
+        accept_rollback: open a store that may have lost events it had acknowledged; the journal notes that it was done.
         device: of a head restored without being given.
-        suppression_list: a file that keeps out who was erased on request (:mod:`~torchlssvm.store.suppression_list`); the store
-            uses it from then on, and several stores may share one. It is made if it is not there.
+        suppression_list: a file that keeps out who was erased on request (:class:`~torchlssvm.store.SuppressionList`); the
+            store uses it from then on, and several stores may share one. It is made if it is not there.
         suppression_key: its key: 32 bytes, 64 hex digits or a file; by default the environment variable
             ``TORCHLSSVM_SUPPRESSION_KEY``. A store with a list adds and removes nothing without it.
         erased: an Add with samples that were erased on request: "refuse" it, or "skip" those samples.
@@ -138,7 +138,7 @@ class SampleStore:
         readonly: bool = False,
         timeout: float = 30.0,
         snapshot_rows: int = 65536,
-        accept_loss: bool = False,
+        accept_rollback: bool = False,
         device: torch.device | str | None = None,
         suppression_list: str | os.PathLike[str] | None = None,
         suppression_key: Any = None,
@@ -162,8 +162,13 @@ class SampleStore:
             self._finish_creation()
             told = self._witness.read()  # before the view: what was acknowledged by then is in it
             with self._db.view():
-                self._check_start(None if accept_loss else told)
+                lost = self._check_start(told)
+                if lost is not None and not accept_rollback:
+                    raise StoreError(lost)
                 self._start_head(device)
+            if lost is not None and not readonly:
+                log.warning("%s Accepted: the journal notes it.", lost)
+                self._journalize(f"rollback-{new_event_id()}", "rollback", [], lambda: None)
             if suppression_list is not None:
                 self.use_suppression_list(suppression_list)
         except BaseException:
@@ -180,11 +185,19 @@ class SampleStore:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_private()
             database = Database(file, True, timeout)
             sync_folder(self.path)
             sync_folder(self.path.parent)
             return database
         return Database(file, create, timeout, self.readonly)
+
+    def _make_private(self) -> None:
+        """Keep others of this machine out of a folder that was there before; not every file system can."""
+        try:
+            self.path.chmod(0o700)
+        except OSError as error:
+            log.warning("%s: others may be able to read the store: %s", self.path, error)
 
     def _finish_creation(self) -> None:
         """Write the records that every store has, if they are not there."""
@@ -209,10 +222,10 @@ class SampleStore:
             self._db.put("compacted", 0)
             self._table.adopt_codec(adapter.codec())
             self._journal.start(adapter.digest())
-        self._witness.write(0, CHAIN_START)
+        self._witness.create()
 
-    def _check_start(self, told: tuple[int, bytes] | None) -> None:
-        """StoreError unless the journal ends where the state says, and holds what a caller was told."""
+    def _check_start(self, told: tuple[int, bytes] | None) -> str | None:
+        """StoreError unless the journal ends where the state says; a text if it may not hold what a caller was told."""
         state = self._db.get("state")
         position = state["position"]
         last = self._db.one("SELECT max(position) FROM journal")
@@ -220,13 +233,22 @@ class SampleStore:
             raise StoreError(f"{self._db.path} is damaged: the journal does not end where the state says")
         if position:
             self._journal.entries(position - 1)
-        if told is None or told == (position, bytes.fromhex(state["chain"])):
-            return
-        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
-            raise StoreError(
-                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
-                "copy was put in its place. Samples erased since may be back. Open it with accept_loss=True to go on."
+        doubt = "Samples erased since may be back. Open it with accept_rollback=True to go on."
+        if told is None:
+            if position == 0:
+                return None
+            return (
+                f"{self._witness.path} is missing or damaged, so nobody can tell whether {self.path}, which is at event "
+                f"{position}, is an older copy. {doubt}"
             )
+        if told == (position, bytes.fromhex(state["chain"])):
+            return None
+        if told[0] > position or self._journal.chain_at(told[0]) != told[1]:
+            return (
+                f"{self.path} is at event {position}, but event {told[0]} was acknowledged: the log was cut short, or an older "
+                f"copy was put in its place. {doubt}"
+            )
+        return None
 
     def _start_head(self, device: torch.device | str | None) -> None:
         """Make the head, or check the one that was given, and restore it unless this handle only reads."""
@@ -398,7 +420,7 @@ class SampleStore:
 
     def count_of(self, subject: str) -> int:
         """The number of samples of a subject."""
-        return self._table.count_of(subject)
+        return self._table.count_of(check_text(subject, "subject"))
 
     def has_applied(self, event_id: str) -> bool:
         """True if an event with this id is in the journal."""
@@ -581,7 +603,7 @@ class SampleStore:
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> Receipt: ...
+    ) -> EventResult: ...
     @overload
     def apply(
         self,
@@ -589,14 +611,14 @@ class SampleStore:
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> list[Receipt]: ...
+    ) -> list[EventResult]: ...
     def apply(
         self,
         events: Event | Iterable[Event],
         notes: Mapping[str, Any] | None = None,
         request: str | None = None,
         keep_receipt: bool = False,
-    ) -> Receipt | list[Receipt]:
+    ) -> EventResult | list[EventResult]:
         """Apply one event or several to the samples and the head: all or nothing, durable when this returns.
 
         ``notes`` are written with them (see :meth:`set_note`): both are there afterwards, or neither.
@@ -650,11 +672,11 @@ class SampleStore:
                 self._live.end_change(work.position, options, digest)
             if work.done:
                 self._committed(work, chain)
-            receipts = [
-                self._repeated(event, result) if isinstance(result, int) else result.receipt(digest)
-                for event, result in zip(given, results, strict=True)
+            answers = [
+                self._repeated(event, done) if isinstance(done, int) else done.result(digest)
+                for event, done in zip(given, results, strict=True)
             ]
-            return receipts[0] if isinstance(events, EventBase) else receipts
+            return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
         return Transaction(self._table, self._journal, adapter, self.suppression, self._source)
@@ -686,10 +708,10 @@ class SampleStore:
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
 
-    def _repeated(self, event: Event, position: int) -> Receipt:
+    def _repeated(self, event: Event, position: int) -> EventResult:
         entry = self._journal.at(position)
         assert entry is not None
-        return Receipt(event.event_id, entry.kind, position, False, entry.samples, None)
+        return EventResult(event.event_id, entry.kind, position, False, entry.samples, None)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.
@@ -804,9 +826,9 @@ class SampleStore:
     def compact(self) -> Compaction:
         """Make sure that what was erased is in no file of the store any more.
 
-        Removes the receipts that were kept (StoreError while one is not written to a file), puts commitments in the place of
-        the names of requests, destroys the keys of the commitments to earlier states, rewrites the database without its gaps,
-        empties the log, saves the statistics, and removes older snapshots and whatever others keep in the folder until then.
+        Removes the receipts that were kept (StoreError while one is not written to a file), replaces the names of requests by
+        commitments, destroys the keys of the commitments to earlier states, renumbers the rows, rewrites the database, empties
+        the log, saves the statistics, and removes older snapshots and whatever others keep in the folder until then.
         An open reader keeps the log from being emptied: that is a StoreBusyError, and certificates say ``compacted: false``
         until a compaction went through.
         """
@@ -818,6 +840,7 @@ class SampleStore:
                 self._receipts.clear()
                 self.requests.forget_names()
                 self._journal.destroy_openings()
+                self._table.renumber()
                 options = self._live.save_options()
             self._live.options = options
             self._db.run("VACUUM")

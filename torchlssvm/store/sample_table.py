@@ -204,6 +204,24 @@ class SampleTable:
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
+    def renumber(self) -> None:
+        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was."""
+        row = self.db.one("SELECT count(*), coalesce(max(seq), 0) FROM samples")
+        if row is None or row[0] == row[1]:
+            return
+        last = 0
+        while part := self.db.all(
+            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}", (last,)
+        ):
+            first, last = last + 1, last + len(part)
+            moved = [(n, *row[1:8]) for n, row in enumerate(self._checked(part), first)]
+            sums = checksums(moved, [row[9] for row in part])
+            self.db.many(
+                "UPDATE samples SET seq = ?, checksum = ? WHERE seq = ?",
+                ((m[0], c, row[0]) for m, c, row in zip(moved, sums, part, strict=True)),
+            )
+        self.db.put("renumbered", self.db.get("renumbered", 0) + 1)
+
     def __len__(self) -> int:
         row = self.db.one("SELECT count(*) FROM samples")
         return int(row[0]) if row else 0

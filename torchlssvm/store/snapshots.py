@@ -20,7 +20,8 @@ import torch
 
 from torchlssvm.canonical_json import loads
 from torchlssvm.store.database import checksum
-from torchlssvm.untrusted import check_unpacked, read_regular
+from torchlssvm.store.journal import CHAIN_START
+from torchlssvm.untrusted import load_tensors, read_regular
 
 SNAPSHOT_SUFFIX = ".snapshot.pt"
 SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
@@ -30,9 +31,6 @@ SHA256_BYTES = 32
 
 MAX_SNAPSHOT_BYTES = 2**33
 """Bytes of a snapshot that is read: the sums of 30,000 features. Without one the rows are summed."""
-
-WITNESS_FILE = "acknowledged"
-"""File of a store with the last position that a caller was told."""
 
 WITNESS_BYTES = 256
 """Bytes of the witness, always the same, so that it is overwritten in place; it needs 150."""
@@ -104,8 +102,7 @@ class Snapshots:
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:
-            check_unpacked(io.BytesIO(body))
-            found: Any = torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+            found: Any = load_tensors(io.BytesIO(body))
         except Exception:  # torch's reader raises errors of many kinds
             return None
         if not isinstance(found, dict) or any(
@@ -139,9 +136,16 @@ class Witness:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def create(self) -> None:
+        """Write that of a new store, durably: from then on the file has its full size."""
+        write_durably(self.path, self._encode(0, CHAIN_START))
+
     def write(self, position: int, chain: bytes) -> None:
         """Overwrite it in place. Not synced: it bears witness against a log that was, and costs microseconds."""
-        text = json.dumps({"position": position, "chain": chain.hex()}, separators=(",", ":")).encode()
-        data = (text + b" " + b"%08x" % checksum((text,))).ljust(WITNESS_BYTES)
+        data = self._encode(position, chain)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
             file.write(data)
+
+    def _encode(self, position: int, chain: bytes) -> bytes:
+        text = json.dumps({"position": position, "chain": chain.hex()}, separators=(",", ":")).encode()
+        return (text + b" " + b"%08x" % checksum((text,))).ljust(WITNESS_BYTES)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
+from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
 from torchlssvm.store.repeated_events import PastEvent, check_repetition
 from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
-from torchlssvm.store.suppression import Suppression
 
 REFUSAL_ERRORS = (ValueError, TypeError, TorchLSSVMError)
 """Errors of a head for samples that it does not take, with its state as it was. Others, e.g. torch out of memory or an
@@ -33,7 +33,7 @@ LARGEST_EXCHANGE = 2**26
 
 
 @dataclass(frozen=True)
-class Receipt:
+class EventResult:
     """Answer to the caller for an event that is durable.
 
     ``nonces`` are the samples' secrets: with one, and only with it, ``Certificate.covers(id, nonce)`` tells whether the sample
@@ -74,10 +74,10 @@ class AppliedEvent:
         """The commitments that the journal keeps of its samples."""
         return commitments(self.nonces, self.ids)
 
-    def receipt(self, digest: str | None) -> Receipt:
-        """The receipt of the event, once it is committed."""
+    def result(self, digest: str | None) -> EventResult:
+        """The result of the event, once it is committed."""
         nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        return Receipt(
+        return EventResult(
             self.event.event_id,
             self.event.kind,
             self.position,
@@ -97,9 +97,9 @@ class EmptyEvent:
     position: int
     left_out: Sequence[str]
 
-    def receipt(self, digest: str | None) -> Receipt:
-        """The receipt, which says what was left out."""
-        return Receipt(
+    def result(self, digest: str | None) -> EventResult:
+        """The result, which says what was left out."""
+        return EventResult(
             self.event.event_id, self.event.kind, self.position, False, 0, digest, left_out=tuple(self.left_out)
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, joint_change
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import (
     WHOLE_SHARE,
-    CheckedSamples,
     HeadView,
     Problem,
+    SampleChange,
     check_labels,
     check_samples,
     held_rows,
@@ -26,9 +26,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
     sample_weights,
 )
 from torchlssvm.linear.solvers import code_labels
-
-INFLUENCE_SCORES_AT_A_TIME = 2**22
-"""Changed scores that are held at a time: 32 MB."""
 
 Measure = Callable[[Tensor], Tensor]
 """From scores (b, V, K) after a change to one number for each change (b,)."""
@@ -44,15 +41,6 @@ def check_question(what: str, on: str | Measure, y_val: Any) -> None:
         raise ValueError('on="loss" and on="accuracy" need y_val, the labels of x_val')
 
 
-@dataclass(frozen=True)
-class SampleChange:
-    """Change of each sample: labels (B,) or values (B, K) before and after, None for not held."""
-
-    samples: CheckedSamples
-    old: Tensor | None
-    new: Tensor | None
-
-
 def influence(
     view: HeadView, x: Any, y: Any, x_val: Any, y_val: Any, what: str, on: str | Measure, y_new: Any, weight: Any, groups: Any
 ) -> Tensor:  # fmt: skip
@@ -60,14 +48,14 @@ def influence(
     check_question(what, on, y_val)
     parts = problems(view)
     change = _change(view, x, y, what, y_new, weight)
-    members = None if groups is None else check_groups(groups, len(change.samples))
-    gone = change.samples.weight if members is None else _sizes(change.samples, members)
+    members = None if groups is None else check_groups(groups, len(change))
+    gone = change.weight if members is None else _sizes(change, members)
     if what == "remove" and len(gone) and float(gone.max()) >= view.n * WHOLE_SHARE:
         raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
     z = other_rows(view, x_val)  # (V, D)
     before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)
     measure, start = _measure(view, on, y_val, before)
-    count = len(change.samples) if members is None else len(members)
+    count = len(change) if members is None else len(members)
     pairs = parts[0].pair is not None
     if pairs and on == "loss":
         raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
@@ -88,17 +76,16 @@ def influence(
 
 def _change(view: HeadView, x: Any, y: Any, what: str, y_new: Any, weight: Any) -> SampleChange:
     samples = check_samples(view, x, y, weight)
-    mine = samples.labels if samples.labels is not None else samples.values
     if (what == "relabel") != (y_new is not None):
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     if what == "relabel":
         if samples.labels is not None:
-            return SampleChange(samples, mine, check_labels(view, y_new, len(samples), "y_new"))
-        return SampleChange(samples, mine, check_samples(view, x, y_new).values)
-    return SampleChange(samples, mine, None) if what == "remove" else SampleChange(samples, None, mine)
+            return replace(samples, new=check_labels(view, y_new, len(samples), "y_new"))
+        return replace(samples, new=check_samples(view, x, y_new).values)
+    return samples if what == "remove" else replace(samples, old=None, new=samples.old)
 
 
-def _sizes(samples: CheckedSamples, members: list[Tensor]) -> Tensor:
+def _sizes(samples: SampleChange, members: list[Tensor]) -> Tensor:
     return torch.stack([samples.weight[m].sum() for m in members]) if members else samples.weight[:0]
 
 
@@ -145,7 +132,7 @@ def _local(problem: Problem, y: Tensor | None) -> Tensor | None:
 
 def _moves(problem: Problem, change: SampleChange, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """delta (B,) and c (B, K): how weights and right-hand side change, for class weights of after."""
-    times = change.samples.weight
+    times = change.weight
     delta, c = torch.zeros_like(times), None
     for y, sign in ((change.old, -1.0), (change.new, 1.0)):
         if y is None:
@@ -169,18 +156,19 @@ def _after(
             yield slice(i, i + 1), torch.cat([_after_group(p, change, z, rows) for p in parts], 1)[None]
     elif parts[0].pair is None:
         old, new = (_local(parts[0], y) for y in (change.old, change.new))
-        for some, system, weights in parts[0].cases(old, new, change.samples.weight):
+        for some, system, weights in parts[0].cases(old, new, change.weight):
             yield from _tiles(parts[0], change, z, some, system, weights)
     else:  # all pairs are needed at a time
         plans = [_plan(p, change, z) for p in parts]
         step = _step(len(z), len(parts))
-        for start in range(0, len(change.samples), step):
-            pick = torch.arange(start, min(start + step, len(change.samples)), device=z.device)
+        for start in range(0, len(change), step):
+            pick = torch.arange(start, min(start + step, len(change)), device=z.device)
             yield pick, torch.cat([plan(pick) for plan in plans], 2)
 
 
 def _step(points: int, outputs: int) -> int:
-    return max(1, min(WHITENED_ROWS, INFLUENCE_SCORES_AT_A_TIME // max(1, points * outputs)))
+    # 2**22: changed scores that are held at a time: 32 MB
+    return max(1, min(WHITENED_ROWS, 2**22 // max(1, points * outputs)))
 
 
 def _tiles(
@@ -190,9 +178,9 @@ def _tiles(
     centred = system.centred(z.clone())
     Z, base = system.rows(centred), system.scores(centred)
     delta, c = _moves(problem, change, weights)
-    chosen = torch.arange(len(change.samples), device=z.device) if rows is None else rows
+    chosen = torch.arange(len(change), device=z.device) if rows is None else rows
     for part in chosen.split(_step(len(z), base.shape[1])):
-        v = system.centred(held_rows(problem.view, change.samples.x[part]))
+        v = system.centred(held_rows(problem.view, change.x[part]))
         U = system.rows(v)
         T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
         yield part, base + (U @ Z.mT)[:, :, None] * T[:, None, :]
@@ -200,7 +188,7 @@ def _tiles(
 
 def _plan(problem: Problem, change: SampleChange, z: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from rows to scores (b, V, 1) of one pair after the change of each row."""
-    old, new, times = _local(problem, change.old), _local(problem, change.new), change.samples.weight
+    old, new, times = _local(problem, change.old), _local(problem, change.new), change.weight
     lonely = torch.zeros_like(times, dtype=torch.bool)  # all that the pair has: without it its score is 0
     first = torch.zeros_like(lonely)  # the first that an empty pair gets: a free intercept alone fits it
     if old is not None and new is None:
@@ -229,7 +217,7 @@ def _plan(problem: Problem, change: SampleChange, z: Tensor) -> Callable[[Tensor
 
 def _after_group(problem: Problem, change: SampleChange, z: Tensor, rows: Tensor) -> Tensor:
     """Scores (V, outputs) after all of a group's samples have changed."""
-    counts, times = problem.counts.clone(), change.samples.weight[rows]
+    counts, times = problem.counts.clone(), change.weight[rows]
     for y, sign in ((change.old, -1.0), (change.new, 1.0)):
         local = None if y is None else _local(problem, y[rows])
         if local is not None:
@@ -238,7 +226,7 @@ def _after_group(problem: Problem, change: SampleChange, z: Tensor, rows: Tensor
         return torch.zeros(len(z), 1, dtype=torch.float64, device=z.device)
     weights = problem.class_weights(counts if problem.follows_counts else None)
     system = problem.whitened(weights) if problem.follows_counts else problem.main()
-    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.view, change.samples.x[rows]))
+    centred, v = system.centred(z.clone()), system.centred(held_rows(problem.view, change.x[rows]))
     delta, c = _moves(problem, change, weights)
     U = system.rows(v)
     T = joint_change(U, delta[rows], c[rows], system.scores(v))
@@ -250,17 +238,14 @@ def _losses(problem: Problem, change: SampleChange, z: Tensor, targets: Tensor) 
 
     sum_z |r_z - g_zi T_i|^2 = sum |r|^2 - 2 T_i . (u_i Z^T r) + |T_i|^2 u_i (Z^T Z) u_i, with r the residuals at the points.
     """
-    samples = change.samples
-    out = torch.zeros_like(samples.weight)
-    for rows, system, weights in problem.cases(
-        _local(problem, change.old), _local(problem, change.new), samples.weight
-    ):
+    out = torch.zeros_like(change.weight)
+    for rows, system, weights in problem.cases(_local(problem, change.old), _local(problem, change.new), change.weight):
         centred = system.centred(z.clone())
         Z, residual = system.rows(centred), targets - system.scores(centred)
         first, second, zero = Z.mT @ residual, Z.mT @ Z, residual.square().sum()
         delta, c = _moves(problem, change, weights)
-        for part in (torch.arange(len(samples), device=z.device) if rows is None else rows).split(WHITENED_ROWS):
-            v = system.centred(held_rows(problem.view, samples.x[part]))
+        for part in (torch.arange(len(change), device=z.device) if rows is None else rows).split(WHITENED_ROWS):
+            v = system.centred(held_rows(problem.view, change.x[part]))
             U = system.rows(v)
             T = single_changes(torch.einsum("ij,ij->i", U, U), delta[part], c[part], system.scores(v))
             linear = (T * (U @ first)).sum(1)

@@ -16,24 +16,15 @@ from torchlssvm.functional.votes import least_of_pairs, votes
 from torchlssvm.functional.whitened import WHITENED_ROWS, Whitened, group_left_out, left_out
 from torchlssvm.linear.diagnostics.whitened_problems import (
     WHOLE_SHARE,
-    CheckedSamples,
     HeadView,
     Problem,
+    SampleChange,
     check_samples,
     gridded,
     held_rows,
     problems,
     sample_weights,
 )
-
-HOST_ROWS = 256
-"""Rows that a thread of the host takes at a time: a megabyte at 512 features stays in its cache."""
-
-LEAST_REST = 1e-9
-"""Share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are lost."""
-
-LEVERAGE_ROUNDING = 1e-6
-"""Rounding that the leverage of a sample held, at most 1, may have: beyond it the sample is another one."""
 
 PAIR_RULES = {"votes": votes, "least": least_of_pairs}
 """Functions from scores of pairs to scores of classes, by name."""
@@ -57,7 +48,7 @@ def leave_one_out(
         return PAIR_RULES[pairs](scores, view.num_classes)
 
 
-def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
+def _pair_scores(parts: list[Problem], samples: SampleChange, members: list[Tensor] | None) -> Tensor:
     """Scores (B, pairs). A sample is in no pair but those of its class: of the others' scores none changes without it."""
     if members is not None or samples.labels is None:
         return torch.cat([_scores(problem, samples, members) for problem in parts], 1)
@@ -66,7 +57,7 @@ def _pair_scores(parts: list[Problem], samples: CheckedSamples, members: list[Te
     out = torch.cat(blocks) if blocks else samples.x.new_zeros(0, len(parts), dtype=torch.float64)
     for i, problem in enumerate(parts):
         rows = (problem.local(samples.labels) >= 0).nonzero()[:, 0]
-        mine = CheckedSamples(samples.x[rows], samples.labels[rows], None, samples.weight[rows], samples.weighted)
+        mine = SampleChange(samples.x[rows], samples.labels[rows], None, samples.weight[rows], samples.weighted)
         out[rows, i] = _scores(problem, mine, None)[:, 0]
     return out
 
@@ -82,7 +73,7 @@ def check_groups(groups: Any, count: int) -> list[Tensor]:
     return [torch.tensor(rows) for rows in where.values()]
 
 
-def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, total: float) -> None:
+def check_samples_left(samples: SampleChange, members: list[Tensor] | None, total: float) -> None:
     """ValueError if leaving out a sample or group would leave none: a model without any sample gives no scores."""
     if not len(samples):
         return
@@ -95,7 +86,7 @@ def check_samples_left(samples: CheckedSamples, members: list[Tensor] | None, to
         raise ValueError(f"the head holds {total:g} samples: leaving out {what} leaves nothing to learn from")
 
 
-def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | None) -> Tensor:
+def _scores(problem: Problem, samples: SampleChange, members: list[Tensor] | None) -> Tensor:
     """Scores (B, K) or (B, 1) of one problem, each row without its sample or group."""
     view = problem.view
     local = None if samples.labels is None else problem.local(samples.labels)
@@ -108,7 +99,8 @@ def _scores(problem: Problem, samples: CheckedSamples, members: list[Tensor] | N
     for rows, system, weights in problem.cases(local, None, samples.weight):
         d = sample_weights(local, weights, samples.weight)
         count = len(samples) if rows is None else len(rows)
-        size = HOST_ROWS if view.device.type == "cpu" else WHITENED_ROWS
+        # 256: rows that a thread of the host takes at a time: a megabyte at 512 features stays in its cache
+        size = 256 if view.device.type == "cpu" else WHITENED_ROWS
 
         def fill(
             starts: Iterator[int], rows: Any = rows, system: Whitened = system, d: Tensor = d, size: int = size
@@ -151,10 +143,13 @@ class _Leverages:
         """Refuse samples that cannot be held, and report lost digits."""
         largest = torch.stack([part[0] for part in self.parts]).tolist() if self.parts else [0.0]
         top = max(largest)
-        if top < 1 - LEAST_REST:
+        # 1e-9: share 1 - h of a prediction that does not rest on the sample itself, below which most digits of the score are
+        # lost
+        if top < 1 - 1e-9:
             return
         _, row, where = self.parts[largest.index(top)]
-        if top > 1 + LEVERAGE_ROUNDING:
+        # 1e-6: rounding that the leverage of a sample held, at most 1, may have: beyond it the sample is another one
+        if top > 1 + 1e-6:
             raise ValueError(
                 f"sample {where + int(row) if isinstance(where, int) else int(where[row])} has a leverage of {top:.4g}, more "
                 "than 1: it is not among those held. Leave-one-out takes the samples, labels and weights that were added."
@@ -168,7 +163,7 @@ class _Leverages:
 
 
 def _group_scores(
-    problem: Problem, samples: CheckedSamples, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
+    problem: Problem, samples: SampleChange, local: Tensor | None, y: Tensor, members: list[Tensor], out: Tensor
 ) -> Tensor:
     weights = problem.class_weights()
     system = None if problem.follows_counts else problem.main()
@@ -199,7 +194,7 @@ def _group_scores(
 
 
 def _block(
-    problem: Problem, system: Whitened, samples: CheckedSamples, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
+    problem: Problem, system: Whitened, samples: SampleChange, d: Tensor, y: Tensor, rows: Tensor, out: Tensor
 ) -> None:
     """Groups of one size, left out one at a time. rows: (groups, L)."""
     flat = rows.reshape(-1)

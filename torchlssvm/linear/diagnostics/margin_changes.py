@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,21 +32,15 @@ from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.diagnostics.influence import Measure, check_points, check_question
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
-from torchlssvm.linear.diagnostics.whitened_problems import check_labels
+from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_labels
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
 
-LARGEST_CONDITION = 1e8
-"""Largest ratio of pivots, the root of the condition, up to which products with an inverse have eight digits."""
-
 NEAR_SAMPLES = 2048
 """Samples of a class that are looked at first: those of the least reach. Their products take 34 MB."""
-
-MARGIN_SCORES_AT_A_TIME = 2**25
-"""Changed scores that are held at a time: 256 MB."""
 
 
 class ClassSystem:
@@ -86,7 +79,8 @@ class ClassSystem:
         pivots, near = self.white.F.diagonal(), self.near
         shares = 1.0 - near.weight * near.G.diagonal()
         pinned = bool((near.active & (shares < LEAST_FREE_SHARE)).any())
-        return not pinned and float(pivots.amax()) < LARGEST_CONDITION * float(pivots.amin())
+        # 1e8: largest ratio of pivots, the root of the condition, up to which products with an inverse have eight digits
+        return not pinned and float(pivots.amax()) < 1e8 * float(pivots.amin())
 
     def holds(self, steps: Tensor) -> Tensor:
         """True for steps (b, D) after which all samples that are not near keep their sides."""
@@ -111,42 +105,21 @@ class ClassSystem:
         return torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class SampleChanges:
-    """Changes that are looked at one after the other, each of one sample or of several.
-
-    Attributes:
-        q: (B, J) rows in steps.
-        slots: (B,) places of the rows held; None where they are to come.
-        old, new: (B,) labels before and after; None for not held.
-        times: (B,) copies.
-        members: rows of each change.
-        single: True when each change is of one sample.
-    """
-
-    q: Tensor
-    slots: Tensor | None
-    old: Tensor | None
-    new: Tensor | None
-    times: Tensor
-    members: list[Tensor]
-    single: bool
-
-    def counts_after(self, counts: Tensor) -> Tensor:
-        """Samples by class after each change (changes, K). counts: (K,)."""
-        out = counts.to(torch.float64).repeat(len(self.members), 1)
-        number = torch.arange(len(self.q), device=self.q.device)  # of the change that a row is part of
-        for i, rows in enumerate(self.members) if not self.single else ():
-            number[rows] = i
-        for y, sign in ((self.old, -1.0), (self.new, 1.0)):
-            if y is not None:
-                out.index_put_((number, y), sign * self.times, accumulate=True)
-        return out
+def counts_after(change: SampleChange, counts: Tensor) -> Tensor:
+    """Samples by class after each change (changes, K). counts: (K,)."""
+    out = counts.to(torch.float64).repeat(change.count, 1)
+    number = torch.arange(len(change), device=change.x.device)  # of the change that a row is part of
+    for i, rows in enumerate(change.members or ()):
+        number[rows] = i
+    for y, sign in ((change.old, -1.0), (change.new, 1.0)):
+        if y is not None:
+            out.index_put_((number, y), sign * change.weight, accumulate=True)
+    return out
 
 
 def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
-) -> SampleChanges:
+) -> SampleChange:
     """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
     head.fitted_weights()  # NotFittedError without samples
     batch = head.check(x, y, weight, gridded=gridded)
@@ -161,13 +134,11 @@ def check_changes(
         raise ValueError(f'what="relabel" goes with y_new, the labels to be; got what={what!r} and y_new={y_new!r}')
     new = head.check(x, y_new).labels if y_new is not None else batch.labels if what == "add" else None
     slots = None if what == "add" else head.samples.find(batch)
-    members = [torch.tensor([i], device=head.device) for i in range(len(batch))]
-    if groups is not None:
-        members = [rows.to(head.device) for rows in check_groups(groups, len(batch))]
+    members = None if groups is None else [rows.to(head.device) for rows in check_groups(groups, len(batch))]
     if slots is not None:
-        for rows in [torch.arange(len(batch), device=head.device)] if groups is None else members:
-            wanted = times[rows] if groups is None else torch.zeros_like(head.samples.copies)
-            if groups is not None:
+        for rows in [torch.arange(len(batch), device=head.device)] if members is None else members:
+            wanted = times[rows] if members is None else torch.zeros_like(head.samples.copies)
+            if members is not None:
                 wanted = wanted.index_add_(0, slots[rows], times[rows])[slots[rows]]
             short = torch.nonzero(wanted > head.samples.copies[slots[rows]])[:, 0]
             if len(short):
@@ -176,16 +147,16 @@ def check_changes(
                 raise RemovalError(
                     f"row {int(rows[first])} is held {held} time(s), and was to be left out {int(wanted[first])} time(s)"
                 )
-    return SampleChanges(q, slots, None if what == "add" else batch.labels, new, times, members, groups is None)
+    return SampleChange(q, None if what == "add" else batch.labels, new, times, members=members, slots=slots)
 
 
 class ChangedScores:
     """Scores of points after changes of samples, one class after the other."""
 
-    def __init__(self, head: MarginHead, changes: SampleChanges):
+    def __init__(self, head: MarginHead, changes: SampleChange):
         self.head, self.changes = head, changes
         head.solve()
-        self.after = changes.counts_after(head.counts)
+        self.after = counts_after(changes, head.counts)
         self.total = self.after.sum(1)
         if len(self.total) and float(self.total.min()) <= 0:
             raise ValueError(f"the head holds {head.n} samples: without the samples left out nothing is left")
@@ -196,7 +167,7 @@ class ChangedScores:
         """Solvers with the class weights of after, and the changes they are for."""
         option = self.head.class_weight
         if not isinstance(option, str):
-            yield self.head.solver, list(range(len(self.changes.members)))
+            yield self.head.solver, list(range(self.changes.count))
             return
         kinds: dict[tuple[float, ...], list[int]] = {}
         for i, counts in enumerate(self.after.tolist()):
@@ -217,26 +188,26 @@ class ChangedScores:
             return
         system, c, self.missing = ClassSystem(solver, k), self.changes, []
         if not system.trusted:
-            unused = c.single and c.new is None and c.slots is not None
+            unused = c.members is None and c.new is None and c.slots is not None
             self.missing = [i for i in pending if not unused or bool(system.active[c.slots[i]])]  # type: ignore[index]
             return
         groups = solver.groups
-        weight = torch.tensor([groups.values[g] for g in groups.of_class], dtype=torch.float64, device=c.q.device)
-        if c.single and c.new is None:
+        weight = torch.tensor([groups.values[g] for g in groups.of_class], dtype=torch.float64, device=c.x.device)
+        if c.members is None and c.new is None:
             assert c.slots is not None
             assert c.old is not None
-            rows = torch.tensor(pending, device=c.q.device)
+            rows = torch.tensor(pending, device=c.x.device)
             rows = rows[system.active[c.slots[rows]]]
             for part in rows.split(WHITENED_ROWS // 2):
-                slots, d = c.slots[part], weight[c.old[part]] * c.times[part]
-                change = ActiveSetChange(system.whitened(c.q[part]), system.f[slots], system.y[slots], -d)
+                slots, d = c.slots[part], weight[c.old[part]] * c.weight[part]
+                change = ActiveSetChange(system.whitened(c.x[part]), system.f[slots], system.y[slots], -d)
                 place = system.place[slots]
                 left = torch.where(place >= 0, system.near.weight[place.clamp(min=0)], torch.inf) - d
-                left = torch.where(c.times[part] >= self.head.samples.copies[slots], 0.0, left)
+                left = torch.where(c.weight[part] >= self.head.samples.copies[slots], 0.0, left)
                 yield from self._decided(system, part.tolist(), solve_removals(system.near, change, place, left))
             return
         for i in pending:
-            change_, left = self._joint(system, k, c.members[i], weight)
+            change_, left = self._joint(system, k, c.rows(i), weight)
             if not len(change_.f):
                 continue
             yield from self._decided(system, [i], [solve_change(system.near, change_, left)])
@@ -259,11 +230,11 @@ class ChangedScores:
     def _joint(self, system: ClassSystem, k: int, rows: Tensor, weight: Tensor) -> tuple[ActiveSetChange, Tensor]:
         """A change of several samples in a class, and the weights of the near samples that stay."""
         c, left = self.changes, system.near.weight.clone()
-        U = system.whitened(c.q[rows])
+        U = system.whitened(c.x[rows])
         f = self._scores(system, rows)
         picks, signs, deltas = [], [], []
-        old_d = None if c.old is None else weight[c.old[rows]] * c.times[rows]
-        new_d = None if c.new is None else weight[c.new[rows]] * c.times[rows]
+        old_d = None if c.old is None else weight[c.old[rows]] * c.weight[rows]
+        new_d = None if c.new is None else weight[c.new[rows]] * c.weight[rows]
         same = torch.zeros(len(rows), dtype=torch.bool, device=U.device)
         if c.old is not None and c.new is not None:
             same = ((c.old[rows] == k) == (c.new[rows] == k)) & (old_d == new_d)
@@ -271,7 +242,7 @@ class ChangedScores:
             slots, place = c.slots[rows], system.place[c.slots[rows]]
             known = (place >= 0) & ~same
             left.index_add_(0, place[known], -old_d[known])
-            whole = torch.zeros_like(self.head.samples.copies).index_add_(0, slots, c.times[rows])
+            whole = torch.zeros_like(self.head.samples.copies).index_add_(0, slots, c.weight[rows])
             gone = (whole[slots] >= self.head.samples.copies[slots]) & known
             left[place[gone]] = 0.0
             pick = torch.nonzero(system.active[slots] & ~same)[:, 0]
@@ -295,14 +266,14 @@ class ChangedScores:
         if self.changes.slots is not None:
             return system.f[self.changes.slots[rows]]
         white = system.white
-        v = white.centred(system.scale.rows(self.changes.q[rows]))
+        v = white.centred(system.scale.rows(self.changes.x[rows]))
         return white.scores(v)[:, 0]
 
     def others(self, k: int, some: list[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """w (J,) and b () of a class after the changes that :meth:`steps` left out: one sign only, or not decided there."""
         after, zeros = (
             self.after[some, k],
-            torch.zeros(self.changes.q.shape[1], dtype=torch.float64, device=self.after.device),
+            torch.zeros(self.changes.x.shape[1], dtype=torch.float64, device=self.after.device),
         )
         for sign, mask in ((-1.0, after == 0), (1.0, after == self.total[some])):
             for j in torch.nonzero(mask)[:, 0].tolist():
@@ -327,11 +298,11 @@ class ChangedScores:
         c, twin = self.changes, self._twin
         assert twin is not None
         assert twin.grid is not None
-        rows = c.members[i]
-        x, out = twin.grid.dequantize(c.q[rows]), []
+        rows = c.rows(i)
+        x, out = twin.grid.dequantize(c.x[rows]), []
         for y, direction in ((c.old, -1), (c.new, 1)):
             if y is not None:
-                out.append((twin.statistics.check(x, y[rows], c.times[rows], gridded=True), sign * direction))
+                out.append((twin.statistics.check(x, y[rows], c.weight[rows], gridded=True), sign * direction))
         twin.apply_changes(out)
 
 
@@ -343,24 +314,24 @@ def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gr
     changes = check_changes(head, x, y, "remove", None, weight, groups, gridded)
     w, b = head.solve()
     step = head.solver.scale.step
-    out = changes.q @ (w * step) + b
+    out = changes.x @ (w * step) + b
     changed = ChangedScores(head, changes)
     for solver, some in changed.cases():
         for k in range(head.num_classes):
             if isinstance(head.class_weight, str):
-                rows = torch.cat([changes.members[i] for i in some])
+                rows = torch.cat([changes.rows(i) for i in some])
                 w, b = solver.weights()
-                out[rows, k] = changes.q[rows] @ (w[:, k] * step) + b[k]
+                out[rows, k] = changes.x[rows] @ (w[:, k] * step) + b[k]
             for done, system, steps in changed.steps(solver, k, some):
-                if changes.single:
+                if changes.members is None:
                     rows = torch.tensor(done, device=out.device)
-                    out[rows, k] += (system.whitened(changes.q[rows]) * steps).sum(1)
+                    out[rows, k] += (system.whitened(changes.x[rows]) * steps).sum(1)
                 else:
-                    rows = changes.members[done[0]]
-                    out[rows, k] += system.whitened(changes.q[rows]) @ steps[0]
+                    rows = changes.rows(done[0])
+                    out[rows, k] += system.whitened(changes.x[rows]) @ steps[0]
             for i, w_k, b_k in changed.others(k, some):
-                rows = changes.members[i]
-                out[rows, k] = changes.q[rows] @ (w_k * step) + b_k
+                rows = changes.rows(i)
+                out[rows, k] = changes.x[rows] @ (w_k * step) + b_k
     return out
 
 
@@ -373,7 +344,8 @@ def influence(
     before = head(x_val)  # (V, K)
     measure = _measure(head, on, y_val, before)
     start = measure(before[None])[0]
-    count, size = len(changes.members), max(1, MARGIN_SCORES_AT_A_TIME // max(1, before.numel()))
+    # 2**25: changed scores that are held at a time: 256 MB
+    count, size = changes.count, max(1, 2**25 // max(1, before.numel()))
     if not count:
         return torch.zeros(count, *start.shape, dtype=torch.float64, device=head.device)
     points = head.points(x_val)  # (V, J), in steps

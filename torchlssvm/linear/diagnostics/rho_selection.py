@@ -15,9 +15,9 @@ from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear import normal_equations as normal
 from torchlssvm.linear.diagnostics.leave_one_out import check_samples_left
 from torchlssvm.linear.diagnostics.whitened_problems import (
-    CheckedSamples,
     HeadView,
     Problem,
+    SampleChange,
     check_samples,
     gridded,
     problems,
@@ -82,7 +82,7 @@ def rho_path(
     return RhoPath(best_of(values, errors), values, errors, dof, method)
 
 
-def check_question(view: HeadView, method: str, samples: CheckedSamples | None, score: str) -> None:
+def check_question(view: HeadView, method: str, samples: SampleChange | None, score: str) -> None:
     """Refuse bad arguments before any eigendecomposition."""
     if score == "accuracy":
         if method == "gcv" or samples is None:
@@ -120,7 +120,7 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
     return values
 
 
-def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> CheckedSamples:
+def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> SampleChange:
     """The samples, which must be as many of each class as the head holds."""
     samples = check_samples(view, x, y, weight)
     given = samples.weight.sum().expand(view.num_classes)
@@ -135,7 +135,7 @@ def check_all(view: HeadView, x: Any, y: Any, weight: Any) -> CheckedSamples:
     return samples
 
 
-def _evaluation(problem: Problem, samples: CheckedSamples) -> tuple[Tensor | None, Tensor, Tensor]:
+def _evaluation(problem: Problem, samples: SampleChange) -> tuple[Tensor | None, Tensor, Tensor]:
     """Local labels (B,), targets (B, K), and the weight (B,) of each sample in the error: that of the head as it is."""
     local = None if samples.labels is None else problem.local(samples.labels)
     y = samples.values if local is None else problem.targets(local)
@@ -144,7 +144,7 @@ def _evaluation(problem: Problem, samples: CheckedSamples) -> tuple[Tensor | Non
 
 
 def leave_one_out_errors(
-    parts: list[Problem], samples: CheckedSamples, rhos: Tensor, main: Spectrum | None, score: str
+    parts: list[Problem], samples: SampleChange, rhos: Tensor, main: Spectrum | None, score: str
 ) -> Tensor:
     """Leave-one-out errors (r,). Exact: class weights that follow the counts are derived again for each left-out class."""
     if score == "accuracy" and parts[0].pair is not None:
@@ -172,7 +172,7 @@ def leave_one_out_errors(
     return total / weight
 
 
-def _pair_errors(parts: list[Problem], samples: CheckedSamples, rhos: Tensor) -> Tensor:
+def _pair_errors(parts: list[Problem], samples: SampleChange, rhos: Tensor) -> Tensor:
     """Shares of wrong leave-one-out votes (r,): all pairs are needed for each sample."""
     view, labels = parts[0].view, samples.labels
     assert labels is not None
@@ -205,7 +205,7 @@ def _pair_errors(parts: list[Problem], samples: CheckedSamples, rhos: Tensor) ->
     return total / samples.weight.sum()
 
 
-def fold_errors(parts: list[Problem], rhos: Tensor, samples: CheckedSamples | None, ids: Any, score: str) -> Tensor:
+def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None, ids: Any, score: str) -> Tensor:
     """k-fold errors (r,) from the statistics of the folds alone; shares of wrong predictions need the samples and their ids.
 
     With w and b learned without fold f, its squared error is, from its own moments about its own means m and t,
@@ -265,7 +265,7 @@ def _weights_of(problem: Problem, stats: Any) -> Tensor | None:
     return problem.class_weights(counts if problem.pair is None else counts[list(problem.pair)])
 
 
-def _wrong_in_fold(parts: list[Problem], kept: Any, samples: CheckedSamples, rows: Tensor, rhos: Tensor) -> Tensor:
+def _wrong_in_fold(parts: list[Problem], kept: Any, samples: SampleChange, rows: Tensor, rhos: Tensor) -> Tensor:
     """Summed weights (r,) of the samples of a fold that a model without it gets wrong."""
     view, labels = parts[0].view, samples.labels
     assert labels is not None

@@ -98,23 +98,52 @@ class Labelled(Protocol):
 
 
 @dataclass(frozen=True)
-class CheckedSamples:
-    """Checked samples: x (B, J); labels (B,) or targets (B, K), real units; weight (B,), how often each was added.
+class SampleChange:
+    """Samples that are asked about, and what they are before and after: each by itself, or in groups.
 
-    ``weighted``: False if every sample was added once.
+    Attributes:
+        x: (B, J) rows as given; for a margin head in steps of its grid.
+        old, new: labels (B,) or real targets (B, K) before and after; None for not held.
+        weight: (B,) how often each was added.
+        weighted: False if every sample was added once.
+        members: rows of each change of several samples; None where each sample is a change.
+        slots: (B,) places of the rows that a margin head holds; None where they are to come.
     """
 
     x: Tensor
-    labels: Tensor | None
-    values: Tensor | None
+    old: Tensor | None
+    new: Tensor | None
     weight: Tensor
-    weighted: bool
+    weighted: bool = True
+    members: list[Tensor] | None = None
+    slots: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
+    @property
+    def labels(self) -> Tensor | None:
+        """Labels (B,) as held, or as they come; None for float targets."""
+        y = self.old if self.old is not None else self.new
+        return y if y is not None and y.ndim == 1 else None
 
-def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> CheckedSamples:
+    @property
+    def values(self) -> Tensor | None:
+        """Float targets (B, K) as held, or as they come; None for labels."""
+        y = self.old if self.old is not None else self.new
+        return y if y is not None and y.ndim == 2 else None
+
+    @property
+    def count(self) -> int:
+        """The number of changes."""
+        return len(self) if self.members is None else len(self.members)
+
+    def rows(self, i: int) -> Tensor:
+        """Rows of a change."""
+        return torch.tensor([i], device=self.x.device) if self.members is None else self.members[i]
+
+
+def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> SampleChange:
     """Samples as the head would take them in; raises what ``add`` would."""
     batch = check_batch(
         x, y, None, None, J=view.in_features, K=view.num_classes, folds=0, device=view.device, exact=view.exact,
@@ -131,8 +160,8 @@ def check_samples(view: HeadView, x: Any, y: Any, weight: Any = None) -> Checked
             first = int(bad.nonzero()[0])
             kind = "an integer >= 1 (a multiplicity)" if view.exact else "a finite number > 0"
             raise ValueError(f"weight must be {kind} for each sample, got {times[first].item()!r} at index {first}")
-    values = real_targets(batch, view.num_classes) if batch.labels is None else None
-    return CheckedSamples(batch.x, batch.labels, values, times, weight is not None)
+    y = real_targets(batch, view.num_classes) if batch.labels is None else batch.labels
+    return SampleChange(batch.x, y, None, times, weight is not None)
 
 
 def check_labels(view: Labelled, y: Any, count: int, name: str) -> Tensor:

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
 
 RECEIPT_PREFIX = "receipt/"
-RECEIPT_FIELD_TYPES: dict[str, Any] = {
-    "request": str | None,
-    "position": int,
-    "ids": list,
-    "nonces": list,
-    "written": bool,
-}
 
 
 class KeptReceipts:
@@ -51,10 +44,7 @@ class KeptReceipts:
         """The records by event ids, in the order of the journal; StoreError if one cannot be read."""
         found = self.db.records(RECEIPT_PREFIX)
         for name, record in found.items():
-            fields = isinstance(record, dict) and all(
-                isinstance(record.get(k), t) for k, t in RECEIPT_FIELD_TYPES.items()
-            )
-            if not fields or len(record["ids"]) != len(record["nonces"]):
+            if len(record["ids"]) != len(record["nonces"]):
                 raise StoreError(f"{self.db.path} is damaged: the receipt of {name!r} cannot be read")
         return dict(sorted(found.items(), key=lambda item: item[1]["position"]))
 

@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import sqlite3
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store.database import store_error
+from torchlssvm.store.database import DATABASE_FILE, store_error
 from torchlssvm.store.snapshots import sync_folder
-from torchlssvm.store.suppression_key import refuse_in_store
-from torchlssvm.untrusted import check_regular
+from torchlssvm.untrusted import check_regular, read_regular
+
+KEY_VARIABLE = "TORCHLSSVM_SUPPRESSION_KEY"
+"""The environment variable with the key, as 64 hex digits or as the path of its file."""
+
+KEY_FORMAT = "torchlssvm-suppression-key-1"
+SUPPRESSION_KEY_BYTES = 32
+"""Bytes of a key: as many as SHA-256 has, so that the key cannot be guessed."""
+
+KEY_DIGITS = re.compile(f"[0-9a-fA-F]{{{2 * SUPPRESSION_KEY_BYTES}}}")
+MAX_SUPPRESSION_KEY_FILE_BYTES = 2**12
+"""Bytes of a file with a key; it has 94."""
 
 LIST_FORMAT = "torchlssvm-suppression-1"
 LIST_APPLICATION_ID = 0x746C7370
@@ -30,6 +42,7 @@ LIST_APPLICATION_ID = 0x746C7370
 LIST_TABLES = """
 CREATE TABLE list (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (tag BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 SUM_MODULUS = 2**256
 """An entry is a number below it."""
@@ -41,25 +54,71 @@ WRITER_SECONDS = 30.0
 """Seconds to wait for another process that writes; an entry takes milliseconds."""
 
 
+def new_suppression_key(path: str | os.PathLike[str]) -> Path:
+    """Write a new key to a file that only its owner can read; FileExistsError if there is one, ValueError inside a store."""
+    refuse_in_store(Path(path))
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(f"{KEY_FORMAT} {secrets.token_hex(SUPPRESSION_KEY_BYTES)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(path)
+
+
+def suppression_key(given: Any = None) -> bytes | None:
+    """A key from 32 bytes, 64 hex digits or a file; without one, from the environment variable; None if that is not set."""
+    if given is None:
+        given = os.environ.get(KEY_VARIABLE) or None
+        if given is None:
+            return None
+    if isinstance(given, bytes) and len(given) == SUPPRESSION_KEY_BYTES:
+        return given
+    if isinstance(given, str) and KEY_DIGITS.fullmatch(given):
+        return bytes.fromhex(given)
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError(
+            f"a suppression key is {SUPPRESSION_KEY_BYTES} bytes, {2 * SUPPRESSION_KEY_BYTES} hex digits or a file with them"
+        )
+    refuse_in_store(Path(given))
+    try:
+        name, _, digits = read_regular(given, MAX_SUPPRESSION_KEY_FILE_BYTES).decode("ascii").strip().partition(" ")
+    except UnicodeDecodeError:
+        name = digits = ""
+    if name != KEY_FORMAT or not KEY_DIGITS.fullmatch(digits):
+        raise ValueError(f"{os.fspath(given)} holds no suppression key: torchlssvm keygen --suppression FILE makes one")
+    return bytes.fromhex(digits)
+
+
+def refuse_in_store(path: Path) -> None:
+    """ValueError when a key, a list or a receipt would be inside the folder of a store: a copy of it would have them too."""
+    place = path.resolve()
+    for folder in place.parents:
+        if os.path.lexists(folder / DATABASE_FILE):
+            raise ValueError(
+                f"{path} is inside the store {folder}: keys, suppression lists and receipts are kept elsewhere"
+            )
+
+
 class SuppressionList:
     """The entries of one file, read and written under the controller's key. Nothing stays open between two calls.
 
     Args:
         path: the file; :meth:`create` makes it.
-        key: 32 bytes (:func:`~torchlssvm.store.suppression_key.suppression_key`). A wrong one is a StoreError.
+        key: 32 bytes (:func:`~torchlssvm.store.erasure.suppression_list.suppression_key`). A wrong one is a StoreError.
 
     >>> import tempfile
     >>> listed = SuppressionList.create(Path(tempfile.mkdtemp()) / "erased.list", bytes(32))
     >>> tags = [listed.tag("subject", "u42"), listed.tag("id", "photo-7")]
-    >>> listed.enter(tags[:1]), len(listed), [tag in listed.find(tags) for tag in tags]
-    (1, 1, [True, False])
+    >>> head = listed.enter(tags[:1])
+    >>> len(listed), [tag in listed.find(tags) for tag in tags], listed.extends(head)
+    (1, [True, False], True)
     """
 
     def __init__(self, path: str | os.PathLike[str], key: bytes):
         self.path, self._key = Path(path).absolute(), key
         with self._connected() as connection:
             found = dict(connection.execute("SELECT name, value FROM list").fetchall())
-        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "changes", "sum"} <= set(found):
+        if found.get("format") != LIST_FORMAT or not {"list", "check", "entries", "head", "sum"} <= set(found):
             raise StoreError(f"{self.path} is damaged, or a suppression list of another version")
         if not hmac.compare_digest(found["check"], self._check_value()):
             raise StoreError(f"this is not the key of the suppression list {self.path}: nothing can be told with it")
@@ -82,8 +141,10 @@ class SuppressionList:
         with made._connected(new=True) as connection:
             connection.execute(f"PRAGMA application_id = {LIST_APPLICATION_ID}")
             connection.executescript(LIST_TABLES)
-            rows = (values | {"entries": "0", "changes": "0", "sum": "0"}).items()
+            start = made._link(b"", "", [values["list"].encode()])
+            rows = (values | {"entries": "0", "head": start.hex(), "sum": "0"}).items()
             connection.executemany("INSERT INTO list VALUES (?, ?)", rows)
+            connection.execute("INSERT INTO heads VALUES (?)", (start,))
         os.replace(temporary, place)
         sync_folder(place.parent)
         return cls(place, key)
@@ -123,16 +184,26 @@ class SuppressionList:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._number("entries")
+        with self._connected() as connection:
+            return self._counted(connection, "entries")
 
     @property
-    def changes(self) -> int:
-        """The number of entries that were ever made or withdrawn: an older copy of the file has fewer."""
-        return self._number("changes")
-
-    def _number(self, name: str) -> int:
+    def head(self) -> bytes:
+        """The end of the chain of changes: each change has an HMAC of its entries and of the change before it."""
         with self._connected() as connection:
-            return self._counted(connection, name)
+            return self._head(connection)
+
+    def _head(self, connection: sqlite3.Connection) -> bytes:
+        return bytes.fromhex(connection.execute("SELECT value FROM list WHERE name = 'head'").fetchone()[0])
+
+    def extends(self, head: bytes) -> bool:
+        """True if the chain ended in ``head`` once: an older copy of the file never did, whatever was entered in it since."""
+        with self._connected() as connection:
+            return connection.execute("SELECT 1 FROM heads WHERE head = ?", (head,)).fetchone() is not None
+
+    def _link(self, head: bytes, change: str, tags: Iterable[bytes]) -> bytes:
+        """The end of the chain after a change of entries, "+" or "-"."""
+        return hmac.digest(self._key, b"".join([f"{LIST_FORMAT}\0{change}\0".encode(), head, *sorted(tags)]), "sha256")
 
     def _counted(self, connection: sqlite3.Connection, name: str) -> int:
         return int(connection.execute("SELECT value FROM list WHERE name = ?", (name,)).fetchone()[0])
@@ -171,25 +242,28 @@ class SuppressionList:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def enter(self, tags: Iterable[bytes]) -> int:
-        """Make entries, durable when this returns; returns :attr:`changes`."""
+    def enter(self, tags: Iterable[bytes]) -> bytes:
+        """Make entries, durable when this returns; returns :attr:`head`."""
         return self._change("INSERT OR IGNORE INTO entries VALUES (?)", 1, tags)
 
-    def withdraw(self, tags: Iterable[bytes]) -> int:
-        """Take entries off the list; returns :attr:`changes`."""
+    def withdraw(self, tags: Iterable[bytes]) -> bytes:
+        """Take entries off the list; returns :attr:`head`."""
         return self._change("DELETE FROM entries WHERE tag = ?", -1, tags)
 
-    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> int:
+    def _change(self, sql: str, sign: int, tags: Iterable[bytes]) -> bytes:
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             changed = [tag for tag in tags if connection.execute(sql, (tag,)).rowcount]
-            numbers = {"entries": sign * len(changed), "changes": len(changed), "sum": sign * sum_of(changed)}
-            for name, more in numbers.items():
-                value = (self._counted(connection, name) + more) % SUM_MODULUS
-                connection.execute("UPDATE list SET value = ? WHERE name = ?", (str(value), name))
-            total = self._counted(connection, "changes")
+            head = self._head(connection)
+            if changed:
+                head = self._link(head, "+" if sign > 0 else "-", changed)
+                connection.execute("INSERT INTO heads VALUES (?)", (head,))
+                values = {"head": head.hex()}
+                for name, more in (("entries", len(changed)), ("sum", sum_of(changed))):
+                    values[name] = str((self._counted(connection, name) + sign * more) % SUM_MODULUS)
+                connection.executemany("UPDATE list SET value = ? WHERE name = ?", ((v, n) for n, v in values.items()))
             connection.execute("COMMIT")
-            return total
+            return head
 
 
 def sum_of(tags: Iterable[bytes]) -> int:

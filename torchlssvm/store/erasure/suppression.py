@@ -1,7 +1,7 @@
 """A store's use of a suppression list: samples that were erased on request stay out.
 
-The record "suppression" of a store names the list and how far it was when the store last wrote to it, so that another list, or
-an older copy, is noticed. The key is not in there.
+The record "suppression" of a store names the list and the end of its chain of changes when the store last wrote to it, so
+that another list, or an older copy, is noticed. The key is not in there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.errors import StoreError, SuppressedError
 from torchlssvm.events import Add
 from torchlssvm.store.database import Database
+from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE, SuppressionList, suppression_key
 from torchlssvm.store.sample_table import SampleTable
-from torchlssvm.store.suppression_key import KEY_VARIABLE, suppression_key
-from torchlssvm.store.suppression_list import SuppressionList
 
 if TYPE_CHECKING:
     from torchlssvm.store.transaction import AppliedEvent
@@ -33,7 +32,7 @@ class Suppression:
 
     Args:
         db, table: of the store.
-        key: see :func:`~torchlssvm.store.suppression_key.suppression_key`.
+        key: see :func:`~torchlssvm.store.erasure.suppression_list.suppression_key`.
         choice: "refuse" or "skip".
     """
 
@@ -70,13 +69,7 @@ class Suppression:
                 f"(--suppression-key FILE, suppression_key=...) or set {KEY_VARIABLE}. Nothing was changed."
             )
         found = SuppressionList(record["path"], key)
-        if found.name != record["list"]:
-            raise StoreError(f"{found.path} is not the suppression list of {self.db.path.parent}, but another one")
-        if found.changes < record["changes"]:
-            raise StoreError(
-                f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
-                "Put the newer one back."
-            )
+        self._check_list(found, record)
         mark = found.mark
         if mark != self._checked:  # once for each state of the file: a damaged entry would let an erased sample in
             found.check_structure()
@@ -95,17 +88,23 @@ class Suppression:
             found = SuppressionList.create(path, key)
         else:
             found = SuppressionList(path, key)
-        if record is not None and found.name != record["list"]:
-            raise StoreError(
-                f"{self.db.path.parent} uses another suppression list than {found.path}: that stays as it is"
-            )
-        if record is not None and found.changes < record["changes"]:
-            raise StoreError(f"{found.path} is an older copy of the suppression list: erased samples are missing in it")
-        self._note(found, found.changes)
+        if record is not None:
+            self._check_list(found, record)
+        self._note(found, found.head)
         return found
 
-    def _note(self, used: SuppressionList, changes: int) -> None:
-        self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "changes": changes})
+    def _check_list(self, found: SuppressionList, record: dict[str, str]) -> None:
+        """StoreError if a list is not the one of the record, or lacks changes that the store has seen."""
+        if found.name != record["list"]:
+            raise StoreError(f"{found.path} is not the suppression list of {self.db.path.parent}, but another one")
+        if not found.extends(bytes.fromhex(record["head"])):
+            raise StoreError(
+                f"{found.path} is an older copy of the suppression list of {self.db.path.parent}: entries are missing in it. "
+                "Put the newer one back."
+            )
+
+    def _note(self, used: SuppressionList, head: bytes) -> None:
+        self.db.put(SUPPRESSION_RECORD, {"path": str(used.path), "list": used.name, "head": head.hex()})
 
     # -- keeping samples out -------------------------------------------------------------------------------------------
 

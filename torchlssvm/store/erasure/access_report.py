@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchlssvm.store.certificate_issuer import URL_MARK
 
 if TYPE_CHECKING:
-    from torchlssvm.store.requests import ErasureRequest
+    from torchlssvm.store.erasure.requests import ErasureRequest
     from torchlssvm.store.sample_store import SampleStore
 
 

@@ -1,0 +1,137 @@
+"""What comes back, or stays behind, in a store: older copies, hard links, forms of Unicode, names in event ids, gaps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import store_file
+from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm.errors import StoreError, SuppressedError
+from torchlssvm.events import Add, Remove
+from torchlssvm.store import SampleStore
+
+J, N = 4, 12
+X, Y = torch.randn(N, J, generator=torch.Generator().manual_seed(3)), torch.arange(N) % 2
+IDS = [f"photo-{i:03d}" for i in range(N)]
+NFC, NFD = "Zo\u00eb", "Zoe\u0308"
+
+
+def new_head() -> LSSVMHead:
+    return LSSVMHead(J, 2, grid=FixedPoint(8.0))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SampleStore]:
+    with SampleStore(tmp_path / "store", head=new_head()) as opened:
+        opened.apply(Add(IDS, X, Y, ["u42"] * 2 + [None] * (N - 2)))
+        yield opened
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "flipped"])
+def test_an_older_copy_without_its_witness_is_refused(store: SampleStore, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(store.path, tmp_path / "older")
+    store.apply(Remove(subject="u42"))
+    store.close()
+    witness = (store.path / "acknowledged").read_bytes()
+    flipped = bytes([witness[20] ^ 1])
+    shutil.rmtree(store.path)
+    (tmp_path / "older").rename(store.path)
+    (store.path / "acknowledged").unlink()
+    if damage != "missing":
+        left = b"" if damage == "empty" else witness[:20] + flipped + witness[21:]
+        (store.path / "acknowledged").write_bytes(left)
+    with pytest.raises(StoreError, match="acknowledged"):
+        SampleStore(store.path)
+    with SampleStore(store.path, accept_rollback=True) as back:
+        assert [entry.kind for entry in back.history()] == ["add", "rollback"]
+        assert back.head.n == N
+    with SampleStore(store.path) as again:  # once is enough
+        assert again.position == 2
+
+
+def test_a_list_that_was_put_back_is_noticed_however_much_was_entered_since(tmp_path: Path) -> None:
+    shared = {"suppression_list": tmp_path / "erased.list", "suppression_key": bytes(range(32))}
+
+    def erased(store: SampleStore, name: str) -> None:
+        request = store.requests.open(ids=[name])
+        store.apply(Remove(ids=[name]), request=request.id)
+
+    with (
+        SampleStore(tmp_path / "one", head=new_head(), **shared) as one,  # type: ignore[arg-type]
+        SampleStore(tmp_path / "two", head=new_head(), **shared) as two,  # type: ignore[arg-type]
+    ):
+        for store in (one, two):
+            store.apply(Add(IDS, X, Y))
+        shutil.copy(tmp_path / "erased.list", tmp_path / "backup")
+        erased(one, IDS[0])
+        with pytest.raises(SuppressedError):
+            one.apply(Add([IDS[0]], X[:1], Y[:1]))
+        shutil.copy(tmp_path / "backup", tmp_path / "erased.list")
+        for name in IDS[4:8]:
+            erased(two, name)
+        with pytest.raises(StoreError, match="older copy"):
+            one.apply(Add([IDS[0]], X[:1], Y[:1]))
+
+
+def test_forms_of_unicode_are_one_name(store: SampleStore) -> None:
+    store.apply(Add(["a", f"{NFD}-1"], X[:2], Y[:2], [NFC, NFD]))
+    assert store.find(subject=NFD) == store.find(subject=NFC) == ["a", f"{NFC}-1"]
+    assert f"{NFD}-1" in store
+    assert store.count_of(NFD) == 2
+    with pytest.raises(ValueError, match="already"):
+        store.apply(Add([f"{NFC}-1"], X[:1], Y[:1]))
+    receipt = store.apply(Remove(subject=NFD))
+    certificate = store.certificate(receipt.event_id)
+    assert certificate.covers(f"{NFD}-1", receipt.nonces[f"{NFC}-1"])
+    assert store.requests.open(subjects=NFD).named("subject") == [NFC]
+
+
+def test_a_writer_takes_a_hard_linked_copy_for_its_own(store: SampleStore, tmp_path: Path) -> None:
+    shutil.copytree(store.path, tmp_path / "linked", copy_function=os.link)
+    with SampleStore(tmp_path / "linked") as linked:
+        linked.apply(Add(["theirs"], X[:1], Y[:1]))
+        store.apply(Remove(subject="u42"))
+        assert len(linked) == N + 1
+    assert len(store) == N - 2
+    store.close()
+    for name, held in (("store", N - 2), ("linked", N + 1)):
+        with SampleStore(tmp_path / name) as opened:
+            assert opened.recompute() == (held, opened.head.digest())
+
+
+@pytest.mark.parametrize("event_id", ["erase-u42", "U42", "erase.u42.now", "\uff3542"])
+def test_an_event_id_names_nobody_however_short(store: SampleStore, event_id: str) -> None:
+    with pytest.raises(ValueError, match="event_id"):
+        Remove(subject="u42", event_id=event_id)
+    with pytest.raises(ValueError, match="event_id"):
+        store.apply(Remove(ids=IDS[:1], event_id=event_id))
+
+
+def test_compaction_leaves_neither_gaps_nor_the_order_of_samples(store: SampleStore) -> None:
+    view = store.dataset()
+    store.apply(Remove(ids=[IDS[2], IDS[7]]))
+    held = dict(zip(store.find(), store.get(store.find()).x, strict=True))
+    store.compact()
+    assert store_file.read(store.path, "SELECT seq FROM samples ORDER BY seq") == [(k + 1,) for k in range(N - 2)]
+    for entry in store.history():
+        assert entry.commitment_list == sorted(entry.commitment_list)
+    assert store.find() == [i for i in IDS if i not in (IDS[2], IDS[7])]
+    assert all(torch.equal(sample.x, held[sample.id]) for sample in store)
+    with pytest.raises(StoreError, match="compacted"):
+        view[3]
+    store.apply(Add(["new"], X[:1], Y[:1]))
+    assert store.recompute() == (N - 1, store.head.digest())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_others_cannot_read_a_store_in_a_folder_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o755)
+    SampleStore(tmp_path / "s", head=new_head()).close()
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
