@@ -30,7 +30,7 @@ from torchlssvm import KernelLSSVM
 from torchlssvm.events import Remove
 from torchlssvm.features import RandomReLU
 from torchlssvm.kernels import RBF
-from torchlssvm.lightning import Indexed, LSSVMModule, ResumableLoader
+from torchlssvm.lightning import DataCorrection, Indexed, LSSVMModule, ResumableLoader
 from torchlssvm.store import SampleStore
 
 
@@ -274,3 +274,36 @@ def test_after_compaction_nothing_tells_which_ids_were_offered(
     )  # ids that are held are not added again; the erased one is, and a warning says so
     assert "nothing remembers which" in caplog.text
     assert m.head.n == 16
+
+
+def test_a_trial_run_learns_nothing_into_the_store(tmp_path: Path) -> None:
+    m, events = module(store=str(tmp_path / "store")), tmp_path / "events.jsonl"
+    events.write_text('{"kind": "remove", "ids": ["3"], "event_id": "e"}\n')
+    correction = DataCorrection(events, certificates=tmp_path / "certificates")
+    quiet(tmp_path, fast_dev_run=True, callbacks=[correction]).fit(m, loader())
+    assert not (tmp_path / "store").exists()
+    assert correction.reports == []
+    m = module(store=str(tmp_path / "store"))
+    quiet(tmp_path, callbacks=[correction]).fit(m, loader())
+    assert m.head.n == 66
+
+
+def test_a_compiled_module_learns_as_the_module_does(tmp_path: Path) -> None:
+    m = module()
+    quiet(tmp_path).fit(torch.compile(m, backend="eager"), loader())
+    assert m.head.digest() == truth(*samples()).digest()
+
+
+def test_an_events_file_that_was_replaced_between_two_fits_is_read_from_its_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = tmp_path / "events.jsonl"
+    line = '{{"kind": "remove", "ids": ["{}"], "event_id": "{}"}}\n'
+    for ids in (["1"], ["2", "4", "5"]):
+        beside = tmp_path / "new.jsonl"
+        beside.write_text("".join(line.format(i, f"request {'abcdef'[int(i)]}") for i in ids))
+        beside.replace(events)
+        m = module(store=str(tmp_path / "store"))
+        quiet(tmp_path, callbacks=[DataCorrection(events)]).fit(m, loader())
+    assert m.head.n == 63
+    assert "read from its start" in caplog.text

@@ -68,8 +68,9 @@ def main(folder: Path, rank: int, world: int) -> None:
             files = (p for p in (place / "certificates").iterdir() if ".receipt." not in p.name)
             events = [e for path in files for e in Certificate.load(path).events]
             certified: dict[str, int] = {}
-            for e in events:  # "whose/2" is the event, applied to samples that came later
-                first = e["event_id"].partition("/")[0]
+            named = {event.event_id for event in corrections(stored)}
+            for e in events:  # a random id: the event for a subject, applied to samples that came later
+                first = e["event_id"] if e["event_id"] in named else "whose"
                 certified[first] = certified.get(first, 0) + e["samples"]
             found[name]["certified"] = certified
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -372,7 +372,7 @@ def test_checkpoints_resize_and_go_on():
         machine.remove(ids[20:30])
     torch.testing.assert_close(other.alpha, svm.alpha, rtol=0, atol=1e-10)
     state = svm.state_dict()
-    del state["R"]
+    del state["alpha"]
     with pytest.raises(RuntimeError, match="lacks"):
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="precomputed"):

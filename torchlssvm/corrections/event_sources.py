@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import os
 import queue
 import secrets
@@ -30,6 +31,8 @@ from torchlssvm.errors import StoreError
 from torchlssvm.events import Event, EventBase, from_primitives
 
 __all__ = ["FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
+
+log = logging.getLogger("torchlssvm.corrections")
 
 EVENT_ID_BYTES = 16
 """Bytes of an event id that is made for a line: as many as a random one has."""
@@ -72,7 +75,8 @@ def as_item(value: Any) -> Item:
 class FileSource:
     """Events as JSON, one a line, in a file that may still be written to, or not be there yet.
 
-    A line counts once its line end is there. The cursor is the position in bytes. Blank lines and lines that start with ``#``
+    A line counts once its line end is there. The cursor is the position in bytes; a file that was put in place of the one read
+    before is read from its start (events that were applied are not applied again). Blank lines and lines that start with ``#``
     are passed over, so that a person can edit the file.
 
     A line without an ``event_id`` gets one from its place and content, the same at each reading. Event ids stay in a store's
@@ -83,6 +87,8 @@ class FileSource:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.cursor = 0
+        self.identity: list[int] | None = None
+        """Device and inode of the file that the cursor is for; None before the first reading."""
         self._key: bytes | None = None
 
     def read(self, limit: int) -> list[Item]:
@@ -93,7 +99,13 @@ class FileSource:
                 raise StoreError(f"{self.path} is gone, {self.cursor} bytes of it were read before")
             return items
         with self.path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self.cursor:
+            about = os.fstat(file.fileno())
+            now = [about.st_dev, about.st_ino]
+            if self.cursor and self.identity not in (None, now):
+                log.warning("%s is another file than the one read before: it is read from its start", self.path)
+                self.cursor = 0
+            self.identity = now
+            if about.st_size < self.cursor:
                 raise StoreError(
                     f"{self.path} has become shorter than the {self.cursor} bytes that were read of it: events are appended, "
                     "never taken out. Use another file for new ones."

@@ -74,11 +74,10 @@ class Pending:
         return event.ids is None and (isinstance(event, Remove) or (isinstance(event, Relabel) and event.y.ndim == 0))
 
     def for_later(self, ids: Sequence[str]) -> Event:
-        """Make the event that does the same to later samples of its subject."""
-        event_id = f"{self.event.event_id}/{self.applied + 1}"
+        """Make the event that does the same to later samples of its subject; it has a random id of its own."""
         if isinstance(self.event, Relabel):
-            return Relabel(ids=ids, y=self.event.y.expand(len(ids)), event_id=event_id)
-        return Remove(ids=ids, event_id=event_id)
+            return Relabel(ids=ids, y=self.event.y.expand(len(ids)))
+        return Remove(ids=ids)
 
     def to_primitives(self, applied: int = 0) -> dict[str, Any]:
         """Convert to primitives, for a note or a checkpoint."""

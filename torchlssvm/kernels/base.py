@@ -35,6 +35,18 @@ class Kernel(nn.Module):
         """Rows (n, J) for :meth:`gram`, which a machine keeps of samples x (n, ...): the samples themselves, unless deep."""
         return x
 
+    def version(self) -> tuple[Any, ...]:
+        """Return what differs after any option or parameter of the kernel has been changed."""
+        options = [
+            getattr(part, name)
+            for part in self.modules()
+            if isinstance(part, Kernel)
+            for name in part.options
+            if name != "split"
+        ]  # which follows from the rows
+        tensors = [p for p in (*self.parameters(), *self.buffers()) if not p.is_inference()]
+        return (*options, *((p.data_ptr(), p._version) for p in tensors))
+
     def floats(self, J: int) -> int:
         """Count the numbers that :meth:`gram` holds at once for each pair of rows of width J."""
         return 3

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.kernels.base import Kernel
+
+FAR_SQUARES = 8.0
+"""gamma |x - centre|^2 beyond which a product of rows costs a Gaussian's distances digits."""
+NEGLIGIBLE_SQUARE = 45.0
+"""gamma |x - z|^2 beyond which a Gaussian is below 1e-19."""
+PAIRS_PER_BLOCK = 2**15
+"""Pairs of rows whose differences are computed at a time."""
 
 
 class Linear(Kernel):
@@ -29,9 +37,9 @@ class RBF(Kernel):
     """k(x, z) = exp(-|x - z|^2 / (2 sigma^2)), or exp(-gamma |x - z|^2): give one of the two.
 
     The squared distance is |x|^2 + |z|^2 - 2 x . z after both were shifted by the mean of the rows z that are not further from
-    the mean of all than the average, so that neither a common offset nor a row far from all others costs digits; it is not
-    below zero. Two rows that are far from all others and near each other lose digits: scale the features. (``torch.cdist``
-    cannot be exported for any batch size.)
+    the mean of all than the average, so that neither a common offset nor a row far from all others costs digits. Pairs of rows
+    that are far from that mean and near each other are computed from their differences, except in an exported or compiled
+    program. (``torch.cdist`` cannot be exported for any batch size.)
     """
 
     options = ("gamma",)
@@ -49,7 +57,7 @@ class RBF(Kernel):
 
     def gram(self, x1: Tensor, x2: Tensor) -> Tensor:
         """exp(-gamma |x1_i - x2_j|^2)."""
-        return torch.exp(-self.gamma * square_distances(x1, x2))
+        return torch.exp(-self.gamma * square_distances(x1, x2, self.gamma))
 
     def diag(self, x: Tensor) -> Tensor:
         """Ones (n,): k(x, x) = 1."""
@@ -98,11 +106,27 @@ class Polynomial(Kernel):
         return (self.gamma * (x1 @ x2.mT) + self.coef0) ** self.degree
 
 
-def square_distances(x1: Tensor, x2: Tensor) -> Tensor:
-    """|x1_i - x2_j|^2 >= 0 (n1, n2), by one matrix product. x1: (n1, J), x2: (n2, J)."""
+def square_distances(x1: Tensor, x2: Tensor, gamma: float | None = None) -> Tensor:
+    """|x1_i - x2_j|^2 >= 0 (n1, n2), by one matrix product. x1: (n1, J), x2: (n2, J).
+
+    gamma: that of a Gaussian of these distances, whose value is then right to about 1e-15: where the product would cost it
+    digits, distances are computed from differences.
+    """
     distance = (x2 - x2.mean(0)).abs().sum(1)
     near = (distance <= distance.mean()).to(x2.dtype)
     centre = (near @ x2) / near.sum()
-    x1, x2 = x1 - centre, x2 - centre
-    squares = torch.addmm(x2.square().sum(1)[None, :], x1, x2.mT, alpha=-2.0)
-    return (squares + x1.square().sum(1)[:, None]).clamp(min=0.0)
+    p, q = x1 - centre, x2 - centre
+    own, other = p.square().sum(1)[:, None], q.square().sum(1)[None, :]
+    squares = (torch.addmm(other, p, q.mT, alpha=-2.0) + own).clamp(min=0.0)
+    traced = torch.compiler.is_compiling() or checks.is_fake(squares) or is_functorch_wrapped_tensor(squares)
+    if gamma is None or traced or squares.numel() == 0:
+        return squares
+    least = FAR_SQUARES / gamma
+    far = own > least, other > least
+    if not bool(far[0].any() & far[1].any()):  # of two that are near each other both are far
+        return squares
+    i, j = ((far[0] & far[1]) & (squares < NEGLIGIBLE_SQUARE / gamma + 1e-9 * own)).nonzero(as_tuple=True)
+    for part in range(0, len(i), PAIRS_PER_BLOCK):
+        some = i[part : part + PAIRS_PER_BLOCK], j[part : part + PAIRS_PER_BLOCK]
+        squares = squares.index_put(some, (x1[some[0]] - x2[some[1]]).square().sum(1))
+    return squares

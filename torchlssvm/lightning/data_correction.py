@@ -124,6 +124,7 @@ class DataCorrection(Callback):
         self._features: list[tuple[Tensor, Tensor]] = []
         self._captured: Tensor | None = None
         self._hook: Any = None
+        self._dry = False
 
     @property
     def state_key(self) -> str:
@@ -135,10 +136,13 @@ class DataCorrection(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Say where bad events go. The rest waits: a module opens its store in its own setup, which comes later."""
         self.corrector = None
+        self._dry = bool(getattr(trainer, "fast_dev_run", False))  # a trial run takes no events
         self.dead_letters = self.dead_letters or DeadLetters(Path(trainer.default_root_dir) / "dead_letters.jsonl")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go to where the head is, and take what has arrived. Checkpoints are registered with the store that was given."""
+        if self._dry:
+            return
         self.begin(pl_module)
         self.refused = 0
         if self.given_store is not None:
@@ -214,9 +218,10 @@ class DataCorrection(Callback):
         store = corrector.store
         if self.certificates is not None and ranks.share(store is None):
             raise ValueError("certificates need a store: only that knows which samples were erased")
-        cursor = self._saved.get("cursor", 0)
-        if store is not None and not self.follows:
-            cursor = store.note(self.state_key) or 0
+        place = self._saved if store is None or self.follows else store.note(self.state_key) or {}
+        cursor = place.get("cursor", 0)
+        if isinstance(self.source, FileSource):
+            self.source.identity = place.get("file")
         corrector.certified = self.certificates is not None
         if self.source is not None and self.source.cursor != cursor and ranks.is_first():
             self.source.seek(cursor)
@@ -227,6 +232,8 @@ class DataCorrection(Callback):
 
     def look(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> CorrectionReport | None:
         """Take what has arrived and apply it; None if there was nothing. ``final``: the pass over the samples is over."""
+        if self._dry:
+            return None
         corrector = self.corrector or self.begin(pl_module)
         head = corrector.head
         items = ranks.on_first(lambda: [] if self.source is None else self.source.read(self.limit))
@@ -271,7 +278,7 @@ class DataCorrection(Callback):
         except (StoreBusyError, StoreDiskError) as error:  # they stay in the source until the next look
             log.warning("the store cannot be written, %d events wait: %s", len(events), error)
             if self.source is not None and store is not None:
-                self.source.seek(store.note(self.state_key) or 0)
+                self.source.seek((store.note(self.state_key) or {}).get("cursor", 0))
             return outcomes
         told = [
             (item, Outcome("", "", 0, "refused", item.reason) if item.event is None else next(results))
@@ -288,7 +295,7 @@ class DataCorrection(Callback):
         if store is not None:
             self._note_repeated(store, outcomes)
             if self.source is not None:
-                store.set_note(self.state_key, self.source.cursor)
+                store.set_note(self.state_key, self._place())
             self.position = store.position
             self._certify(store)
         refused = next((o for o in outcomes if o.status == "refused"), None)
@@ -350,10 +357,15 @@ class DataCorrection(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The place in the source, and what was applied where neither a store nor the module keeps that."""
         own = self.corrector is not None and self._learner is None
-        return {
-            "cursor": self.position if self.source is None else self.source.cursor,
+        return self._place() | {
             "corrector": self.corrector.state_dict() if own and self.corrector is not None else {},
         }
+
+    def _place(self) -> dict[str, Any]:
+        """The place in the source, and for a file which one it was."""
+        if self.source is None:
+            return {"cursor": self.position}
+        return {"cursor": self.source.cursor, "file": getattr(self.source, "identity", None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state when training starts; the head is loaded with the module."""

@@ -391,8 +391,17 @@ class LSSVMModule(LightningModule):
     # -- the store and checkpoints -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Open the store, on the first rank."""
-        if self.hparams["store"] is not None:
+        """Open the store, on the first rank. A trial run (``fast_dev_run``) learns in memory only.
+
+        The steps of a module that ``torch.compile`` wrapped run as they are: what they do is bookkeeping, not to be traced.
+        """
+        compiled = getattr(self, "_compiler_ctx", None) or {}
+        for step in ("training_step", "validation_step", "test_step", "predict_step"):
+            if f"original_{step}" in compiled:
+                setattr(self, step, compiled[f"original_{step}"])
+        if self.hparams["store"] is not None and not (
+            self._trainer is not None and getattr(self.trainer, "fast_dev_run", False)
+        ):
             self.learner.open(
                 self.hparams["store"],
                 self.classifier.backbone,

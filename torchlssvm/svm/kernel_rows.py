@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.functional import checks
 from torchlssvm.functional.modes import interrupt
 from torchlssvm.kernels import RBF, Kernel
 from torchlssvm.svm.samples import Array, Samples
@@ -79,8 +79,8 @@ class KernelRows:
     def _start_rbf(self) -> None:
         """Allocate the arrays for RBF values, if they are computed here."""
         n, J = self.x.shape
-        self.fake = checks.is_fake(self.x)  # x has a shape and no data
-        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu" and not self.fake
+        self.version = None if self.kernel is None else self.kernel.version()
+        self._rbf = type(self.kernel) is RBF and self.device.type == "cpu"
         self._centre: Array = np.zeros(J)
         self._any_far = False
         if self._rbf:
@@ -111,7 +111,7 @@ class KernelRows:
             self.x.numpy()[index_of(at)] = x.numpy()
         elif self.kernel is not None:
             self.x[self._index(at)] = x
-        elif not self.fake:
+        else:
             index, columns = self._index(at), self._index(np.concatenate([order, at]))
             x = torch.cat([x[:, : len(order)], (x[:, len(order) :] + x[:, len(order) :].T) * 0.5], 1)
             self.x[index[:, None], columns] = x
@@ -136,8 +136,6 @@ class KernelRows:
                 self._centre = np.median(self.x.numpy()[at], 0)  # samples far from all others do not count
             self._shift(at)
             s.root[index_of(at)] = 1.0
-            return
-        if self.fake:
             return
         index = self._index(at)
         if self.kernel is None:
@@ -171,16 +169,16 @@ class KernelRows:
         rows = rows[rows >= 0]
         cache.rows[rows], cache.held[rows], cache.row_of[i] = 0.0, -1, -1
 
-    def change_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Use another kernel on the same rows, or another Gram matrix (capacity, capacity)."""
-        self.kernel = kernel
-        if x is not None:
-            self.x = x
-        self._start_rbf()
-        self.empty_cache()
-        at = np.flatnonzero(self.samples.ids >= 0)
-        if len(at):
-            self._set_root(at)
+    def renewed(self, kernel: Kernel | None) -> KernelRows:
+        """Return rows of the same samples by this kernel, with nothing kept of the values computed before."""
+        new = copy.copy(self)
+        new.kernel = kernel
+        new._start_rbf()
+        new.empty_cache()
+        if new._rbf:
+            new._centre = self._centre
+            new._shift(np.flatnonzero(self.samples.ids >= 0))
+        return new
 
     def empty_cache(self) -> None:
         """Empty the cache."""
@@ -200,7 +198,7 @@ class KernelRows:
     def _with_next_rows(self, i: int) -> tuple[list[int], Array]:
         """Compute row i; on a device also the rows of samples near the margin, before it, which the next events will need."""
         at, s, room = np.array([i]), self.samples, len(self.cache.held) // 4
-        if self.device.type != "cpu" and not self.fake and room > 1:
+        if self.device.type != "cpu" and room > 1:
             missing = np.flatnonzero((s.ids >= 0) & (self.cache.row_of < 0))
             near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, ROWS_PER_DEVICE_TRANSFER) - 1]
             at = np.append(near[near != i], i)
@@ -236,16 +234,22 @@ class KernelRows:
             Q *= s.y[at][:, None]
             finite = np.isfinite(Q.sum())
         if not finite:
-            Q[:, y == 0] = 0.0  # a kernel may have no value for the zeros in free positions
             self._finite(Q)
         return Q
 
     def _values(self, at: Array, columns: Array | None) -> Array:
-        index = self._index(at)
-        every = slice(None) if columns is None else self._index(columns)
+        """Compute K; zero where a column is a free position, whose row is no sample's and must not move a kernel's centre."""
+        live = np.flatnonzero(self.samples.ids >= 0) if columns is None else columns
+        part = self.x[self._index(at)]
         if self.kernel is None:
-            return self.x[index][:, every].cpu().numpy()
-        return self.kernel.tiled(self.x[index], self.x[every]).to(torch.float64).cpu().numpy()
+            values = part[:, self._index(live)]
+        else:
+            values = self.kernel.tiled(part, self.x[self._index(live)]).to(torch.float64)
+        if len(live) == self.samples.capacity or columns is not None:
+            return values.cpu().numpy()
+        out = np.zeros((len(at), self.samples.capacity))
+        out[:, live] = values.cpu().numpy()
+        return out
 
     def _gaussian(self, at: Array, columns: Array | None) -> Array:
         """exp(-|p - q|^2 / 2), p and q shifted and scaled; exp(-gamma |x - z|^2) for far samples."""

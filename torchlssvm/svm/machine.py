@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from torchlssvm.errors import ConvergenceError, NotFittedError, RemovalError
 from torchlssvm.functional import checks
+from torchlssvm.functional.byte_tensors import bytes_to_tensor
 from torchlssvm.functional.modes import atomically, exactly
 from torchlssvm.kernels import Kernel, as_kernel
-from torchlssvm.svm.samples import Batch
+from torchlssvm.svm.samples import Batch, upper_bounds
 
 if TYPE_CHECKING:
     from torchlssvm.svm.checkpoint import Content
@@ -28,6 +29,9 @@ R = TypeVar("R")
 
 MAX_HALVINGS = 6
 """Times that the way from one C to another is halved, where rounding keeps it from being followed, before giving up."""
+
+SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
+"""Positions, beyond this multiple of the samples held, above which arrays are made shorter: operations pass over all."""
 
 METHODS = ("auto", "path", "joint", "pivot")
 """Ways to add and remove samples."""
@@ -61,7 +65,7 @@ class RegularizationPath(NamedTuple):
 def operation(method: Callable[P, R]) -> Callable[P, R]:
     """Make a method one operation: it is refused inside a callback of another one, and leaves no answer or trace of a failure.
 
-    Ctrl-C waits for a point from which everything is put back.
+    A kernel whose parameters have changed is noticed first. Ctrl-C waits for a point from which everything is put back.
     """
 
     @functools.wraps(method)
@@ -71,11 +75,17 @@ def operation(method: Callable[P, R]) -> Callable[P, R]:
             raise RuntimeError(
                 f"{method.__name__} was called by a callback: the machine is in the middle of an operation, it may only be read"
             )
-        events = len(machine.trajectory)
+        machine._notice_kernel()
+        content, kernel, trajectory = machine._content(), machine.kernel, machine.trajectory
+        events = len(trajectory)
         try:
             return method(*args, **kwargs)
         except BaseException:
-            del machine.trajectory[events:]
+            if machine._solver is not content.solver:
+                machine._set_content(content)
+                machine.kernel = kernel
+            machine.trajectory = trajectory
+            del trajectory[events:]
             raise
         finally:
             machine._support = None
@@ -96,9 +106,10 @@ class IncrementalSVM(nn.Module):
     raised and the machine is as it was. With a kernel that is not positive semidefinite, a certified point is a stationary one.
 
     Args:
-        kernel: a kernel of :mod:`torchlssvm.kernels`, any callable (x1, x2) -> Gram, or ``"precomputed"``: then ``add`` takes
-            the kernel values (B, n + B) between the new samples and all (in the order of ``ids``, new ones last), and
-            ``forward`` those (B, n) with the samples held.
+        kernel: a kernel of :mod:`torchlssvm.kernels` or any callable (x1, x2) -> Gram, of which the machine keeps a copy: where
+            its parameters are changed, the next operation solves again. Or ``"precomputed"``: then ``add`` takes the kernel
+            values (B, n + B) between the new samples and all (in the order of ``ids``, new ones last), and ``forward`` those
+            (B, n) with the samples held.
         C: the bound of the coefficients, a number or one per class (2,). Per sample it is C times the ``weight`` of ``add``.
         callback: called with an ``Event`` after each event.
         record: keep alpha, g and b of every event in ``trajectory``.
@@ -134,7 +145,7 @@ class IncrementalSVM(nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        self.kernel = _kernel(kernel)
+        self.kernel = copy.deepcopy(_kernel(kernel))
         self._C = _bounds(C)
         self.reserve_limit = None if reserve_limit is None else checks.positive(reserve_limit, "reserve_limit")
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
@@ -148,6 +159,7 @@ class IncrementalSVM(nn.Module):
     @exactly
     def _reset_state(self, device: torch.device) -> None:
         """Begin without samples."""
+        self.trajectory: list[Step] = []
         from torchlssvm.svm.checkpoint import Content
         from torchlssvm.svm.solver import PathSolver
 
@@ -155,12 +167,9 @@ class IncrementalSVM(nn.Module):
 
     def _set_content(self, content: Content) -> None:
         """Take over a solver with its samples."""
-        self._solver, self.device = content.solver, content.solver.rows.device
-        self._C = content.C or self._C
-        self.inexact = content.inexact
-        self._dropped = content.dropped  # ids of samples that reserve_limit has forgotten
+        self._solver, self.device, self._C = content.solver, content.solver.rows.device, content.C
+        self.inexact, self._dropped = content.inexact, content.dropped
         self._support: tuple[Tensor, Tensor] | None = None  # support vectors and y alpha, once they have been asked for
-        self.trajectory: list[Step] = []
         self._install_callback()
 
     def _content(self) -> Content:
@@ -169,11 +178,23 @@ class IncrementalSVM(nn.Module):
         return Content(self._solver, self._C, self.inexact, self._dropped)
 
     @exactly
-    def _load(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over a state of :mod:`~torchlssvm.svm.checkpoint`, whole; ValueError, and nothing changed, if it is not one."""
+    def _load(self, state: dict[str, Any] | None, kernel: Kernel | None, device: torch.device) -> None:
+        """Take over a state of :mod:`~torchlssvm.svm.checkpoint` (None: the present one), with this kernel, on this device.
+
+        Everything is built aside: where that raises, nothing has changed.
+        """
         from torchlssvm.svm import checkpoint
 
-        self._set_content(checkpoint.load(state, self.kernel, device, self._cache_bytes))
+        state = checkpoint.save(self._content()) if state is None else state
+        self._set_content(checkpoint.load(state, kernel, device, self._cache_bytes))
+        self.kernel = kernel
+
+    def _notice_kernel(self) -> None:
+        """Solve again if the kernel, or a parameter of it, is no longer the one that the samples were learned with."""
+        rows = self._solver.rows
+        if rows.kernel is not self.kernel or (self.kernel is not None and rows.version != self.kernel.version()):
+            rows.kernel = self.kernel
+            self._load(None, self.kernel, self.device)
 
     @operation
     def reset(self) -> None:
@@ -258,7 +279,7 @@ class IncrementalSVM(nn.Module):
         """
         s, violation, bound = self._solver.samples, 0.0, 0.0
         if self.n:
-            found, bound = self._solver.check_from_kernel()
+            found, bound = self._solver.check_from_kernel(self.kernel)
             box = max(float((-s.alpha).max()), float((s.alpha - s.u).max()), abs(float(s.y @ s.alpha)))
             violation = max(found.violation, box / max(1.0, float(s.u.max())))
         out = Violation(violation)
@@ -295,7 +316,7 @@ class IncrementalSVM(nn.Module):
         """Rows of the support vectors, or their columns among precomputed values, and y alpha."""
         s, x = self._solver.samples, self._solver.rows.x
         order = s.order()
-        place = np.arange(len(order)) if checks.is_fake(x) else np.flatnonzero(s.alpha[order])
+        place = np.flatnonzero(s.alpha[order])
         at = order[place]
         coefficients = torch.from_numpy((s.alpha * s.y)[at]).to(self.device)
         index = torch.from_numpy(place if self.kernel is None else at).to(self.device)
@@ -349,6 +370,8 @@ class IncrementalSVM(nn.Module):
             self._change(batch, new, self._positions(wanted), method)
             self._dropped.difference_update(wanted)
             self._solver.next_id += len(new)
+            if self._solver.samples.capacity > SPARE_CAPACITY + MAX_CAPACITY_FACTOR * self.n:
+                self._load(None, self.kernel, self.device)  # into shorter arrays
         ids = torch.from_numpy(np.array(new, dtype=np.int64))
         return ids if self.device.type == "cpu" else ids.to(self.device)
 
@@ -359,8 +382,7 @@ class IncrementalSVM(nn.Module):
         labels = self._labels(y, len(wanted))
         self._require_rows(wanted)
         at, s = self._positions(wanted), self._solver.samples
-        fake = self._solver.rows.fake
-        other = np.flatnonzero(s.y[at] != labels) if not fake else np.arange(len(at))
+        other = np.flatnonzero(s.y[at] != labels)
         if len(other):
             at, y = at[other], labels[other]
             index = torch.from_numpy(at).to(self.device)
@@ -368,7 +390,7 @@ class IncrementalSVM(nn.Module):
             if self.kernel is None:
                 held = torch.from_numpy(s.order()).to(self.device)
                 x = torch.cat([x[:, held], x[:, index]], 1)
-            self._exchange(at, Batch(x, y, weight, _upper(y, weight, self._C)), method)
+            self._exchange(at, Batch(x, y, weight, upper_bounds(y, weight, self._C)), method)
         return self
 
     @operation
@@ -399,16 +421,11 @@ class IncrementalSVM(nn.Module):
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ValueError(f"progress must be True, False, None or a function of the share done, got {progress!r}")
         batch = self._check(x, y, weight, fresh=True)
-        before = {name: self.__dict__[name] for name in ("_solver", "_dropped", "_support", "inexact", "trajectory")}
         self.reset()
-        try:
-            if len(batch.y):
-                with progress_of(progress) as self._solver.report:
-                    self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
-                self._solver.next_id, self._solver.report = len(batch.y), None
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+        if len(batch.y):
+            with progress_of(progress) as self._solver.report:
+                self._change(batch, list(range(len(batch.y))), np.zeros(0, dtype=np.int64), "auto")
+            self._solver.next_id, self._solver.report = len(batch.y), None
         return self
 
     @operation
@@ -418,7 +435,7 @@ class IncrementalSVM(nn.Module):
         bounds = _bounds(C)
         if self.n:
             s = self._solver.samples
-            self._solver.set_bounds(_upper(s.y, s.weight, bounds), method)
+            self._solver.set_bounds(upper_bounds(s.y, s.weight, bounds), method)
         self._C = bounds
         return self
 
@@ -454,7 +471,7 @@ class IncrementalSVM(nn.Module):
                     at = float(s.u[one] / s.weight[one])  # to the last bit the bound that alpha is at
                 seen.append((at, self._ordered(np.where(s.side < 0, s.u, s.alpha)), self.b))
 
-        if not solver.follow_bounds(_upper(s.y, s.weight, end), note):
+        if not solver.follow_bounds(upper_bounds(s.y, s.weight, end), note):
             if not halvings:
                 raise ConvergenceError(f"the path from C = {start} to {end} cannot be followed. Nothing was changed.")
             del seen[known:]
@@ -471,14 +488,18 @@ class IncrementalSVM(nn.Module):
 
         With precomputed values: the new Gram matrix (n, n) in the order of ``ids``.
         """
+        from torchlssvm.svm import checkpoint
+
+        state = checkpoint.save(self._content())
         if self.kernel is None:
-            self._solver.set_kernel(None, self._gram(kernel))
-        else:
-            new = _kernel(kernel)
-            if new is None or new.deep or self.kernel.deep:
-                raise ValueError("set_kernel cannot exchange a deep or precomputed kernel: its rows are not kept")
-            self._solver.set_kernel(new)
-            self.kernel = new
+            state["x"] = self._gram(kernel)
+            self._load(state, None, self.device)
+            return self
+        new = copy.deepcopy(_kernel(kernel))
+        if new is None or new.deep or self.kernel.deep:
+            raise ValueError("set_kernel cannot exchange a deep or precomputed kernel: its rows are not kept")
+        state["kernel_name"] = bytes_to_tensor(checkpoint.name_of(new).encode())
+        self._load(state, new, self.device)
         return self
 
     @operation
@@ -578,15 +599,15 @@ class IncrementalSVM(nn.Module):
         if weight is not None:
             given = checks.weights(weight, x)
             assert given is not None
-            w = given.cpu().numpy().copy() if not checks.is_fake(given) else w
+            w = given.cpu().numpy().copy()
             if not (np.isfinite(w) & (w > 0)).all():
                 raise ValueError("weight must be finite and > 0: it multiplies C")
         new = rows[:, held:]
-        if kernel is None and not checks.is_fake(rows) and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
+        if kernel is None and not bool(torch.allclose(new, new.T, rtol=1e-9, atol=1e-12)):
             raise ValueError(
                 "precomputed values among the new samples must be symmetric: the last B columns of (B, n + B)"
             )
-        return Batch(rows, labels, w, _upper(labels, w, self._C))
+        return Batch(rows, labels, w, upper_bounds(labels, w, self._C))
 
     def _check_single(self, x: Any, y: Any) -> Batch | None:
         """Check a single sample in the usual types with few operations; None if it needs :meth:`_check`."""
@@ -610,8 +631,6 @@ class IncrementalSVM(nn.Module):
             raise ValueError(f"x and y differ in length: {count} samples, y has shape {tuple(y.shape)}")
         if y.numel() and y.dtype not in checks.INTEGER_DTYPES and y.dtype != torch.bool:
             raise ValueError(f"labels must be integers 0 or 1, got dtype {y.dtype}; use y.long()")
-        if checks.is_fake(y):
-            return np.ones(count)
         labels = y.cpu().numpy().astype(np.float64)
         if not ((labels == 0) | (labels == 1)).all():
             low, high = int(labels.min()), int(labels.max())
@@ -621,15 +640,11 @@ class IncrementalSVM(nn.Module):
         return labels * 2.0 - 1.0
 
     def _gram(self, K: Any) -> Tensor:
-        """Bring a Gram matrix (n, n) from the order of ids into that of positions, (capacity, capacity)."""
+        """Check a Gram matrix (n, n)."""
         gram: Tensor = checks.features(K, self.n, self.device).to(torch.float64)
-        s = self._solver.samples
         if len(gram) != self.n or not bool(torch.allclose(gram, gram.T, rtol=1e-9, atol=1e-12)):
             raise ValueError(f"a Gram matrix must be symmetric, of shape ({self.n}, {self.n}); got {tuple(gram.shape)}")
-        order = torch.from_numpy(s.order()).to(self.device)
-        out = gram.new_zeros(s.capacity, s.capacity)
-        out[order[:, None], order] = (gram + gram.T) * 0.5
-        return out
+        return (gram + gram.T) * 0.5
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -650,8 +665,6 @@ class IncrementalSVM(nn.Module):
         """Return ids as a list; RemovalError for any that is neither held nor forgotten."""
         if ids is None:
             return []
-        if isinstance(ids, Tensor) and checks.is_fake(ids):
-            return [int(i) for i in self._solver.samples.ids[self._solver.samples.order()[: len(ids)]]]
         wanted = checks.id_list(ids)
         where = self._solver.samples.where
         unknown = [i for i in wanted if i not in where and i not in self._dropped]
@@ -679,7 +692,7 @@ class IncrementalSVM(nn.Module):
 
     def _drop_far_reserve(self) -> None:
         """Forget reserve vectors beyond ``reserve_limit``: the epsilon rule of section 2.6."""
-        if self.reserve_limit is None or self._solver.rows.fake:
+        if self.reserve_limit is None:
             return
         s = self._solver.samples
         far = np.flatnonzero((s.side > 0) & (s.g >= self.reserve_limit))
@@ -723,7 +736,7 @@ class IncrementalSVM(nn.Module):
     ) -> None:
         from torchlssvm.svm import checkpoint
 
-        known = (*checkpoint.SAVED_NAMES, checkpoint.KERNEL_NAME)
+        known = checkpoint.SAVED_NAMES
         own = {name: state_dict[prefix + name] for name in known if prefix + name in state_dict}
         options = [prefix + "kernel._extra_state"] if strict and self.kernel is not None else []
         if not own:
@@ -731,49 +744,32 @@ class IncrementalSVM(nn.Module):
         elif lacking := sorted({*checkpoint.SAVED_NAMES, *options} - {*own, *state_dict}):
             errors.append(f"{prefix[:-1] or 'IncrementalSVM'}: the checkpoint lacks {lacking}")
         else:
-            before = None if self.kernel is None else self.kernel.get_extra_state()
-            extra = state_dict.get(prefix + "kernel._extra_state")
-            if self.kernel is not None and extra is not None and not self.kernel.deep:
-                self.kernel.set_extra_state(extra)
-            try:
-                self._load(own, self.device)
-            except BaseException:
-                if self.kernel is not None and before is not None:
-                    self.kernel.set_extra_state(before)
-                raise
+            kernel = copy.deepcopy(self.kernel)
+            if kernel is not None and not kernel.deep:
+                start = prefix + "kernel."
+                saved = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
+                kernel.load_state_dict(saved, strict=False)
+            self._load(own, kernel, self.device)
+            self.trajectory = []
         others = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in known}
         super()._load_from_state_dict(others, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
         from torchlssvm.svm import checkpoint
 
-        state = self.__dict__.copy()
-        state["_solver"] = checkpoint.parts(self._content()) if self.n else None
-        state["_next_id"] = self._solver.next_id
-        state["_support"], state["_reporting"] = None, False
-        return state
+        return self.__dict__ | {"_solver": checkpoint.save(self._content()), "_support": None, "_reporting": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        saved, next_id = state.pop("_solver"), state.pop("_next_id")
-        kept = {name: state[name] for name in ("_dropped", "inexact", "trajectory")}
-        super().__setstate__({"_reporting": False} | state)  # type: ignore[no-untyped-call]
-        if saved is None:
-            self._reset_state(self.device)
-        else:
-            self._load(saved, self.device)
-        self.__dict__.update(kept)
-        self._solver.next_id = next_id
+        saved = state.pop("_solver")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._load(saved, self.kernel, self.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> IncrementalSVM:
         """Devices move, the precision stays."""
-        from torchlssvm.svm import checkpoint
-
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, dtype=torch.float64, device=self.device)).device
         if device != self.device:
-            trajectory = self.trajectory
-            self._load(checkpoint.parts(self._content()), device)
-            self.trajectory = trajectory
+            self._load(None, self.kernel, device)
         return self
 
     def extra_repr(self) -> str:
@@ -793,8 +789,3 @@ def _bounds(C: Any) -> tuple[float, float]:
         return checks.positive(C[0], "C"), checks.positive(C[1], "C")
     C = checks.positive(C, "C")
     return C, C
-
-
-def _upper(y: Any, weight: Any, C: tuple[float, float]) -> Any:  # (n,), (n,) -> (n,)
-    """Return the upper bounds u of samples with these labels and weights."""
-    return weight * np.where(y > 0, C[1], C[0])

@@ -20,6 +20,11 @@ units of EPS^2, of the rounding errors in rest since it was computed from the ke
 that a free position changes no sum and no comparison."""
 
 
+def upper_bounds(y: Array, weight: Array, C: tuple[float, float]) -> Array:  # (n,), (n,) -> (n,)
+    """Return the upper bounds u of samples with these labels and weights."""
+    return weight * np.where(y > 0, C[1], C[0])
+
+
 class Batch(NamedTuple):
     """New samples that have passed the input checks."""
 

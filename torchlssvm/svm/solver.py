@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchlssvm.errors import ConvergenceError, NumericalWarning
 from torchlssvm.kernels import Kernel
@@ -43,6 +42,9 @@ AT_BOUND_SHARE = 1e-13
 """Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
 CLIPPED_SHARE = 1e-9
 """Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets."""
+START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
+"""Violations of (2) from which pivoting is tried, one after the other; the first only for few samples."""
+MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 
 
@@ -90,9 +92,7 @@ class PathSolver:
     def change(self, batch: Batch | None, ids: list[int], leaving: Array, method: str = "auto") -> None:
         """Add samples under these ids, and remove those in positions ``leaving``."""
         new = self.place(batch, ids) if batch is not None and len(ids) else NO_POSITIONS
-        if self.rows.fake:
-            pass
-        elif len(new) == 1 and not len(leaving) and len(self.margin):
+        if len(new) == 1 and not len(leaving) and len(self.margin):
             try:
                 wrong = self._prepare_new(new)
             except BaseException:
@@ -238,10 +238,13 @@ class PathSolver:
         if side is not None and self._pivot(side, start, rest):
             return
         self.last_method = "solve"
-        alpha = approximate_optimum(s, self.rows, start, self.report)
-        self.margin.clear(b=self.margin.b)
-        if not self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
-            self._solve_robustly(alpha)
+        alpha = start
+        for violation in START_VIOLATIONS[int(s.n > MAX_SAMPLES_FOR_EARLY_PIVOT) :][:2]:
+            alpha = approximate_optimum(s, self.rows, alpha, violation, self.report)
+            self.margin.clear(b=self.margin.b)
+            if self._pivot((alpha <= 0) * 1.0 - (alpha >= s.u) * 1.0, alpha):
+                return
+        self._solve_robustly(alpha)
 
     def _pivot(self, side: Array, alpha: Array, rest: Array | None = None) -> bool:  # (capacity,) each
         """Pivot from these sets, correct S, and tell whether the result is optimal."""
@@ -482,18 +485,6 @@ class PathSolver:
                 self.restore(before)
         return followed
 
-    def set_kernel(self, kernel: Kernel | None, x: Tensor | None = None) -> None:
-        """Use another kernel, or Gram matrix (capacity, capacity), on the same samples."""
-        old = self.rows.kernel, self.rows.x
-        with self.all_or_nothing():
-            try:
-                self.rows.change_kernel(kernel, x)
-                if self.samples.n and not self.rows.fake:
-                    self._solve_from_present_sets()
-            except BaseException:
-                self.rows.change_kernel(*old)
-                raise
-
     def _solve_from_present_sets(self) -> None:
         """Solve with the present sets as a start; nothing else of the state need be right."""
         if self.samples.has_both_classes():
@@ -524,15 +515,15 @@ class PathSolver:
             if not self.check_optimality().holds:
                 self._solve_from_present_sets()
 
-    def check_from_kernel(self) -> tuple[OptimalityCheck, float]:
-        """Check optimality with every g computed from the kernel; also return the largest unit of rounding."""
-        s = self.samples
-        rest, g = s.rest.copy(), s.g.copy()
-        s.rest[:] = self.rows.product(self.margin.alpha_outside())
-        self.margin.compute_g()
-        found = self.check_optimality()
-        s.rest[:], s.g[:] = rest, g
-        return found, self.rounding_bound()
+    def check_from_kernel(self, kernel: Kernel | None) -> tuple[OptimalityCheck, float]:
+        """Check optimality with every g computed from this kernel; also return the largest unit of rounding."""
+        s, g, rows = self.samples, self.samples.g.copy(), self.rows
+        self.rows = rows.renewed(kernel)
+        try:
+            s.g[:] = self.rows.product(s.alpha) + s.y * self.margin.b - np.abs(s.y)
+            return self.check_optimality(), self.rounding_bound()
+        finally:
+            s.g[:], self.rows = g, rows
 
     # -- all or nothing ------------------------------------------------------------------------------------------------
 
@@ -562,8 +553,7 @@ class PathSolver:
         ids = np.concatenate([before.ids, np.full(s.capacity - n, -1)])
         new = np.flatnonzero(s.ids != ids)
         if len(new):
-            if not self.rows.fake:
-                self.rows.erase(new)
+            self.rows.erase(new)
             s.drop(new)
         s.vectors[:] = 0.0
         s.vectors[:, :n] = before.vectors

@@ -14,9 +14,6 @@ from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
-MAX_START_VIOLATION = 1e-2
-"""The violation of (2) that the result may have, in units of g, where C K_ii is 1 or more. SVC stops at a tenth of it;
-pivoting is faster from there on."""
 LOWER_LEVEL_FACTOR = 30.0
 """The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
 MIN_SHARE_TO_LEAST = 0.5
@@ -34,16 +31,21 @@ MAX_TRADES_PER_SAMPLE = 100
 
 
 def approximate_optimum(
-    samples: Samples, rows: KernelRows, alpha: Array, report: Callable[[float], None] | None = None
+    samples: Samples,
+    rows: KernelRows,
+    alpha: Array,
+    violation: float = 1e-3,
+    report: Callable[[float], None] | None = None,
 ) -> Array:  # (capacity,) -> (capacity,)
     """Return alpha in its box with y^T alpha = 0, near the optimum, from another such alpha.
 
+    violation: of (2) that the result may have, in units of g, where C K_ii is 1 or more; SVC stops at 1e-3.
     report: called from time to time with the share of the work that is done, between 0 and 1.
     """
     s = samples
     at = np.flatnonzero((s.ids >= 0) & (s.u > 0))
     # where the bounds are small, f differs little between samples
-    tolerance = MAX_START_VIOLATION * min(1.0, float((s.root**2).max() * s.u.max()))
+    tolerance = violation * min(1.0, float((s.root**2).max() * s.u.max()))
     if alpha.any() or len(at) <= MAX_SAMPLES_WHOLE_MATRIX:
         top = Level(s, rows, at, s.u[at])
         start, F = alpha[at], top.offsets(alpha[at])
