@@ -25,10 +25,8 @@ from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_json, grid_to_json
-from torchlssvm.linear.active_sets import ActiveSetSolver
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
-from torchlssvm.linear.grid_rows import GridRows
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.membership import Membership
 from torchlssvm.linear.merge_history import MergeHistory
@@ -37,6 +35,7 @@ from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
+    from torchlssvm.linear.grid_rows import GridRows
     from torchlssvm.linear.head import LSSVMHead
     from torchlssvm.linear.linear_head import LinearHead
     from torchlssvm.linear.margin_head import MarginHead
@@ -338,7 +337,7 @@ def _built_margin(
     _check_digest(statistics, meta["digest"])
     if options.class_weight is not None and not statistics.per_class:
         raise ValueError("class_weight is set in the saved head, and this one has no sums per class")
-    solver = ActiveSetSolver(rows, statistics, options)
+    solver = type(head.solver)(rows, statistics, options)
     solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
     solver.restore(solution, solution["sides"])
     return lambda: head.replace_parts(statistics, rows, solver)
@@ -429,7 +428,7 @@ def move(head: LinearHead, device: torch.device) -> None:
         solution = {k: v.to(device, copy=True) for k, v in head.solver.state().items()}
         if _keeps_rows(head):
             rows, sides = head.samples.to(device), head.solver.sides_in_saved_order().to(device)
-            active = ActiveSetSolver(rows, statistics, options)
+            active = type(head.solver)(rows, statistics, options)
             active.restore(solution, sides)
             head.replace_parts(statistics, rows, active)
         else:
