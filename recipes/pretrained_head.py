@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from torchlssvm import FixedPoint, LSSVMHead, attach
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build
-from torchlssvm.cli.progress_bar import ProgressBar
+from torchlssvm.cli.console import progress
 from torchlssvm.lightning import Cifar10Data, FolderData
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torchlssvm"
@@ -38,11 +38,11 @@ def extract(backbone: nn.Module, dataset: Any, what: str, batch: int = 64) -> tu
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = backbone.to(device).eval()
     xs, ys = [], []
-    with torch.inference_mode(), ProgressBar(argparse.Namespace(json=False), what, len(dataset)) as bar:
+    with torch.inference_mode(), progress(argparse.Namespace(json=False), what, len(dataset)) as advance:
         for x, y in DataLoader(dataset, batch_size=batch):
             xs.append(backbone(x.to(device)).flatten(1).cpu())
             ys.append(y)
-            bar.advance(len(y))
+            advance(len(y))
     return torch.cat(xs).clone(), torch.cat(ys).clone()
 
 

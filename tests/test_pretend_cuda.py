@@ -89,8 +89,6 @@ def test_what_a_gpu_allows_across_devices(device):
     ("call", "launches", "synchronizations"),
     [
         (lambda x: x + 1, 1, 0),
-        (lambda x: x.T[0].view(-1), 0, 0),
-        (lambda x: torch.empty_like(x), 0, 0),
         (lambda x: x.sum().item(), 1, 1),
         (lambda x: x[x > 0], 2, 1),
         (lambda x: x.cpu(), 1, 1),
@@ -101,18 +99,14 @@ def test_what_a_gpu_allows_across_devices(device):
         (lambda x: torch.linalg.cholesky_ex(x.T @ x), 2, 0),
         (lambda x: torch.linalg.cholesky(x.T @ x + torch.eye(3, device="cuda")), 4, 1),
         (lambda x: x.unique(), 1, 1),
-        (lambda x: (x > 99).nonzero(), 2, 1),  # nothing found, but asked for
         (lambda x: x[:0].clone(), 0, 0),
         (lambda x: x[:0].cpu(), 0, 0),
-        (lambda x: x[:1].clone().squeeze_(), 1, 0),
         (lambda x: x[torch.tensor([0, 1])], 1, 1),  # indices of the host are copied
         (lambda x: x[torch.tensor([0, 1]).cuda()], 2, 1),
         (lambda x: torch.tensor([1.0, 2.0], device="cuda"), 1, 1),
         (lambda x: bool((x > 100).any()), 2, 1),
-        (lambda x: torch.linalg.eigh(x.T @ x), 2, 1),
         (lambda x: torch.linalg.solve_triangular(x[:3].clone(), x[:3], upper=False), 2, 0),
         (lambda x: torch.cuda.synchronize(), 0, 1),
-        (lambda x: x.sum(0, keepdim=True).add_(x[:1]), 2, 0),
     ],
 )
 def test_costs(device, call, launches, synchronizations):

@@ -79,7 +79,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logging.disable(logging.CRITICAL)
     write(folder)
     columns = ["--labels", "y.npy", "--ids", "ids.txt", "--subjects", "subjects.txt", "--by-position"]
-    assert run("init", "s", "--features", 5, "--classes", 3, "--grid", 16)[0] == 0
+    assert run("init", "s", "--in-features", 5, "--classes", 3, "--grid", 16)[0] == 0
     assert run("add", "s", "--features", "x.npy", *columns)[0] == 0
     assert run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact")[0] == 0
     assert run("export", "s", "h.pt")[0] == 0
@@ -110,7 +110,7 @@ def check_store(*more: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_good_ones_hold(place: Path) -> None:
-    assert check_store("--head", "h.pt")[0] == 0
+    assert check_store("--exported-head", "h.pt")[0] == 0
 
 
 # -- stores ------------------------------------------------------------------------------------------------------------
@@ -436,11 +436,11 @@ def test_a_certificate_is_a_regular_file(place: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
-@pytest.mark.parametrize("option", ["--head", "--public-key"])
+@pytest.mark.parametrize("option", ["--exported-head", "--public-key"])
 def test_a_head_and_a_key_are_regular_files(place: Path, kind: str, option: str) -> None:
     c.make_special(place / "other", kind)
     code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
-    assert code == (3 if option == "--head" else 1), said
+    assert code == (3 if option == "--exported-head" else 1), said
 
 
 @pytest.mark.parametrize("name", ["w", "sums"])
@@ -516,7 +516,7 @@ HEADS: dict[str, Callable[[dict[str, Any]], bytes]] = {
 def test_a_crafted_head(place: Path, name: str) -> None:
     good = torch.load("h.pt", weights_only=True)
     (place / "h.pt").write_bytes(HEADS[name](good))
-    refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+    refused(*run("verify", "c.json", "--exported-head", "h.pt", "--allow-unsigned"))
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------

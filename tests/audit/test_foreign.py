@@ -237,7 +237,7 @@ def test_a_time_stamp_beside_the_certificate(
     """The request out, the response in, judged by openssl and by verify."""
     cert = tmp_path / "R.json"
     cert.write_bytes((place / "R.json").read_bytes())
-    assert main(["certificate", "stamp", str(cert), "--request", str(tmp_path / "R.tsq")]) == 0
+    assert main(["certificate", "stamp", str(cert), "--query", str(tmp_path / "R.tsq")]) == 0
     assert "sha256" in openssl("ts", "-query", "-in", tmp_path / "R.tsq", "-text").lower()
     stamp(authority, tmp_path / "R.tsq", tmp_path / "response")
     root = str(authority / "root.pem")

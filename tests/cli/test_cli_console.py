@@ -18,9 +18,9 @@ import pytest
 from tests.support.cli_tools import Shell, write
 from tests.support.faults import Failing, replaced
 from torchlssvm import cli
-from torchlssvm.cli import stats
-from torchlssvm.cli.progress_bar import ProgressBar
-from torchlssvm.cli.settings import Settings
+from torchlssvm.cli import store
+from torchlssvm.cli.console import progress
+from torchlssvm.cli.store_access import Settings
 from torchlssvm.errors import GridError, RemovalError, StoreBusyError, StoreError, VerificationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_every_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    assert all(re.search(rf"^    {name} ", text, re.M) for name in COMMANDS)
+    assert all(re.search(rf"^  {name} ", text, re.M) for name in COMMANDS)
     assert "exit codes: 0 " in text
     for name in COMMANDS:
         with pytest.raises(SystemExit) as leaving:
@@ -55,7 +55,7 @@ def test_every_command_is_documented(capsys: pytest.CaptureFixture[str]) -> None
 )  # fmt: skip
 @pytest.mark.parametrize("as_json", [False, True])
 def test_exit_codes(error: BaseException, code: int, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with replaced(stats, "open_store", Failing(error)):
+    with replaced(store, "open_store", Failing(error)):
         assert cli.main(["stats", "s", *(["--json"] if as_json else [])]) == code
     out, err = capsys.readouterr()
     assert err.startswith("torchlssvm: error: ")
@@ -64,7 +64,7 @@ def test_exit_codes(error: BaseException, code: int, as_json: bool, capsys: pyte
 
 
 def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with replaced(stats, "open_store", Failing(ValueError("one\n  two\n\nthree"))):
+    with replaced(store, "open_store", Failing(ValueError("one\n  two\n\nthree"))):
         assert cli.main(["stats", "s"]) == 1
     assert capsys.readouterr().err == "torchlssvm: error: one two three\n"
 
@@ -88,7 +88,7 @@ def test_a_missing_package_is_named(
 
 def test_an_unknown_missing_module_is_a_bug() -> None:
     missing = Failing(ModuleNotFoundError("no", name="elsewhere"))
-    with replaced(stats, "open_store", missing), pytest.raises(ModuleNotFoundError):
+    with replaced(store, "open_store", missing), pytest.raises(ModuleNotFoundError):
         cli.main(["stats", "s"])
 
 
@@ -106,7 +106,7 @@ def test_ctrl_c_in_a_real_process(tmp_path: Path, capsys: pytest.CaptureFixture[
     x, _, _ = write(tmp_path)
     shell = Shell(capsys, tmp_path)
     store = tmp_path / "s"
-    shell("init", store, "--features", 5, "--classes", 3, "--grid", "16")
+    shell("init", store, "--in-features", 5, "--classes", 3, "--grid", "16")
     lines = "".join(",".join(map(str, [*row, i % 3])) + "\n" for i, row in enumerate(x.tolist() * 500))
     (tmp_path / "long.csv").write_text(lines)
     from torchlssvm.store import SampleStore
@@ -142,36 +142,20 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "70")
-    with ProgressBar(Namespace(json=False), "adding", 1000) as bar:
-        bar.drawn = 0.0
-        bar.advance(500)
-    lines = screen.getvalue().replace("\x1b[K", "").split("\r")
-    assert "adding [----------" in lines[1]
-    assert " 50%  500 of 1,000, " in lines[2]
-    assert lines[2].count("#") == pytest.approx(lines[2].count("-"), abs=1)
-    assert max(map(len, lines)) < 70
-    assert lines[-1] == ""  # the line is cleared
-
-
-def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", screen)
-    with ProgressBar(Namespace(json=False), "adding", 1000) as bar:
-        bar.advance(500)
-    assert screen.getvalue() == ""
-
-
-@pytest.mark.parametrize("width", [0, 5, 20, 200])
-@pytest.mark.parametrize("total", [None, 0, 10])
-def test_the_bar_fits(width: int, total: int | None) -> None:
-    bar = ProgressBar(Namespace(json=False), "reading a long name", total)
-    for _ in range(12):
-        assert len(bar.line(width)) <= width
-        bar.advance(1)
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_bar(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, with tqdm; its line is cleared at the end. Elsewhere, with --json and without tqdm there is none."""
+    if installed:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setattr("torchlssvm.cli.console.find_spec", lambda _: None)
+    for stream, as_json in ((Terminal(), False), (Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress(Namespace(json=as_json), "adding", 1000) as advance:
+            advance(500)
+        shown = installed and not as_json and stream.isatty()
+        assert ("adding" in stream.getvalue()) is shown
+        assert stream.getvalue().split("\r")[-1].strip() == ""
 
 
 # -- names of classes --------------------------------------------------------------------------------------------------

@@ -15,11 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cli_tools import N, Shell, head_of, write
-from torchlssvm.cli.arrays import load_matrix
-from torchlssvm.cli.columns import Column
-from torchlssvm.cli.samples import FileSamples
-from torchlssvm.cli.settings import Settings
-from torchlssvm.cli.tables import CSVTable
+from torchlssvm.cli.sample_files import is_header, load_matrix, read_column, read_samples
 from torchlssvm.store import SampleStore
 
 
@@ -29,7 +25,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     shell = Shell(capsys, tmp_path)
     write(tmp_path)
-    shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", "ant,bee,cow", "--grid", "16")
     return shell
 
 
@@ -76,7 +72,7 @@ def test_every_form_gives_the_same_head(shell: Shell) -> None:
         ],
     }
     for name, arguments in forms.items():
-        shell("init", name, "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+        shell("init", name, "--in-features", 5, "--classes", "ant,bee,cow", "--grid", "16")
         said = shell.json("add", name, *arguments, "--batch-size", 17)
         assert said["digest"] == head_of(x, y).digest(), name
     for name in ("csv", "csv.gz", "by id"):
@@ -95,12 +91,12 @@ def test_other_types_of_numbers(shell: Shell) -> None:
     y = np.arange(N) % 3
     for i, kind in enumerate(["i1", "u2", "u8", "f2", "f4", "f8", "g", "i8"]):
         np.save("t.npy", np.abs(x).astype(kind))
-        shell("init", f"s{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        shell("init", f"s{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = shell.json("add", f"s{i}", "--features", "t.npy", "--labels", "y.npy")
         assert said["digest"] == head_of(np.abs(x).astype("f8"), y).digest()
     for i, dtype in enumerate([torch.bfloat16, torch.int32]):
         torch.save(torch.tensor(x).to(dtype), "t.pt")
-        shell("init", f"t{i}", "--features", 5, "--classes", 3, "--grid", "16")
+        shell("init", f"t{i}", "--in-features", 5, "--classes", 3, "--grid", "16")
         said = shell.json("add", f"t{i}", "--features", "t.pt", "--labels", "y.npy")
         assert said["digest"] == head_of(x.astype("f8"), y).digest()
 
@@ -110,15 +106,12 @@ def test_npy_is_mapped_not_loaded(tmp_path: Path) -> None:
     big[-1] = 7
     big.flush()
     tracemalloc.start()
-    source = FileSamples(tmp_path / "big.npy", Settings(), 3, labels=None, ids=None, subjects=None)
     assert isinstance(load_matrix(tmp_path / "big.npy"), np.memmap)
-    last = None
-    for batch in source.batches(1024):
-        last = batch
+    for _, ids, x, _, _ in read_samples(tmp_path / "big.npy", int).batches(1024):
+        last = ids[-1], float(x[-1, 0])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert last is not None
-    assert (last.ids[-1], float(last.x[-1, 0])) == ("big.npy:199999", 7.0)
+    assert last == ("big.npy:199999", 7.0)
     assert peak < 5e6
 
 
@@ -286,11 +279,11 @@ def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, fli
     path.write_bytes(raw)
     labels = "5" if ".csv" in name else str(tmp_path / "y.npy")
     try:
-        source = FileSamples(path, Settings(), 3, labels=labels, ids=None, subjects=None)
-        read = [batch.x for batch in source.batches(16)]
+        source = read_samples(path, lambda text: int(float(text)), labels=labels)
+        read = [x for _, _, x, _, _ in source.batches(16)]
     except (ValueError, OSError):
         return
-    assert sum(map(len, read)) == source.total
+    assert sum(map(len, read)) == len(source)
     assert all(part.shape[1] == source.width for part in read)
 
 
@@ -302,18 +295,16 @@ def test_damaged_files_end_in_success_or_one_line(tmp_path: Path, name: str, fli
         ("id,f0,kind\n", ("0", "2"), True), ("0,1,2\n", ("2",), False),
     ],
 )  # fmt: skip
-def test_no_sample_is_taken_for_a_header(tmp_path: Path, text: str, named: tuple[str], header: bool) -> None:
-    (tmp_path / "a.csv").write_text(text)
-    assert (CSVTable(tmp_path / "a.csv", named).header is not None) is header
+def test_no_sample_is_taken_for_a_header(text: str, named: tuple[str], header: bool) -> None:
+    assert is_header(text.strip().split(","), named) is header
 
 
 def test_columns_by_position(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
-    table = CSVTable(tmp_path / "a.csv", ())
-    assert [table.find(v) for v in ("0", "-1", "3", "x", None)] == [0, 2, None, None, None]
-    assert table.numbers(list(table.rows()), [2, 0]).tolist() == [[3.0, 1.0], [6.0, 4.0]]
+    read = read_samples(tmp_path / "a.csv", int, labels="-1", ids="0")
+    assert (read.x.tolist(), read.y, read.ids) == ([[2.0], [5.0]], [3, 6], ["1", "4"])
     torch.save(["a", "b"], tmp_path / "c.pt")
-    assert Column(tmp_path / "c.pt", "id").take(1, ["?"]) == ["b"]
+    assert read_column(tmp_path / "c.pt", "id", ["?", "?"], tmp_path, False) == ["a", "b"]
     torch.save({"a": 1}, tmp_path / "c.pt")
     with pytest.raises(ValueError, match="one value for each sample, it holds dict"):
-        Column(tmp_path / "c.pt", "id")
+        read_column(tmp_path / "c.pt", "id", [], tmp_path, False)

@@ -18,7 +18,7 @@ from tests.support.cli_tools import ADD, write
 from torchlssvm import cli
 
 VERIFY = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
-VERIFY_HEAD = ["verify", "c.json", "--head", "h.pt", "--opening", "o.json", "--allow-unsigned"]
+VERIFY_HEAD = ["verify", "c.json", "--exported-head", "h.pt", "--opening", "o.json", "--allow-unsigned"]
 OPENING = ["certificate", "opening", "s", "o.json"]
 ON_STORE = [
     VERIFY, ADD, ["stats", "s"], ["history", "s"], ["compact", "s"], ["remove", "s", "--id", "s3"],
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(there)
     logging.disable(logging.CRITICAL)  # what the store says when it recovers is not the question here
     write(there)
-    assert run("init", "s", "--features", "5", "--classes", "3", "--grid", "16") == 0
+    assert run("init", "s", "--in-features", "5", "--classes", "3", "--grid", "16") == 0
     assert run(*ADD) == run("remove", "s", "--subject", "person-01", "--certificate", "c.json", "--compact") == 0
     assert run(*OPENING) == run("export", "s", "h.pt") == run(*VERIFY) == run(*VERIFY_HEAD) == 0
     shutil.copytree("s", "good")

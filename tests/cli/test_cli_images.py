@@ -169,10 +169,10 @@ def test_bad_networks(shell: Shell, weights: dict[str, Path]) -> None:
     assert "noise.pt" in shell(*init, "--backbone", NAME, "--weights", "noise.pt", code=1)
     assert "missing.pt" in shell(*init, "--backbone", NAME, "--weights", "missing.pt", code=1)
     assert "gives 512 features" in shell(
-        *init, "--backbone", NAME, "--weights", weights["whole"], "--features", 9, code=1
+        *init, "--backbone", NAME, "--weights", weights["whole"], "--in-features", 9, code=1
     )
     assert not (shell.folder / "t").exists()
-    shell("init", "plain", "--features", 3, "--classes", 2)
+    shell("init", "plain", "--in-features", 3, "--classes", 2)
     assert "no backbone" in shell("add", "plain", "--images", "photos", code=1)
 
 
@@ -182,8 +182,7 @@ def test_ants_and_bees(
     data_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Real photographs through real weights, every third of them (81 to learn, 51 to judge by); one photographer erased."""
-    from torchlssvm.cli.images import Backbone, ImageSamples
-    from torchlssvm.cli.settings import Settings
+    from torchlssvm.cli.images import Backbone, ImageFolder
 
     monkeypatch.chdir(tmp_path)
     shell = Shell(capsys, tmp_path)
@@ -213,10 +212,9 @@ def test_ants_and_bees(
     ] == len(paths)
 
     network = Backbone("mobilenet_v2", str(state), 2)
-    val = ImageSamples(photos / "val", None).use_backbone(network, Settings(["ants", "bees"]), 2)
-    batches = list(val.batches(64))
-    np.save("x.npy", torch.cat([b.x for b in batches]).numpy())
-    np.save("y.npy", np.concatenate([b.y for b in batches]))
+    val = ImageFolder(photos / "val").use(network, ["ants", "bees"].index)
+    np.save("x.npy", torch.cat([x for _, _, x, _, _ in val.batches(64)]).numpy())
+    np.save("y.npy", np.array(val.y))
     looked = shell.json("preview", "s", "--subject", "photographer-07", "--features", "x.npy", "--labels", "y.npy")
     assert looked["samples"] == sum(i % 9 == 7 for i in range(len(paths)))
     assert looked["accuracy_before"] > 0.85

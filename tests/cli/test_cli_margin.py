@@ -21,7 +21,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_a_store_with_a_margin_head(shell: Shell) -> None:
     x, y, subjects = write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", "ant,bee,cow", "--grid", "16", "--head", "margin", "--rho", 0.5)
+    shell("init", "s", "--in-features", J, "--classes", "ant,bee,cow", "--grid", "16", "--head", "margin", "--rho", 0.5)
     shell(*ADD)
     shell("export", "s", "all.pt")
     assert shell.json("stats", "s")["head"] == "MarginHead"
@@ -36,8 +36,8 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
     verify = ["verify", "c.json", "--store", "s", "--allow-unsigned"]
     assert "active follow from them" in shell.json(*verify)["checks"]["head"]
     shell("export", "s", "rest.pt")
-    assert shell.json(*verify, "--head", "rest.pt")["verified"] is True
-    assert "holds other samples" in shell(*verify, "--head", "all.pt", code=3)
+    assert shell.json(*verify, "--exported-head", "rest.pt")["verified"] is True
+    assert "holds other samples" in shell(*verify, "--exported-head", "all.pt", code=3)
     with SampleStore(shell.folder / "s") as store:
         torch.testing.assert_close(store.head.w, fresh.w, rtol=1e-12, atol=1e-12)
     page = shell.json("report", "s", "--out", "r.html")
@@ -50,11 +50,11 @@ def test_a_store_with_a_margin_head(shell: Shell) -> None:
 @pytest.mark.parametrize("method", ["kfold", "loo"])
 def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
     x, y, _ = write(shell.folder)
-    margin = ["--features", J, "--classes", K, "--grid", "16", "--head", "margin"]
+    margin = ["--in-features", J, "--classes", K, "--grid", "16", "--head", "margin"]
     assert "set s --rho kfold" in shell("init", "s", *margin, "--rho", "gcv", code=2)
     shell("init", "s", *margin)
     shell(*ADD)
-    assert "margin head takes --rho kfold" in shell("set", "s", "--rho", "gcv", code=2)
+    assert "MarginHead takes a number or kfold or loo" in shell("set", "s", "--rho", "gcv", code=2)
     head = MarginHead(J, K, grid=GRID).add(torch.from_numpy(x), torch.from_numpy(y))
     rho = head.select_rho(method=method).rho
     assert shell.json("set", "s", "--rho", method)["rho"] == rho
@@ -71,15 +71,15 @@ def test_rho_is_chosen_once(shell: Shell, method: str) -> None:
 
 def test_kfold_is_for_margin_heads(shell: Shell) -> None:
     write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", K)
-    assert "least-squares head takes --rho gcv" in shell("set", "s", "--rho", "kfold", code=2)
+    shell("init", "s", "--in-features", J, "--classes", K)
+    assert "LSSVMHead takes a number or gcv" in shell("set", "s", "--rho", "kfold", code=2)
 
 
 def test_a_choice_that_another_process_overtook_is_not_acknowledged(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(shell.folder)
-    shell("init", "s", "--features", J, "--classes", K, "--grid", "16", "--head", "margin")
+    shell("init", "s", "--in-features", J, "--classes", K, "--grid", "16", "--head", "margin")
     shell(*ADD)
     select_rho = MarginHead.select_rho
 

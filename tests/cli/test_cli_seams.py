@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.cli_tools import J, K, N, Shell, head_of, write
 from torchlssvm import cli
+from torchlssvm.cli.arguments import UsageError
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Remove
@@ -31,7 +33,7 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     out = Shell(capsys, tmp_path)
-    out("init", "s", "--features", J, "--classes", K, "--grid", "16")
+    out("init", "s", "--in-features", J, "--classes", K, "--grid", "16")
     return out
 
 
@@ -72,7 +74,7 @@ def test_two_subjects_are_both_relabelled(filled: Shell) -> None:
 
 
 def test_an_event_id_names_one_event(filled: Shell) -> None:
-    filled("remove", "s", "--subject", "person-01", "--subject", "person-02", "--event-id", "e", code=2)
+    filled("remove", "s", "--subject", "person-01", "--subject", "person-02", "--event", "e", code=2)
     assert filled.json("stats", "s")["samples"] == N
 
 
@@ -85,53 +87,47 @@ def test_labels_add_up(filled: Shell) -> None:
     )
 
 
-SINGLE = {
-    "init": ["--features", "--classes", "--head", "--rho", "--intercept", "--grid", "--class-weight", "--backbone", "--fingerprint", "--weights", "--normalize", "--scale", "--timeout"],
-    "add": ["--features", "--images", "--labels", "--ids", "--subject", "--subjects", "--fingerprint", "--weights", "--batch-size", "--erased",
-            "--suppression-key", "--timeout"],
-    "remove": ["--certificate", "--key", "--passphrase-file", "--event-id", "--request", "--receipt", "--suppression-key", "--timeout"],
-    "relabel": ["--file", "--event-id"],
-    "preview": ["--features", "--labels", "--request"],
-    "verify": ["--store", "--head", "--opening", "--receipt", "--suppression-key", "--timeout", "--time-stamp", "--authority"],
-    "receipt": ["--out", "--request"],
-    "suppression": ["--list", "--suppression-key"],
-    "readmit": ["--receipt", "--reason", "--suppression-key"],
-    "keygen": ["--passphrase-file"],
-    "set": ["--rho"],
-    "export": ["--format"],
-    "report": ["--out", "--images", "--certificates", "--title", "--count"],
-    "demo": ["--out", "--seed"],
-}  # fmt: skip
-VALUES = {
-    "--erased": ("skip", "refuse"),
-    "--intercept": ("free", "none"),
-    "--normalize": ("l2", "sqrt"),
-    "--scale": ("std", "std"),
-    "--format": ("pt", "jsonl"),
-    "--head": ("lssvm", "margin"),
-}
+def leaf_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of every command, by its words."""
+    found, left = {}, {"": cli.build_parser()}
+    while left:
+        name, parser = left.popitem()
+        below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        if not below:
+            found[name] = parser
+        left |= {f"{name} {verb}".strip(): p for a in below for verb, p in a.choices.items()}
+    return found
 
 
-@pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in SINGLE.items() for o in options])
-def test_an_option_that_takes_one_value_takes_it_once(
-    command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shell = Shell(capsys, tmp_path)
-    first, second = VALUES.get(option, ("1", "2"))
-    said = shell.run(command, *(["x"] if command not in ("verify", "demo") else []), option, first, option, second)
-    assert said[0] == 2
-    assert f"{option}: given twice" in said[2]
+def test_an_option_that_takes_one_value_takes_it_once() -> None:
+    """Every option of every command: one that collects its values, or one that is refused when it is given twice."""
+    tried = 0
+    for parser in leaf_parsers().values():
+        for action in parser._actions:
+            if (
+                action.nargs == 0
+                or not action.option_strings
+                or type(action).__name__ in ("_AppendAction", "_ExtendAction")
+            ):
+                continue
+            value = str(next(iter(action.choices))) if action.choices else "1,2" if action.dest == "classes" else "1"
+            with pytest.raises(UsageError, match=f"{action.option_strings[0]}: given twice"):
+                parser.parse_args([action.option_strings[0], value] * 2)
+            tried += 1
+    assert tried > 60
 
 
-def test_no_option_is_forgotten_here() -> None:
-    parser = cli.build_parser()
-    commands = next(a for a in parser._actions if a.dest == "command").choices
-    for name, command in commands.items():
-        for action in command._actions:
-            if type(action).__name__ == "StoreOnce" and action.option_strings:
-                assert action.option_strings[0] in [*SINGLE.get(name, []), "--timeout"], (name, action)
-            else:
-                assert type(action).__name__ not in ("_StoreAction",)
+def test_one_meaning_for_each_flag() -> None:
+    """A flag of two commands takes the same kind of value, and STORE comes first where a command works on a store."""
+    kinds: dict[str, set[Any]] = {}
+    for name, parser in leaf_parsers().items():
+        first = parser._actions[1].dest  # behind --help
+        assert first == "store" or name.split()[0] in ("certificate", "demo", "keygen", "verify"), name
+        for action in parser._actions:
+            for flag in action.option_strings:
+                kinds.setdefault(flag, set()).add(action.type)
+    assert {flag for flag, found in kinds.items() if len(found) > 1} == set()
+    assert kinds["--features"] == {Path}
 
 
 # -- lists -------------------------------------------------------------------------------------------------------------
@@ -182,7 +178,7 @@ def test_a_report_does_not_write_over_a_file(filled: Shell) -> None:
 @pytest.mark.parametrize("out", ["s/r.html", "s/samples.sqlite", "s/deep/r.html", "link/r.html", "other/r.html"])
 @pytest.mark.parametrize("command", ["report", "export", "remove"])
 def test_nothing_is_written_into_a_store(filled: Shell, out: str, command: str) -> None:
-    filled("init", "other", "--features", J, "--classes", K)
+    filled("init", "other", "--in-features", J, "--classes", K)
     Path("s/deep").mkdir()
     Path("link").symlink_to("s")
     before = {p: p.stat().st_size for p in Path("s").rglob("*")}
@@ -345,8 +341,8 @@ def test_long_commands_show_a_bar_on_a_terminal(filled: Shell, name: str) -> Non
     filled("remove", "s", "--id", "s1", "--certificate", "c.json")
     arguments, word = LONG[name]
     seen = on_terminal(filled.folder, *arguments)
-    assert re.search(rf"\r{word}.*\x1b\[K", seen)
-    assert seen.endswith("\r\x1b[K")
+    assert re.search(rf"\r{word} ", seen)
+    assert seen.split("\r")[-1] == ""  # the line is cleared
     for used in ("h.pt", "torchlssvm_report.html"):
         Path(used).unlink(missing_ok=True)
     assert on_terminal(filled.folder, *arguments, "--json") == ""

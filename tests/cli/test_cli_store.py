@@ -37,7 +37,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def filled(shell: Shell) -> Shell:
     """A store "s" with all samples, ids s0, s1, ..., and the files they came from."""
     write(shell.folder)
-    shell("init", "s", "--features", 5, "--classes", "ant,bee,cow", "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", "ant,bee,cow", "--grid", "16")
     shell(*ADD, "--batch-size", 25)
     return shell
 
@@ -45,7 +45,7 @@ def filled(shell: Shell) -> Shell:
 def test_the_whole_story(shell: Shell) -> None:
     pytest.importorskip("cryptography")
     x, y, subjects = write(shell.folder)
-    made = shell.json("init", "s", "--features", 5, "--classes", 3, "--grid", "16:20", "--rho", 0.5)
+    made = shell.json("init", "s", "--in-features", 5, "--classes", 3, "--grid", "16:20", "--rho", 0.5)
     assert made == {"store": "s", "features": 5, "classes": 3, "fingerprint": None}
     added = shell.json(*ADD, "--batch-size", 25)
     assert (added["added"], added["skipped"], added["events"], added["samples"]) == (N, 0, 3, N)
@@ -135,7 +135,7 @@ def test_the_headline_says_no_more_than_was_checked(filled: Shell) -> None:
 
 
 def test_another_store_is_named_as_the_likely_reason(filled: Shell) -> None:
-    filled("init", "other", "--features", J, "--classes", K)
+    filled("init", "other", "--in-features", J, "--classes", K)
     filled("remove", "s", "--id", "s0", "--certificate", "c.json")
     assert "probably this is another store" in filled(
         "verify", "c.json", "--allow-unsigned", "--store", "other", code=3
@@ -168,12 +168,16 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
     assert head.digest() == said["digest"]
     assert found["classes"] == ["ant", "bee", "cow"]
 
-    assert "exported head" in filled("verify", "c.json", "--head", "new.pt", "--store", "s", "--allow-unsigned")
-    assert "an opening" in filled("verify", "c.json", "--head", "new.pt", "--allow-unsigned", code=3)
+    assert "exported head" in filled(
+        "verify", "c.json", "--exported-head", "new.pt", "--store", "s", "--allow-unsigned"
+    )
+    assert "an opening" in filled("verify", "c.json", "--exported-head", "new.pt", "--allow-unsigned", code=3)
     filled("certificate", "opening", "s", "o.json")
     opening = ["--opening", "o.json"]
-    filled("verify", "c.json", "--head", "new.pt", *opening, "--allow-unsigned")
-    assert "other samples" in filled("verify", "c.json", "--head", "old.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "new.pt", *opening, "--allow-unsigned")
+    assert "other samples" in filled(
+        "verify", "c.json", "--exported-head", "old.pt", *opening, "--allow-unsigned", code=3
+    )
 
     for part, reason in {"w": "w in served.pt is not", "C": "C in served.pt is not", "solution.": "checksum"}.items():
         served = copy.deepcopy(found)
@@ -181,11 +185,13 @@ def test_the_head_can_be_exported_and_verified(filled: Shell) -> None:
             if name == part or (part == "solution." and name.startswith(part) and value.is_floating_point()):
                 value += 1.0
         torch.save(served, filled.folder / "served.pt")
-        assert reason in filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+        assert reason in filled(
+            "verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3
+        )
     torch.save({"w": torch.zeros(3)}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
     torch.save({"format": "torchlssvm-export-1", "config": {"a": 1}, "state_dict": 3}, filled.folder / "served.pt")
-    filled("verify", "c.json", "--head", "served.pt", *opening, "--allow-unsigned", code=3)
+    filled("verify", "c.json", "--exported-head", "served.pt", *opening, "--allow-unsigned", code=3)
 
 
 def test_samples_as_lines(filled: Shell) -> None:
@@ -211,10 +217,10 @@ def test_relabel_in_its_three_forms(filled: Shell) -> None:
     y[[s == "person-05" for s in subjects]] = 1
     (filled.folder / "new.csv").write_text("label,id\ncow,s7\nant,s8\n")
     y[[7, 8]] = [2, 0]
-    said = filled.json("relabel", "s", "--file", "new.csv", "--event-id", "e1")
+    said = filled.json("relabel", "s", "--file", "new.csv", "--event", "e1")
     assert said["digest"] == head_of(x, y).digest()
     assert (said["applied"], said["samples"]) == (True, 2)
-    assert filled.json("relabel", "s", "--file", "new.csv", "--event-id", "e1")["applied"] is False
+    assert filled.json("relabel", "s", "--file", "new.csv", "--event", "e1")["applied"] is False
     for wrong, code in {("--id", "s0", "--label", "dog"): 1, ("--id", "s0", "--label", "3"): 1, ("--id", "no", "--label", "0"): 1,
                         ("--id", "s0"): 2, ("--label", "0"): 2, ("--id", "s0", "--label", "0", "1"): 2,
                         ("--file", "new.csv", "--label", "0"): 2, ("--file", "x.npy"): 1}.items():  # fmt: skip
@@ -223,7 +229,7 @@ def test_relabel_in_its_three_forms(filled: Shell) -> None:
 
 
 def test_history_and_stats(filled: Shell) -> None:
-    filled("remove", "s", "--id", "s3", "--event-id", "request-1")
+    filled("remove", "s", "--id", "s3", "--event", "request-1")
     events = filled.json("history", "s")["events"]
     assert [(e["position"], e["kind"], e["samples"]) for e in events] == [
         (1, "add", 25), (2, "add", 25), (3, "add", 10), (4, "remove", 1),
@@ -244,7 +250,7 @@ def test_history_and_stats(filled: Shell) -> None:
 
 def test_a_lost_certificate_can_be_had_again(filled: Shell) -> None:
     event = filled.json("remove", "s", "--subject", "person-02")["event_id"]
-    again = filled.json("remove", "s", "--subject", "person-02", "--event-id", event, "--certificate", "c.json")
+    again = filled.json("remove", "s", "--subject", "person-02", "--event", event, "--certificate", "c.json")
     assert again["applied"] is False
     assert filled.json("verify", "c.json", "--store", "s", "--allow-unsigned")["erased"] == 5
 
@@ -292,7 +298,7 @@ def test_the_same_command_again_adds_nothing(filled: Shell) -> None:
 
 def test_after_a_crash_the_rest_is_added(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = write(shell.folder)
-    shell("init", "s", "--features", 5, "--classes", 3, "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", 3, "--grid", "16")
     with replaced(SampleStore, "apply", Failing(KeyboardInterrupt(), at=3)):
         assert "interrupted" in shell(*ADD, "--batch-size", 16, code=130)
     said = shell.json(*ADD, "--batch-size", 13)
@@ -319,7 +325,7 @@ def test_another_sample_under_an_old_id_is_refused(filled: Shell, what: str) -> 
 def test_float_targets_may_be_added_twice(shell: Shell) -> None:
     write(shell.folder)
     np.save("t.npy", np.random.default_rng(1).normal(size=(N, 3)))
-    shell("init", "s", "--features", 5, "--classes", 3)
+    shell("init", "s", "--in-features", 5, "--classes", 3)
     shell("add", "s", "--features", "x.npy", "--labels", "t.npy")
     assert shell.json("add", "s", "--features", "x.npy", "--labels", "t.npy")["skipped"] == N
     assert shell.json("stats", "s")["samples"] == N
@@ -330,7 +336,7 @@ def test_kill_nine_during_add(shell: Shell) -> None:
     random = np.random.default_rng(3)
     np.save("big.npy", random.normal(size=(4000, 5)).astype(np.float32))
     np.save("lab.npy", random.integers(0, 3, 4000))
-    shell("init", "s", "--features", 5, "--classes", 3, "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", 3, "--grid", "16")
     add = ["add", "s", "--features", "big.npy", "--labels", "lab.npy", "--batch-size", "4"]
     process = subprocess.Popen(
         [sys.executable, "-m", "torchlssvm", *add], env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
@@ -351,13 +357,13 @@ def test_kill_nine_during_add(shell: Shell) -> None:
 
 
 def test_init_options_reach_the_head(shell: Shell) -> None:
-    shell("init", "a", "--features", 4, "--classes", "x,y", "--rho", 3, "--intercept", "penalized", "--class-weight", "1,2.5", "--grid", "4:12")  # fmt: skip
+    shell("init", "a", "--in-features", 4, "--classes", "x,y", "--rho", 3, "--intercept", "penalized", "--class-weight", "1,2.5", "--grid", "4:12")  # fmt: skip
     with SampleStore("a") as store:
         head = store.head
         assert (head.in_features, head.num_classes, head.rho, head.intercept) == (4, 2, 3.0, "penalized")
         assert head.class_weight.tolist() == [1.0, 2.5]
         assert (head.statistics.grid.limit, head.statistics.grid.bits) == (4.0, 12)
-    shell("init", "b", "--features", 4, "--classes", 2, "--class-weight", "balanced", "--fingerprint", "net-1")
+    shell("init", "b", "--in-features", 4, "--classes", 2, "--class-weight", "balanced", "--fingerprint", "net-1")
     with SampleStore("b") as store:
         assert (store.head.class_weight, store.fingerprint, store.head.grid) == ("balanced", "net-1", None)
 
@@ -365,33 +371,33 @@ def test_init_options_reach_the_head(shell: Shell) -> None:
 def test_init_does_not_touch_what_is_there(filled: Shell) -> None:
     before = filled.json("stats", "s")
     for options in (["--grid", "16"], ["--grid", "4"], ["--head", "margin"]):
-        assert "there is a store" in filled("init", "s", "--features", 5, "--classes", 3, *options, code=1)
-    filled("init", "s", "--features", 6, "--classes", 3, code=1)
+        assert "there is a store" in filled("init", "s", "--in-features", 5, "--classes", 3, *options, code=1)
+    filled("init", "s", "--in-features", 6, "--classes", 3, code=1)
     assert filled.json("stats", "s") == before
     (filled.folder / "mine").mkdir()
     (filled.folder / "mine" / "letter.txt").write_text("dear")
-    assert "not empty" in filled("init", "mine", "--features", 5, "--classes", 3, code=1)
+    assert "not empty" in filled("init", "mine", "--in-features", 5, "--classes", 3, code=1)
     assert [p.name for p in (filled.folder / "mine").iterdir()] == ["letter.txt"]
-    filled("init", "x.npy", "--features", 5, "--classes", 3, code=1)
+    filled("init", "x.npy", "--in-features", 5, "--classes", 3, code=1)
 
 
 def test_init_finishes_what_a_crash_left(shell: Shell) -> None:
     SampleStore("s", LSSVMHead(5, 3, grid=GRID)).close()  # made, but the names of the classes were not written
-    shell("init", "s", "--features", 5, "--classes", "a,b,c", "--grid", "16")
+    shell("init", "s", "--in-features", 5, "--classes", "a,b,c", "--grid", "16")
     assert shell.json("stats", "s")["class_names"] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["--classes", 3], 2), (["--features", 5], 2), (["--features", 0, "--classes", 3], 2), (["--features", "x", "--classes", 3], 2),
-        (["--features", 5, "--classes", "a"], 2), (["--features", 5, "--classes", "a,a"], 2), (["--features", 5, "--classes", "a,,b"], 2),
-        (["--features", 5, "--classes", 0], 1), (["--features", 5, "--classes", 3, "--rho", -1], 1), (["--features", 5, "--classes", 3, "--rho", "nan"], 1),
-        (["--features", 5, "--classes", 3, "--grid", "x"], 2), (["--features", 5, "--classes", 3, "--grid", "4:x"], 2),
-        (["--features", 5, "--classes", 3, "--grid", "-4"], 1), (["--features", 5, "--classes", 3, "--grid", "4:99"], 1),
-        (["--features", 5, "--classes", 3, "--class-weight", "heavy"], 2), (["--features", 5, "--classes", 3, "--class-weight", "1,2"], 1),
-        (["--features", 5, "--classes", 3, "--intercept", "x"], 2), (["--features", 5, "--classes", 3, "--weights", "f"], 2),
-        (["--features", 5, "--classes", 3, "--timeout", -1], 2),
+        (["--classes", 3], 2), (["--in-features", 5], 2), (["--in-features", 0, "--classes", 3], 2), (["--in-features", "x", "--classes", 3], 2),
+        (["--in-features", 5, "--classes", "a"], 2), (["--in-features", 5, "--classes", "a,a"], 2), (["--in-features", 5, "--classes", "a,,b"], 2),
+        (["--in-features", 5, "--classes", 0], 1), (["--in-features", 5, "--classes", 3, "--rho", -1], 1), (["--in-features", 5, "--classes", 3, "--rho", "nan"], 1),
+        (["--in-features", 5, "--classes", 3, "--grid", "x"], 2), (["--in-features", 5, "--classes", 3, "--grid", "4:x"], 2),
+        (["--in-features", 5, "--classes", 3, "--grid", "-4"], 1), (["--in-features", 5, "--classes", 3, "--grid", "4:99"], 1),
+        (["--in-features", 5, "--classes", 3, "--class-weight", "heavy"], 2), (["--in-features", 5, "--classes", 3, "--class-weight", "1,2"], 1),
+        (["--in-features", 5, "--classes", 3, "--intercept", "x"], 2), (["--in-features", 5, "--classes", 3, "--weights", "f"], 2),
+        (["--in-features", 5, "--classes", 3, "--timeout", -1], 2),
     ],
 )  # fmt: skip
 def test_init_refuses(shell: Shell, arguments: list[Any], code: int) -> None:
@@ -426,7 +432,7 @@ def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
     x, y = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).numpy(), np.arange(60) % 3
     np.save(tmp_path / "x.npy", x + y[:, None])
     np.save(tmp_path / "y.npy", y)
-    shell("init", "r", "--features", 5, "--classes", 3)
+    shell("init", "r", "--in-features", 5, "--classes", 3)
     shell("add", "r", "--features", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
     with SampleStore(shell.folder / "r") as store:
         chosen, choices = store.head.rho, store.head.choices["rho"]
@@ -437,3 +443,16 @@ def test_rho_is_chosen_and_set(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("set", "r", "--rho", "-1")[0] == 1
     assert shell.run("set", "r", "--rho", "best")[0] == 2
     assert shell.run("set", "r")[0] == 2
+
+
+def test_class_weights_are_set(shell: Shell) -> None:
+    x, y, _ = write(shell.folder)
+    shell("init", "w", "--in-features", J, "--classes", K, "--grid", "16", "--class-weight", "balanced")
+    shell("add", "w", "--features", "x.npy", "--labels", "y.npy")
+    assert shell.json("set", "w", "--class-weight", "1,2,3", "--rho", 0.5)["class_weight"] == [1.0, 2.0, 3.0]
+    with SampleStore("w", readonly=True) as store:
+        fresh = LSSVMHead(J, K, rho=0.5, grid=GRID, class_weight=torch.tensor([1.0, 2.0, 3.0]))
+        torch.testing.assert_close(store.head.w, fresh.add(torch.tensor(x), torch.tensor(y)).w, rtol=1e-9, atol=1e-9)
+    said = shell.json("set", "w", "--class-weight", "complement", "--rho", "gcv")
+    assert "made for the samples held" in said["choice"]
+    assert shell.run("set", "w", "--class-weight", "heavy")[0] == 2

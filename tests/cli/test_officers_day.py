@@ -78,7 +78,7 @@ def test_a_name_written_in_another_way_is_not_answered_with_nothing(
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     Path("v.csv").write_text("id,who,kind,a\n1,Zo\u00eb  Berg,x,1\n2,Zo\u00eb  Berg,y,2\n", encoding="utf-8")
     shell = Shell(capsys, tmp_path)
-    shell("init", "s", "--features", 1, "--classes", "x,y")
+    shell("init", "s", "--in-features", 1, "--classes", "x,y")
     shell("add", "s", "--features", "v.csv", "--ids", "id", "--subjects", "who", "--labels", "kind")
     assert "written in another way" in shell("show", "s", "--subject", "zoe\u0308 berg")
     assert "written in another way" in shell("request", "open", "s", "--subject", "Zoe\u0308 Berg")

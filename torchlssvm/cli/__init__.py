@@ -1,9 +1,11 @@
-"""The ``torchlssvm`` command. Each sub-command imports what it needs when it runs.
+"""The ``torchlssvm`` command. Each command imports what it needs when it runs, so that help and errors come at once.
 
 Exit codes: 0 it worked; 1 it did not, or was refused (one line on stderr says why); 2 the command line is wrong;
 3 a certificate does not hold; 4 the store is busy, try again; 5 it worked, but what it says could not be written; 130
 interrupted. With ``--json`` there is one JSON object on stdout, for an error too:
 ``{"error": {"type", "message", "exit_code"}}``.
+
+To add a command, write a function in the module of its noun and declare it with ``@command`` (see ``arguments.py``).
 """
 
 from __future__ import annotations
@@ -12,43 +14,29 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from torchlssvm import __version__
-from torchlssvm.cli import (
-    add,
+from torchlssvm.cli import (  # noqa: F401  importing a module declares its commands
     certificate,
-    compact,
-    demo,
-    drop,
+    erasure,
     export,
-    fit,
-    history,
-    init,
-    keygen,
-    pending,
-    preview,
-    readmit,
-    receipt,
-    relabel,
-    remove,
+    keys,
     report,
-    request,
-    set_options,
-    show,
-    stats,
-    subjects,
+    requests,
+    samples,
+    store,
     suppression,
     verify,
 )
-from torchlssvm.cli.arguments import Parser, UsageError
+from torchlssvm.cli.arguments import Parser, UsageError, add_commands, overview
 from torchlssvm.cli.console import (
     BUSY,
     EXTRA_OF_PACKAGE,
     FAILED,
     INTERRUPTED,
     NOT_VERIFIED,
+    OK,
     OUTPUT_LOST,
     USAGE,
     OutputError,
@@ -58,19 +46,29 @@ from torchlssvm.cli.console import (
 )
 from torchlssvm.errors import StoreBusyError, TorchLSSVMError, VerificationError
 
-if TYPE_CHECKING:
-    from torchlssvm.cli.arguments import Commands
+SECTIONS = {
+    "Stores": ["store"],
+    "Samples": ["samples"],
+    "Erasure": ["requests", "erasure", "suppression"],
+    "Certificates": ["certificate", "verify", "keys"],
+    "Files": ["export", "report"],
+}
+"""Headings of the help, and the modules of the commands under them."""
 
-COMMANDS: tuple[Callable[[Commands], None], ...] = (
-    init.register, keygen.register, add.register, remove.register, relabel.register, preview.register, compact.register,
-    certificate.register, set_options.register,
-    request.register, receipt.register, subjects.register, show.register, suppression.register, readmit.register,
-    pending.register, drop.register, verify.register, export.register, history.register, stats.register, demo.register,
-    report.register, fit.register,
-)  # fmt: skip
-EPILOG = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line; 3 a certificate does not hold;
-4 the store is busy; 5 it worked, but its output could not be written; 130 interrupted. Whatever a command reported as done is
-on the disk."""
+TEXT = """Classifier heads that learn and unlearn exactly. `torchlssvm COMMAND --help` has
+the options of a command."""
+
+EXIT_CODES = """exit codes: 0 it worked; 1 it did not, or was refused; 2 wrong command line;
+3 a certificate does not hold; 4 the store is busy; 5 it worked, but its output
+could not be written; 130 interrupted. What a command reported as done is on the disk."""
+
+LIGHTNING_STAGES = {
+    "fit": "train a head with Lightning: --config configs/base.yaml",
+    "validate": "evaluate it on the validation data",
+    "test": "evaluate it on the test data",
+    "predict": "compute its scores",
+}
+"""Commands that are handed on to Lightning, which reads the rest of the line itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,15 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = argparse.Namespace(json=any(len(a) > 2 and "--json".startswith(a) for a in given), parser=parser)
     try:
-        options = fit.lightning_options(given) or parser.parse_args(given)
+        if given and given[0] in LIGHTNING_STAGES:
+            options.command = given[0]
+            return run_lightning(given)
+        parsed, unknown = parser.parse_known_args(given)
+        if unknown:
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", getattr(parsed, "parser", parser))
+        options = parsed
         if options.run is None:
             parser.print_help()
-            return 0
+            return OK
         code: int = options.run(options)
         write("", end="")
         return code
     except SystemExit:  # of --help and --version
-        flush()
+        with contextlib.suppress(OutputError):  # a reader that has left
+            write("", end="")
         raise
     except UsageError as error:
         blamed = error.parser or options.parser
@@ -103,15 +108,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         install = f"needs the package {package}: pip install 'torchlssvm[{EXTRA_OF_PACKAGE[package]}]'"
         return fail(options, TorchLSSVMError(f"{options.command} {install}"), FAILED)
+    except VerificationError as error:
+        return fail(options, error, NOT_VERIFIED)
+    except StoreBusyError as error:
+        return fail(options, error, BUSY)
     except (TorchLSSVMError, ValueError, OSError) as error:
-        return fail(options, error, exit_code(error))
+        return fail(options, error, FAILED)
 
 
-def exit_code(error: Exception) -> int:
-    """Return the exit code of an error."""
-    if isinstance(error, VerificationError):
-        return NOT_VERIFIED
-    return BUSY if isinstance(error, StoreBusyError) else FAILED
+def run_lightning(given: Sequence[str]) -> int:
+    """Hand the command line on to Lightning."""
+    from torchlssvm.lightning.cli import run
+
+    return OK if run(given) else FAILED
 
 
 def fail(options: argparse.Namespace, error: BaseException, code: int, start: str = "torchlssvm: error: ") -> int:
@@ -119,25 +128,22 @@ def fail(options: argparse.Namespace, error: BaseException, code: int, start: st
     message = one_line(error)
     warn(f"{start}{message}")
     if options.json:
-        said: dict[str, Any] = {"type": type(error).__name__, "message": message, "exit_code": code}
+        said = {"type": type(error).__name__, "message": message, "exit_code": code}
         with contextlib.suppress(OutputError):  # stderr has it
             write(json.dumps({"error": said}))
     return code
 
 
-def flush() -> None:
-    """Flush standard output; a reader that has left is ignored."""
-    with contextlib.suppress(OutputError):
-        write("", end="")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser with every command of :data:`COMMANDS`."""
-    text = "Classifier heads that learn and unlearn exactly."
-    parser: argparse.ArgumentParser = Parser(prog="torchlssvm", description=text, epilog=EPILOG)
+    """Build the parser with every command."""
+    parser = Parser(
+        prog="torchlssvm",
+        usage="torchlssvm [-h] [--version] COMMAND ...",
+        description=f"{TEXT}\n{overview(SECTIONS, LIGHTNING_STAGES)}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for register in COMMANDS:
-        register(commands)
+    add_commands(parser)
     return parser

@@ -1,16 +1,23 @@
-"""Arguments of the command line: the parser, the options that all commands have, and the types of values."""
+"""Arguments of the command line: the parser, how a command declares its options, the options that several have, and types.
+
+A command is a function of the parsed options that returns its exit code::
+
+    @command("compact", "Destroy the bytes of erased samples.", changes="the store was compacted")
+    def compact(options): ...
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+Option: TypeAlias = Callable[[Any], object]
+"""Adds an option, or several, to a parser or a group of a parser."""
 
 SENTENCE_END = re.compile(r"\. (?=[A-Z])")
 """End of a sentence of a description; not that of "e.g. "."""
@@ -51,29 +58,104 @@ class StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
-    store: bool = True,
-    changes: str = "",
-) -> argparse.ArgumentParser:
-    """Add a command with the options that all have. ``changes``: the effect to report should its output be lost."""
-    short = SENTENCE_END.split(text, 1)[0].rstrip(".")
-    parser = commands.add_parser(name, help=short[0].lower() + short[1:], description=text)
-    if store:
-        parser.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
-        parser.add_argument(
-            "--timeout",
-            type=seconds,
-            default=30.0,
-            metavar="S",
-            help="seconds to wait for another writer (default: 30)",
-        )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run, parser=parser, changes=changes)
-    return parser
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as it was declared."""
+
+    name: str
+    run: Run
+    text: str
+    options: tuple[Option, ...]
+    store: bool
+    changes: str
+
+
+COMMANDS: list[Command] = []
+"""Every command, as the modules declare them."""
+
+GROUPS = {
+    "request": "Keep requests for erasure.",
+    "certificate": "Work with certificates of erasure.",
+}
+"""Commands that only have commands of their own."""
+
+
+def command(name: str, text: str, *options: Option, store: bool = True, changes: str = "") -> Callable[[Run], Run]:
+    """Declare a command: ``name`` is "remove" or "request open", ``text`` its help.
+
+    With ``store`` it works on a store, its first argument. ``changes``: the effect to report should its output be lost.
+    """
+
+    def declare(run: Run) -> Run:
+        COMMANDS.append(Command(name, run, text, options, store, changes))
+        return run
+
+    return declare
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add every declared command to the parser; :func:`overview` lists them."""
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
+    groups: dict[str, Any] = {}
+    for one in COMMANDS:
+        group, _, verb = one.name.rpartition(" ")
+        if group and group not in groups:
+            made = commands.add_parser(group, description=GROUPS[group])
+            groups[group] = made.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+        place = groups[group] if group else commands
+        added = place.add_parser(verb, help=first_sentence(one.text), description=one.text)
+        if one.store:
+            added.add_argument("store", type=Path, metavar="STORE", help="folder of the store")
+        for add_option in one.options:
+            add_option(added)
+        if one.store:
+            TIMEOUT(added)
+        added.add_argument("--json", action="store_true", help="print one JSON object")
+        added.set_defaults(run=one.run, parser=added, changes=one.changes)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, as it stands in a list of commands."""
+    first = SENTENCE_END.split(text, 1)[0].rstrip(".")
+    return first[0].lower() + first[1:]
+
+
+def overview(sections: Mapping[str, Sequence[str]], others: Mapping[str, str]) -> str:
+    """List the commands under headings. ``sections``: a heading, and the modules of its commands; ``others``: more commands."""
+    lines = []
+    for heading, modules in sections.items():
+        lines.append(f"\n{heading}:")
+        for module in modules:
+            found = [c for c in COMMANDS if c.run.__module__.rpartition(".")[2] == module]
+            names = {c.name.partition(" ")[0]: first_sentence(c.text) for c in found}
+            for name, text in names.items():
+                verbs = ", ".join(c.name.partition(" ")[2] for c in found if c.name.startswith(f"{name} "))
+                text = f"{first_sentence(GROUPS[name])}: {verbs}" if verbs else text
+                lines.append(f"  {name:<12} {text}")
+    lines += ["\nLightning:", *(f"  {name:<12} {text}" for name, text in others.items())]
+    return "\n".join(lines)
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """Declare an option, with the arguments of ``add_argument``."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def one_of(*options: Option, required: bool = False) -> Option:
+    """Declare options of which one may be given."""
+
+    def add(parser: Any) -> None:
+        group = parser.add_mutually_exclusive_group(required=required)
+        for add_option in options:
+            add_option(group)
+
+    return add
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
 
 
 def seconds(text: str) -> float:
@@ -84,14 +166,70 @@ def seconds(text: str) -> float:
     return value
 
 
-def regularization(text: str) -> float | str:
-    """A number, or gcv."""
-    return text if text == "gcv" else float(text)
-
-
 def count(text: str) -> int:
     """A whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def rho(text: str) -> float | str:
+    """A number, or the name of a way to choose it."""
+    return text if text in ("gcv", "kfold", "loo") else float(text)
+
+
+def grid(text: str) -> str:
+    """auto, none or LIMIT[:BITS]; ``as_grid`` makes a grid of it."""
+    if text not in ("auto", "none"):
+        limit, *bits = text.split(":")
+        _ = float(limit), [int(b) for b in bits]  # a ValueError is a wrong command line
+    return text
+
+
+def class_weight(text: str) -> str | list[float]:
+    """The name of a rule, or one number for each class."""
+    return text if text in ("balanced", "complement") else [float(part) for part in text.split(",")]
+
+
+def class_names(text: str) -> int | list[str]:
+    """A number of classes, or their names."""
+    if text.strip().isdecimal():
+        return int(text)
+    names = [name.strip() for name in text.split(",")]
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor two or more different names with commas")
+    return names
+
+
+# -- options of several commands ---------------------------------------------------------------------------------------
+
+TIMEOUT = option(
+    "--timeout", type=seconds, default=30.0, metavar="S", help="seconds to wait for another writer (default: 30)"
+)
+SUBJECT = option("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
+ID = option("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
+EVENT = option(
+    "--event",
+    metavar="E",
+    help="id of the event; one that was applied before changes nothing (default: a random one)",
+)
+REQUEST = option(
+    "--request", metavar="R", help="the request this belongs to; without --subject and --id, all whom it names"
+)
+SUPPRESSION_KEY = option(
+    "--suppression-key",
+    type=Path,
+    metavar="FILE",
+    help="key of the store's suppression list (default: the variable TORCHLSSVM_SUPPRESSION_KEY)",
+)
+BY_POSITION = option(
+    "--by-position", action="store_true", help="lists without ids: their first value is that of the first sample"
+)
+FORCE = option("--force", action="store_true", help="overwrite an existing file")
+CLASS_WEIGHT = option(
+    "--class-weight",
+    type=class_weight,
+    metavar="W",
+    help="balanced, complement, or one number for each class: 1,2.5",
+)

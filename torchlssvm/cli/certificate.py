@@ -3,68 +3,37 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torchlssvm.cli.arguments import UsageError, add_command
-from torchlssvm.cli.certificate_checks import add_checks, check_certificate, read_certificate_file
+from torchlssvm.cli.arguments import FORCE, UsageError, command, one_of, option
 from torchlssvm.cli.console import OK, emit, warn
-from torchlssvm.cli.key_arguments import add_signing_key, signing_key, trusted_keys
-from torchlssvm.cli.store_folder import check_output, open_store, refuse_inside_store
+from torchlssvm.cli.keys import SIGNING_KEY, signing_key, trusted_keys
+from torchlssvm.cli.store_access import check_output, open_store
+from torchlssvm.cli.verify import add_checks, check_certificate, read_certificate_file
 from torchlssvm.wording import counted
 
-if TYPE_CHECKING:
-    from torchlssvm.cli.arguments import Commands
+CERTIFICATE = option("certificate", type=Path, metavar="CERT", help="file of the certificate")
 
 
-def register(commands: Commands) -> None:
-    """Add the command and its parts to the parser."""
-    certificate = add_command(
-        commands, "certificate", run_help, "Issue certificates of erasure, and work with them.", store=False
-    )
-    parts = certificate.add_subparsers(title="parts", metavar="PART", dest="part")
-    register_issue(parts)
-    register_sign(parts)
-    register_opening(parts)
-    register_stamp(parts)
-    register_show(parts)
-
-
-def run_help(options: argparse.Namespace) -> int:
-    """Say that a part is missing."""
-    raise UsageError("name a part: issue, sign, opening, stamp or show", options.parser)
-
-
-def refuse_existing(out: Path, store: Path | None = None) -> None:
-    """ValueError if a file cannot be written: it is there, its folder is not, or it is inside a store."""
-    if out.exists():
-        raise ValueError(f"{out} is there already: it is not written over")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"{out.absolute().parent} is not a folder")
-    refuse_inside_store(out, store)
-
-
-# -- issue -------------------------------------------------------------------------------------------------------------
-
-
-def register_issue(parts: Commands) -> None:
-    """Add ``certificate issue``."""
-    issue = add_command(
-        parts, "issue", run_issue, "Write a certificate of erasures.", changes="the certificate was written"
-    )
-    issue.add_argument("out", type=Path, metavar="OUT.json", help="the certificate")
-    whose = issue.add_mutually_exclusive_group(required=True)
-    whose.add_argument("--event-id", action="append", metavar="E", help="an erasure; may be repeated")
-    whose.add_argument("--request", metavar="R", help="all erasures of a request")
-    add_signing_key(issue)
-
-
-def run_issue(options: argparse.Namespace) -> int:
+@command(
+    "certificate issue",
+    "Write a certificate of erasures.",
+    option("out", type=Path, metavar="OUT.json", help="the certificate"),
+    one_of(
+        option("--event", nargs="+", action="extend", metavar="E", help="erasures by their event ids, see history"),
+        option("--request", metavar="R", help="all erasures of a request"),
+        required=True,
+    ),
+    SIGNING_KEY,
+    changes="the certificate was written",
+)
+def issue(options: argparse.Namespace) -> int:
     """Issue and write a certificate."""
-    refuse_existing(options.out, options.store)
+    check_output(options.out, options.store)
     key = signing_key(options)
     with open_store(options) as store:
-        events = options.event_id
+        events = options.event
         if options.request is not None:
             request = store.requests.get(options.request)
             if not request.events:
@@ -85,19 +54,108 @@ def run_issue(options: argparse.Namespace) -> int:
     return OK
 
 
-# -- show --------------------------------------------------------------------------------------------------------------
+@command(
+    "certificate sign",
+    "Add a signature to a certificate, for example with the key that takes over from the old one.",
+    CERTIFICATE,
+    option("out", type=Path, metavar="OUT.json", help="the certificate with one signature more"),
+    partial(SIGNING_KEY, required=True),
+    store=False,
+    changes="the certificate was written",
+)
+def sign(options: argparse.Namespace) -> int:
+    """Write the certificate with one signature more."""
+    from torchlssvm import audit
+
+    check_output(options.out)
+    certificate = audit.Certificate.load(options.certificate)
+    key = signing_key(options)
+    signed = audit.sign(certificate, key)
+    signed.save(options.out)
+    said = {"certificate": str(options.out), "signatures": len(signed.signatures), "key_id": audit.key_id(key)}
+    emit(
+        options, said, f"{options.out}: {len(signed.signatures)} signatures, the new one by sha256:{audit.key_id(key)}"
+    )
+    return OK
 
 
-def register_show(parts: Commands) -> None:
-    """Add ``certificate show``."""
-    text = "Explain a certificate in plain words. With keys, a store or a receipt it is checked first, as verify does."
-    show = add_command(parts, "show", run_show, text, store=False, changes="the page was written")
-    add_checks(show)
-    show.add_argument("--html", type=Path, metavar="OUT.html", help="write a page to look at and to print")
-    show.add_argument("--force", action="store_true", help="overwrite an existing page")
+@command(
+    "certificate opening",
+    "Write the key with which others can check an exported head against a certificate without the store.",
+    option("out", type=Path, metavar="OUT.json", help="the opening, for verify --opening"),
+    changes="the opening was written",
+)
+def opening(options: argparse.Namespace) -> int:
+    """Write the opening of the present state, with a warning."""
+    from torchlssvm.audit.opening import OPENING_WARNING
+    from torchlssvm.errors import StoreError
+
+    check_output(options.out, options.store)
+    with open_store(options, readonly=True) as store:
+        made = store.opening()
+        if made is None:
+            raise StoreError("there is no commitment to the present state: issue a certificate first")
+        made.save(options.out)
+        position = store.position
+    warn(f"warning: {OPENING_WARNING}")
+    said = {"opening": str(options.out), "position": position, "warning": OPENING_WARNING}
+    emit(options, said, f"{options.out}: opens certificates of position {position}")
+    return OK
 
 
-def run_show(options: argparse.Namespace) -> int:
+@command(
+    "certificate stamp",
+    "Write the query for a time stamp (RFC 3161), or put the authority's response beside the certificate. Nothing is sent "
+    "from here.",
+    CERTIFICATE,
+    one_of(
+        option("--query", type=Path, metavar="OUT.tsq", help="write the query, to be sent to an authority"),
+        option("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr"),
+        required=True,
+    ),
+    option("--authority", type=Path, metavar="PEM", help="root certificate of the authority, which you trust"),
+    store=False,
+    changes="the file was written",
+)
+def stamp(options: argparse.Namespace) -> int:
+    """Write a request, or take in a response."""
+    from torchlssvm import audit
+    from torchlssvm.audit.time_stamp import MAX_STAMP_BYTES
+    from torchlssvm.untrusted import read_regular
+
+    data = read_certificate_file(options.certificate)
+    audit.Certificate.from_json(data)
+    if options.query is not None:
+        if options.authority is not None:
+            raise UsageError("--authority goes with --response")
+        check_output(options.query)
+        options.query.write_bytes(audit.time_stamp_request(data))
+        text = (
+            f"{options.query}: send it to a time stamp authority (it holds a hash of the certificate only), then: "
+            f"torchlssvm certificate stamp {options.certificate} --response FILE --authority PEM"
+        )
+        emit(options, {"query": str(options.query)}, text)
+        return OK
+    out = options.certificate.with_name(options.certificate.name + ".tsr")
+    stamp = audit.TimeStamp.load(options.response)
+    found = stamp.check(data, options.authority)
+    if not (out.exists() and out.samefile(options.response)):
+        check_output(out)
+        out.write_bytes(read_regular(options.response, MAX_STAMP_BYTES))
+    emit(options, {"time_stamp": str(out), "time": stamp.time.isoformat(), "check": found}, f"{out}: {found}")
+    return OK
+
+
+@command(
+    "certificate show",
+    "Explain a certificate in plain words. With keys, a store or a receipt it is checked first, as verify does.",
+    add_checks,
+    option("--html", type=Path, metavar="OUT.html", help="write a page to look at and to print"),
+    FORCE,
+    store=False,
+    changes="the page was written",
+)
+def show_certificate(options: argparse.Namespace) -> int:
     """Print what a certificate says, and write the page."""
     from torchlssvm import audit
     from torchlssvm.report.certificate_page import CertificateFacts, certificate_lines, certificate_page
@@ -125,108 +183,4 @@ def run_show(options: argparse.Namespace) -> int:
         named = " The page names people, from the receipt." if receipt is not None else ""
         text = [f"{options.html}: the certificate as a page. {facts.summary}{named}"]
     emit(options, said, text)
-    return OK
-
-
-# -- stamp -------------------------------------------------------------------------------------------------------------
-
-
-def register_stamp(parts: Commands) -> None:
-    """Add ``certificate stamp``."""
-    text = (
-        "Write the request for a time stamp (RFC 3161), or put the authority's response beside the certificate. Nothing is "
-        "sent from here."
-    )
-    stamp = add_command(parts, "stamp", run_stamp, text, store=False, changes="the file was written")
-    stamp.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
-    which = stamp.add_mutually_exclusive_group(required=True)
-    which.add_argument("--request", type=Path, metavar="OUT.tsq", help="write the request, to be sent to an authority")
-    which.add_argument("--response", type=Path, metavar="FILE", help="check its response, and write it to CERT.tsr")
-    stamp.add_argument(
-        "--authority", type=Path, metavar="PEM", help="root certificate of the authority, which you trust"
-    )
-
-
-def run_stamp(options: argparse.Namespace) -> int:
-    """Write a request, or take in a response."""
-    from torchlssvm import audit
-    from torchlssvm.audit.time_stamp import MAX_STAMP_BYTES
-    from torchlssvm.untrusted import read_regular
-
-    data = read_certificate_file(options.certificate)
-    audit.Certificate.from_json(data)
-    if options.request is not None:
-        if options.authority is not None:
-            raise UsageError("--authority goes with --response")
-        refuse_existing(options.request)
-        options.request.write_bytes(audit.time_stamp_request(data))
-        text = (
-            f"{options.request}: send it to a time stamp authority (it holds a hash of the certificate only), then: "
-            f"torchlssvm certificate stamp {options.certificate} --response FILE --authority PEM"
-        )
-        emit(options, {"request": str(options.request)}, text)
-        return OK
-    out = options.certificate.with_name(options.certificate.name + ".tsr")
-    stamp = audit.TimeStamp.load(options.response)
-    found = stamp.check(data, options.authority)
-    if not (out.exists() and out.samefile(options.response)):
-        refuse_existing(out)
-        out.write_bytes(read_regular(options.response, MAX_STAMP_BYTES))
-    emit(options, {"time_stamp": str(out), "time": stamp.time.isoformat(), "check": found}, f"{out}: {found}")
-    return OK
-
-
-# -- sign --------------------------------------------------------------------------------------------------------------
-
-
-def register_sign(parts: Commands) -> None:
-    """Add ``certificate sign``."""
-    text = "Add a signature to a certificate, for example with the key that takes over from the old one."
-    sign = add_command(parts, "sign", run_sign, text, store=False, changes="the certificate was written")
-    sign.add_argument("certificate", type=Path, metavar="CERT", help="file of the certificate")
-    sign.add_argument("out", type=Path, metavar="OUT.json", help="the certificate with one signature more")
-    add_signing_key(sign, required=True)
-
-
-def run_sign(options: argparse.Namespace) -> int:
-    """Write the certificate with one signature more."""
-    from torchlssvm import audit
-
-    refuse_existing(options.out)
-    certificate = audit.Certificate.load(options.certificate)
-    key = signing_key(options)
-    signed = audit.sign(certificate, key)
-    signed.save(options.out)
-    said = {"certificate": str(options.out), "signatures": len(signed.signatures), "key_id": audit.key_id(key)}
-    emit(
-        options, said, f"{options.out}: {len(signed.signatures)} signatures, the new one by sha256:{audit.key_id(key)}"
-    )
-    return OK
-
-
-# -- opening -----------------------------------------------------------------------------------------------------------
-
-
-def register_opening(parts: Commands) -> None:
-    """Add ``certificate opening``."""
-    text = "Write the key with which others can check an exported head against a certificate without the store."
-    opening = add_command(parts, "opening", run_opening, text, changes="the opening was written")
-    opening.add_argument("out", type=Path, metavar="OUT.json", help="the opening, for verify --opening")
-
-
-def run_opening(options: argparse.Namespace) -> int:
-    """Write the opening of the present state, with a warning."""
-    from torchlssvm.audit.opening import OPENING_WARNING
-    from torchlssvm.errors import StoreError
-
-    refuse_existing(options.out, options.store)
-    with open_store(options, readonly=True) as store:
-        opening = store.opening()
-        if opening is None:
-            raise StoreError("there is no commitment to the present state: issue a certificate first")
-        opening.save(options.out)
-        position = store.position
-    warn(f"warning: {OPENING_WARNING}")
-    said = {"opening": str(options.out), "position": position, "warning": OPENING_WARNING}
-    emit(options, said, f"{options.out}: opens certificates of position {position}")
     return OK

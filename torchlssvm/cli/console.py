@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from torchlssvm.wording import printable
@@ -74,7 +76,28 @@ def warn(text: str) -> None:
             print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
 
 
-def table(rows: dict[str, Any]) -> str:
+def table(rows: dict[str, Any]) -> list[str]:
     """Format names and values, one pair in a line."""
     width = max(map(len, rows), default=0)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+@contextlib.contextmanager
+def progress(options: argparse.Namespace, doing: str, total: int | None = None) -> Iterator[Callable[[int], Any]]:
+    """Show a bar on stderr while the work goes on: on a terminal, without --json, and with tqdm installed.
+
+    Yields a function that counts samples as done. ``total``: their number, if it is known.
+    """
+    shown = not options.json and sys.stderr is not None and sys.stderr.isatty() and find_spec("tqdm") is not None
+    if not shown:
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    layout = "{desc} ... {elapsed}"
+    if total is not None:
+        layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}, {remaining} left"
+    width, height = shutil.get_terminal_size()  # tqdm shows nothing where a terminal does not tell its size
+    size = {"ncols": width - 1, "nrows": height}
+    with tqdm(desc=doing, total=total, leave=False, file=sys.stderr, bar_format=layout, **size) as bar:
+        yield bar.update

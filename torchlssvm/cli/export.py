@@ -1,4 +1,4 @@
-"""``torchlssvm export``: the head or the samples of a store as a file."""
+"""``export``: the head or the samples of a store as a file, and the file of a head that ``verify --head`` reads."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.cli.arguments import UsageError, add_command
+from torchlssvm.cli.arguments import FORCE, UsageError, command, option
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.store_folder import check_output, watched_store
+from torchlssvm.cli.store_access import Settings, check_output, watched_store
 
 if TYPE_CHECKING:
-    from torchlssvm.cli.arguments import Commands
+    from torchlssvm.linear import LinearHead
     from torchlssvm.store import SampleStore
 
-
-def register(commands: Commands) -> None:
-    """Add the command to the parser."""
-    text = "Write the head, or the samples, to a file. That file is listed in certificates of later erasures."
-    export = add_command(commands, "export", run_export, text, changes="the file was written")
-    export.add_argument("out", type=Path, metavar="OUT", help="file to write")
-    export.add_argument(
-        "--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"
-    )
-    export.add_argument("--force", action="store_true", help="overwrite an existing file")
+EXPORT_FORMAT = "torchlssvm-export-1"
 
 
-def run_export(options: argparse.Namespace) -> int:
+@command(
+    "export",
+    "Write the head, or the samples, to a file. That file is listed in certificates of later erasures.",
+    option("out", type=Path, metavar="OUT", help="file to write"),
+    option("--format", choices=("pt", "jsonl"), default="pt", help="the head, or the samples (default: pt)"),
+    FORCE,
+    changes="the file was written",
+)
+def export(options: argparse.Namespace) -> int:
     """Write a temporary file and rename it, so that the file is there as a whole or not at all."""
-    from torchlssvm.cli.exported_head import write_head
-
     if options.out.suffix == ".jsonl" and options.format == "pt":
         raise UsageError("samples are written with --format jsonl")
     check_output(options.out, options.store, options.force)
@@ -68,3 +65,48 @@ def write_samples(store: SampleStore, path: Path) -> int:
                 file.write(json.dumps(one) + "\n")
             written += len(rows)
     return written
+
+
+def write_head(store: SampleStore, path: Path) -> int:
+    """Write options and state_dict as plain data, for ``torch.load(path, weights_only=True)``; return the number of samples."""
+    import torch
+
+    head = store.head
+    out = {"format": EXPORT_FORMAT, "config": head.config(), "state_dict": dict(head.state_dict())}
+    out |= {"classes": Settings.load(store).classes, "fingerprint": store.fingerprint, "position": store.position}
+    out["head"] = type(head).__name__
+    try:
+        torch.save(out, path)
+    except RuntimeError as error:  # torch's writer: no such folder, no room
+        raise OSError(f"{path} cannot be written: {error}") from error
+    return len(store)
+
+
+def load_head(path: Path) -> LinearHead:
+    """Load a head that ``export`` wrote; w, b, C and P in the file must be those it computes with, which ``verify`` checks."""
+    from torchlssvm import LSSVMHead, VerificationError
+    from torchlssvm.audit.verification import WEIGHT_TOLERANCE
+    from torchlssvm.backbones import load_pt
+    from torchlssvm.errors import StoreError
+    from torchlssvm.store.head_adapter import head_from
+    from torchlssvm.untrusted import check_regular
+
+    try:
+        check_regular(path)
+        found = load_pt(path)
+    except ValueError as error:
+        raise VerificationError(str(error)) from error
+    if not isinstance(found, dict) or found.get("format") != EXPORT_FORMAT:
+        raise VerificationError(f"{path} was not written by torchlssvm export")
+    try:
+        head = head_from({"type": found.get("head", LSSVMHead.__name__)} | found["config"], None)
+        head.load_state_dict(found["state_dict"])
+        for name, value in head.state_dict().items():
+            given = found["state_dict"][name]
+            if name in ("w", "b", "C", "P") and not value.allclose(
+                given, WEIGHT_TOLERANCE, WEIGHT_TOLERANCE * float(value.abs().max())
+            ):
+                raise VerificationError(f"{name} in {path} is not what the head there computes with")
+    except (AttributeError, KeyError, RecursionError, RuntimeError, StoreError, TypeError, ValueError) as error:
+        raise VerificationError(f"{path} does not hold a head that can be loaded: {str(error)[:500]}") from error
+    return head

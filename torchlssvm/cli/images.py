@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ import torch
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.backbones import build, preprocessing
-from torchlssvm.cli.columns import Column
-from torchlssvm.cli.samples import FileBatch, as_subjects
-from torchlssvm.cli.settings import Settings
+from torchlssvm.cli.sample_files import Batch, as_subjects, read_column
 from torchlssvm.linear.attach import AttachedClassifier, attach
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -37,12 +35,19 @@ class Backbone:
         self.fingerprint = fingerprint(self.classifier.backbone, self.preprocess)
 
 
-class ImageSamples:
-    """Samples from the photographs of a folder. Features computed again may differ in their last bits, hence the tolerance."""
+class ImageFolder:
+    """The photographs of a folder, as samples with the features that a network makes of them.
+
+    Args:
+        folder: the class of an image is the sub-folder it is in, its id the path below the folder.
+        subjects: a file with the subject of each image; see :func:`~torchlssvm.cli.sample_files.read_column`.
+        by_position: that file is a list in the order of the paths.
+    """
 
     tolerance = 1e-3
+    """Features computed again may differ in their last bits."""
 
-    def __init__(self, folder: Path, subjects: str | None, by_position: bool = False):
+    def __init__(self, folder: Path, subjects: str | None = None, by_position: bool = False):
         self.folder = folder
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
@@ -53,37 +58,29 @@ class ImageSamples:
         loose = next((p for p in self.paths if p.parent == folder), None)
         if loose is not None:
             raise ValueError(f"{loose} is in no sub-folder: the class of an image is the name of its sub-folder")
-        self.total = len(self.paths)
-        self.subjects = None if subjects is None else Column(Path(subjects), "subject")
-        if self.subjects is not None:
-            self.subjects.check(self.total, folder, by_position)
+        self.ids = [p.relative_to(folder).as_posix() for p in self.paths]
+        self.class_names = [i.partition("/")[0] for i in self.ids]
+        self.subjects = None
+        if subjects is not None:
+            self.subjects = as_subjects(read_column(Path(subjects), "subject", self.ids, folder, by_position))
 
-    def class_name(self, path: Path) -> str:
-        """Return the first folder below the one given."""
-        return path.relative_to(self.folder).parts[0]
+    def __len__(self) -> int:
+        return len(self.paths)
 
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the classes, sorted, each once."""
-        return sorted({self.class_name(p) for p in self.paths})
-
-    def use_backbone(self, backbone: Backbone, settings: Settings, classes: int) -> ImageSamples:
-        """Set the network that makes features of images, and the settings that make labels of names."""
-        self.backbone, self.settings, self.classes = backbone, settings, classes
-        self.width = backbone.classifier.in_features
+    def use(self, backbone: Backbone, label_of: Callable[[str], int]) -> ImageFolder:
+        """Set the network that makes features of images, and the label that the name of a class stands for."""
+        self.backbone, self.width = backbone, backbone.classifier.in_features
+        self.y = [label_of(name) for name in self.class_names]
         return self
 
-    def batches(self, size: int) -> Iterator[FileBatch]:
+    def batches(self, size: int) -> Iterator[Batch]:
         """Yield the features of all images, ``size`` at a time."""
-        for start in range(0, self.total, size):
-            paths = self.paths[start : start + size]
-            ids = [p.relative_to(self.folder).as_posix() for p in paths]
-            names = None if self.subjects is None else self.subjects.take(start, ids)
-            images = torch.stack([self._read(p) for p in paths])
-            x = self.backbone.classifier.features(images)
-            y = [self.settings.label(self.class_name(p), self.classes) for p in paths]
-            where = f"{self.folder}, {ids[0]} to {ids[-1]}"
-            yield FileBatch(where, ids, as_subjects(names), x, y)
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            ids = self.ids[part]
+            x = self.backbone.classifier.features(torch.stack([self._read(p) for p in self.paths[part]]))
+            subjects = None if self.subjects is None else self.subjects[part]
+            yield f"{self.folder}, {ids[0]} to {ids[-1]}", ids, x, self.y[part], subjects
 
     def _read(self, path: Path) -> torch.Tensor:
         from PIL import Image

@@ -1,41 +1,40 @@
-"""``torchlssvm report``: one HTML page about a store."""
+"""``report``: one HTML page about a store; ``demo``: learn, correct, erase and verify on data that ships with scikit-learn."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torchlssvm.cli.arguments import add_command, count
+from torchlssvm.cli.arguments import FORCE, command, count, option
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.store_folder import check_output, watched_store
-
-if TYPE_CHECKING:
-    from torchlssvm.cli.arguments import Commands
+from torchlssvm.cli.store_access import Settings, check_output, watched_store
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the parser."""
-    text = (
-        "Write one HTML page about the store: erasures, requests and pending work first; then accuracy, calibration, rho, "
-        "suspicious and harmful samples, events."
-    )
-    report = add_command(commands, "report", run_report, text, changes="the page was written")
-    page = Path("torchlssvm_report.html")
-    report.add_argument("--out", type=Path, default=page, metavar="FILE", help="the page (default: %(default)s)")
-    text = "pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])"
-    report.add_argument("--images", type=Path, metavar="PATH", help=text)
-    report.add_argument("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder")
-    report.add_argument("--force", action="store_true", help="overwrite an existing file")
-    report.add_argument("--title", metavar="TEXT", help="title of the page")
-    report.add_argument(
-        "--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"
-    )
-
-
-def run_report(options: argparse.Namespace) -> int:
+@command(
+    "report",
+    "Write one HTML page about the store. Erasures, requests and pending work come first; then accuracy, calibration, rho, "
+    "suspicious and harmful samples, events.",
+    option(
+        "--out",
+        type=Path,
+        default=Path("torchlssvm_report.html"),
+        metavar="FILE",
+        help="the page (default: %(default)s)",
+    ),
+    option(
+        "--images",
+        type=Path,
+        metavar="PATH",
+        help="pictures: a folder (ids are paths below it) or a .npy file (n, H, W[, 3])",
+    ),
+    option("--certificates", type=Path, metavar="DIR", help="list the certificate files of this folder"),
+    FORCE,
+    option("--title", metavar="TEXT", help="title of the page"),
+    option("--count", type=count, default=24, metavar="N", help="samples in each list (default: %(default)s)"),
+    changes="the page was written",
+)
+def report(options: argparse.Namespace) -> int:
     """Write the page and print its main figures."""
-    from torchlssvm.cli import settings
     from torchlssvm.report import write_report
 
     check_output(options.out, options.store, options.force)
@@ -44,7 +43,7 @@ def run_report(options: argparse.Namespace) -> int:
         store.register_checkpoint(options.out)
         try:
             found = write_report(
-                store, options.out, images=options.images, classes=settings.load(store).classes, title=options.title,
+                store, options.out, images=options.images, classes=Settings.load(store).classes, title=options.title,
                 certificates=options.certificates, count=options.count,
             )  # fmt: skip
         except BaseException:
@@ -68,3 +67,26 @@ def run_report(options: argparse.Namespace) -> int:
     text += f"accuracy {found.accuracy:.1%} (leave-one-out), {data['suspicious']:,} suspicious labels"
     emit(options, data, text)
     return OK
+
+
+def parse_seed(text: str) -> int:
+    """Parse a seed that every random generator takes."""
+    value = int(text)
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2^63 - 1")
+    return value
+
+
+@command(
+    "demo",
+    "See it all at work on digits. The demo learns digits with wrong labels, finds and corrects them, erases a user, and "
+    "verifies that nothing is left.",
+    option("--out", type=Path, default=Path(), metavar="DIR", help="folder of the picture (default: .)"),
+    option("--seed", type=parse_seed, default=0, metavar="N", help="seed of all random numbers (default: 0)"),
+    store=False,
+)
+def demo(options: argparse.Namespace) -> int:
+    """Run the demo; the exit code is 1 if one of its checks fails."""
+    from torchlssvm.demo import run
+
+    return run(options.out, options.seed, options.json)

@@ -1,35 +1,25 @@
-"""``torchlssvm suppression``: let a store use a suppression list, or show the one it uses."""
+"""Who was erased on request stays out: ``suppression`` and ``readmit``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torchlssvm.cli.arguments import add_command
+from torchlssvm.cli.arguments import ID, SUBJECT, SUPPRESSION_KEY, UsageError, command, option
 from torchlssvm.cli.console import OK, emit
-from torchlssvm.cli.store_folder import open_store
-from torchlssvm.cli.suppression_arguments import add_suppression_key
+from torchlssvm.cli.store_access import open_store
 from torchlssvm.wording import counted
 
-if TYPE_CHECKING:
-    from torchlssvm.cli.arguments import Commands
 
-
-def register(commands: Commands) -> None:
-    """Add the command to the parser."""
-    text = (
-        "Keep out samples that were erased on request. The list is a file outside the store, which several stores may share; "
-        "without its key (see keygen --suppression) it reveals nothing."
-    )
-    parser = add_command(commands, "suppression", run_suppression, text, changes="the store uses the list")
-    parser.add_argument(
-        "--list", type=Path, metavar="FILE", help="use this list from now on; it is made if it is not there"
-    )
-    add_suppression_key(parser)
-
-
-def run_suppression(options: argparse.Namespace) -> int:
+@command(
+    "suppression",
+    "Keep out samples that were erased on request. The list is a file outside the store, which several stores may share; "
+    "without its key (see keygen --suppression) it reveals nothing.",
+    option("--list", type=Path, metavar="FILE", help="use this list from now on; it is made if it does not exist"),
+    SUPPRESSION_KEY,
+    changes="the store uses the list",
+)
+def suppression(options: argparse.Namespace) -> int:
     """Bind the list if one is given; print its state."""
     with open_store(options) as store:
         if options.list is not None:
@@ -51,4 +41,39 @@ def run_suppression(options: argparse.Namespace) -> int:
                 f"\nattention: {counted(len(held), 'sample')} of this store on the list, to be erased here too: {first}"
             )
     emit(options, said, text)
+    return OK
+
+
+@command(
+    "readmit",
+    "Allow a lawful return. It takes subjects and ids off the suppression list, and adds nothing. The journal keeps an "
+    "entry of it, without names.",
+    SUBJECT,
+    ID,
+    option("--receipt", type=Path, metavar="FILE", help="all names of a receipt that are on the list"),
+    option("--reason", required=True, metavar="TEXT", help="why, without the names of those concerned"),
+    SUPPRESSION_KEY,
+    changes="the return is allowed",
+)
+def readmit(options: argparse.Namespace) -> int:
+    """Take names off the list."""
+    from torchlssvm.audit import ErasureReceipt
+
+    subjects, ids = options.subject or [], options.id or []
+    receipt = None if options.receipt is None else ErasureReceipt.load(options.receipt)
+    if receipt is None and not subjects and not ids:
+        raise UsageError("give --subject, --id or --receipt")
+    with open_store(options) as store:
+        if receipt is not None:
+            more_ids, more_subjects = store.suppression.names_listed(receipt.ids, receipt.subjects)
+            ids, subjects = list(dict.fromkeys([*ids, *more_ids])), list(dict.fromkeys([*subjects, *more_subjects]))
+            if not ids and not subjects:
+                raise ValueError(
+                    f"no name of {options.receipt} is on the suppression list: the erasure belonged to no request, or the "
+                    "return was allowed before. Nothing keeps these samples out."
+                )
+        names = store.readmit(subjects, ids, reason=options.reason)
+        position = store.position
+    text = f"{counted(names, 'name')} taken off the suppression list; the journal has it as event {position}"
+    emit(options, {"names": names, "position": position}, text)
     return OK

@@ -1,1 +1,5 @@
-"""Pure tensor functions, one file a theorem family."""
+"""Pure mathematics in torch, in the papers' letters, without state."""
+
+from torchlssvm.functional.differentiable import LeaveOneOutLoss, fit
+
+__all__ = ["LeaveOneOutLoss", "fit"]

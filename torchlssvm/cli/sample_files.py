@@ -1,0 +1,321 @@
+"""Samples from files: :func:`read_samples` for .npy, .pt and CSV. A file that cannot be read is a ValueError that names it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.backbones import load_pt
+
+Values: TypeAlias = list[str] | Tensor
+"""One value for each sample: texts, or numbers (n,) or (n, K)."""
+
+Batch: TypeAlias = tuple[str, list[str], Tensor, Any, list[str | None] | None]
+"""Where samples come from, for messages; their ids, features (B, J), labels and subjects."""
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """The samples of a file. Features of a .npy file stay on the disk until a batch is read."""
+
+    path: Path
+    x: np.ndarray[Any, Any] | Tensor  # (n, J)
+    y: list[int] | Tensor | None  # (n,) labels or (n, K) targets
+    ids: list[str] | None
+    subjects: list[str | None] | None
+
+    tolerance: ClassVar[float] = 0.0
+    """Largest relative difference of a sample's features when it is read again."""
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return int(self.x.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield all samples, ``size`` at a time. Ids are ``<file name>:<row from 0>`` unless there are others."""
+        for start in range(0, len(self), size):
+            part = slice(start, min(start + size, len(self)))
+            ids = default_ids(self.path, part) if self.ids is None else self.ids[part]
+            y = None if self.y is None else self.y[part]
+            subjects = None if self.subjects is None else self.subjects[part]
+            yield f"{self.path}, samples {start} to {part.stop - 1}", ids, to_features(self.x[part]), y, subjects
+
+
+def default_ids(path: Path, part: slice) -> list[str]:
+    """Ids of samples that were given none."""
+    return [f"{path.name}:{i}" for i in range(part.start, part.stop)]
+
+
+def read_samples(
+    path: Path,
+    label_of: Callable[[str], int],
+    *,
+    labels: str | None = None,
+    ids: str | None = None,
+    subjects: str | None = None,
+    by_position: bool = False,
+) -> SampleFile:
+    """Read a .npy, .pt or CSV file of features.
+
+    Args:
+        path: the file.
+        label_of: the label that a text stands for; ValueError if there is none.
+        labels: a file, or a column of the CSV by name or by number (from 0, or from the end if negative).
+        ids: likewise.
+        subjects: likewise.
+        by_position: a list without ids is in the order of the samples.
+    """
+    named = {"id": ids, "label": labels, "subject": subjects}
+    lines: list[int] = []
+    columns: dict[str, Values] = {}
+    x: np.ndarray[Any, Any] | Tensor
+    if is_table(path):
+        x, columns, lines = read_table(path, named)
+    elif path.suffix in (".npy", ".pt"):
+        x = load_matrix(path)
+    else:
+        raise ValueError(f"{path}: features are read from .npy, .pt, .csv and .csv.gz files")
+    if not len(x):
+        raise ValueError(f"{path} holds no samples")
+    in_table = set(columns)
+    for name, value in named.items():  # ids first: the others may go by them
+        if value is not None and name not in columns:
+            found = columns.get("id")
+            keys = default_ids(path, slice(0, len(x))) if found is None else as_texts(found)
+            columns[name] = read_column(Path(value), name, keys, path, by_position)
+    y: Any = columns.get("label")
+    if isinstance(y, list):
+        places = [f"{path}, line {n}" for n in lines] if "label" in in_table else [str(labels)] * len(y)
+        y = [to_label(text, place, label_of) for text, place in zip(y, places, strict=True)]
+    keys_given = None if "id" not in columns else as_texts(columns["id"])
+    return SampleFile(path, x, y, keys_given, as_subjects(columns.get("subject")))
+
+
+def to_label(text: str, place: str, label_of: Callable[[str], int]) -> int:
+    """The label that a text stands for; the ValueError says where it stands."""
+    try:
+        return label_of(text)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def as_texts(values: Values) -> list[str]:
+    """Convert the values of a column to texts."""
+    return [str(v) for v in values.tolist()] if isinstance(values, Tensor) else values
+
+
+def as_subjects(values: Values | None) -> list[str | None] | None:
+    """Convert the values of a column to subjects; an empty value is None."""
+    return None if values is None else [name or None for name in as_texts(values)]
+
+
+# -- arrays and tensors ------------------------------------------------------------------------------------------------
+
+
+def load_npy(path: Path, mapped: bool) -> np.ndarray[Any, Any]:
+    """Load an array; ``mapped``: read from the disk as it is needed."""
+    path.stat()  # a missing file is an OSError that says so
+    try:
+        if mapped:
+            return np.lib.format.open_memmap(path, mode="r")
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # numpy's parser of the header raises errors of many kinds
+        raise ValueError(f"{path} is no .npy file, or not all of one: {error}") from None
+
+
+def load_matrix(path: Path) -> np.ndarray[Any, Any] | Tensor:
+    """Load features (n, J) from a .npy file, which stays on the disk, or a .pt file."""
+    values: Any = load_npy(path, True) if path.suffix == ".npy" else load_pt(path)
+    if isinstance(values, Tensor):
+        real = values.layout == torch.strided and not values.is_complex() and not values.is_quantized
+    else:
+        real = isinstance(values, np.ndarray) and values.dtype.kind in "fiub"
+    if not real:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise ValueError(f"{path} must hold one array of real numbers, it holds {kind}")
+    if values.ndim != 2:
+        raise ValueError(f"{path} must hold features of shape (n, J), it has shape {tuple(values.shape)}")
+    return values  # type: ignore[no-any-return]
+
+
+def to_features(part: np.ndarray[Any, Any] | Tensor) -> Tensor:
+    """Convert rows of an array or a tensor to a tensor of floats."""
+    if isinstance(part, Tensor):
+        return part
+    usual = part.dtype.kind == "f" and part.dtype.itemsize in (2, 4, 8)
+    return torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("=") if usual else np.float64))
+
+
+def to_column(values: Any, path: Path) -> Values:
+    """Values of a .npy or .pt file: numbers as a tensor (n,) or (n, K), texts as a list."""
+    if isinstance(values, list | tuple) and all(isinstance(v, str | int) for v in values):
+        return [str(v) for v in values]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "US" and values.ndim == 1:
+        return [v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        values = torch.from_numpy(
+            values.astype(np.int64 if values.dtype.kind in "iu" else values.dtype.newbyteorder("="))
+        )
+    if not isinstance(values, Tensor) or values.ndim not in (1, 2):
+        shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor | np.ndarray) else ""
+        raise ValueError(f"{path} must hold one value for each sample, it holds {type(values).__name__}{shape}")
+    return values
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def is_table(path: Path) -> bool:
+    """Tell a CSV file by its name."""
+    return path.name.lower().endswith((".csv", ".csv.gz"))
+
+
+def is_number(cell: str) -> bool:
+    """Tell if a cell is a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[Iterator[str]]:
+    """Open the lines of a text file, gzipped or not."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read as text: {error}") from None
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and cells of each row of a CSV file, gzipped or not; all rows have the same length."""
+    width = 0
+    with open_text(path) as file:
+        reader = csv.reader(file)
+        for row in reader:
+            width = width or len(row)
+            if row and len(row) != width:
+                raise ValueError(f"{path}, line {reader.line_num}: {len(row)} columns instead of {width}")
+            if row:
+                yield reader.line_num, [cell.strip() for cell in row]
+
+
+def find_column(value: str | None, first: Sequence[str], header: bool) -> int | None:
+    """Find a column by name or by number; None if there is none, e.g. because a file is meant."""
+    if value is None:
+        return None
+    if header and value in first:
+        return first.index(value)
+    try:
+        index = int(value)
+    except ValueError:
+        return None
+    return index % len(first) if -len(first) <= index < len(first) and not Path(value).exists() else None
+
+
+def is_header(first: Sequence[str], named: Sequence[str | None]) -> bool:
+    """Tell if the first row names the columns: it has one of the names, or a cell that should be a feature is no number."""
+    if any(value in first and not is_number(value) for value in named if value is not None):
+        return True
+    others = {find_column(value, first, header=False) for value in named}
+    return not all(is_number(cell) for i, cell in enumerate(first) if i not in others)
+
+
+def read_table(
+    path: Path, named: Mapping[str, str | None]
+) -> tuple[np.ndarray[Any, Any], dict[str, Values], list[int]]:
+    """Read a CSV of numbers (n, J) and of the columns that are named; also return the line of each sample."""
+    rows = read_rows(path)
+    number, first = next(rows, (0, []))
+    if not first:
+        raise ValueError(f"{path} is empty")
+    header = is_header(first, list(named.values()))
+    places = {name: find_column(value, first, header) for name, value in named.items()}
+    for name, value in named.items():
+        if value is not None and places[name] is None and not Path(value).exists():
+            known = f"; its columns are {', '.join(first)[:200]}" if header else ""
+            raise ValueError(f"{value!r} is neither a column of {path} nor a file{known}")
+    texts: dict[str, Values] = {name: [] for name, place in places.items() if place is not None}
+    features = [c for c in range(len(first)) if c not in places.values()]
+    numbers, lines = array("d"), []
+    for line, row in rows if header else chain([(number, first)], rows):
+        try:
+            numbers.extend([float(row[c]) for c in features])
+        except ValueError:
+            column = next(c for c in features if not is_number(row[c]))
+            name = repr(first[column]) if header else str(column)
+            raise ValueError(
+                f"{path}, line {line}, column {name}: {row[column][:40]!r} is not a number. A column that is no feature "
+                "is named with --labels, --ids or --subjects."
+            ) from None
+        for name, values in texts.items():
+            values.append(row[places[name]])  # type: ignore[union-attr, index]
+        lines.append(line)
+    return np.array(numbers).reshape(len(lines), len(features)), texts, lines
+
+
+def read_by_id(path: Path, name: str) -> dict[str, str]:
+    """Read a CSV whose header has the columns ``id`` and ``name``, in any order; ValueError if an id stands there twice."""
+    rows = read_rows(path)
+    _, header = next(rows, (0, []))
+    if not {"id", name} <= set(header):
+        raise ValueError(
+            f"{path} has not the header it needs: its first line must name the columns id and {name}, e.g. 'id,{name}'"
+        )
+    key, value = header.index("id"), header.index(name)
+    out: dict[str, str] = {}
+    for line, row in rows:
+        if row[key] in out:
+            raise ValueError(f"{path}, line {line}: the id {row[key]!r} stands there twice")
+        out[row[key]] = row[value]
+    return out
+
+
+def read_column(path: Path, name: str, ids: Sequence[str], source: Path, by_position: bool) -> Values:
+    """Read one value for each sample from a file: labels, ids or subjects.
+
+    A CSV with the columns ``id`` and ``name`` goes by id. A .npy or .pt file is in the order of the samples, and so are the
+    lines of a text file if ``by_position`` says so.
+    """
+    if path.suffix in (".npy", ".pt"):
+        values = to_column(load_npy(path, False) if path.suffix == ".npy" else load_pt(path), path)
+    else:
+        first = next(read_rows(path), (0, []))[1] if is_table(path) else []
+        if len(first) > 1:
+            by_id = read_by_id(path, name)
+            missing = next((i for i in ids if i not in by_id), None)
+            if missing is not None:
+                raise ValueError(f"{path} has no {name} for the id {missing!r}")
+            return [by_id[i] for i in ids]
+        if not by_position:
+            raise ValueError(
+                f"{path} is a list without ids: give a CSV with the header id,{name}, or say with --by-position that its "
+                "order is that of the samples"
+            )
+        with open_text(path) as lines:
+            values = [line.strip() for line in lines]
+    if len(values) != len(ids):
+        raise ValueError(f"{path} has {len(values)} values of {name} for {len(ids)} samples of {source}")
+    return values

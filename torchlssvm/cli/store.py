@@ -1,0 +1,307 @@
+"""Commands on a store as a whole: ``init``, ``set``, ``stats``, ``history``, ``compact``, ``pending``, ``drop``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchlssvm.cli.arguments import CLASS_WEIGHT, UsageError, class_names, command, count, grid, one_of, option, rho
+from torchlssvm.cli.console import OK, emit, progress, table
+from torchlssvm.cli.store_access import SETTINGS_NOTE, Settings, holds_store, open_store
+
+if TYPE_CHECKING:
+    from torchlssvm.corrections.pending_events import Pending
+    from torchlssvm.store import SampleStore
+
+# -- init --------------------------------------------------------------------------------------------------------------
+
+
+@command(
+    "init",
+    "Make an empty store. Its head and its network are fixed from then on.",
+    option("--in-features", type=count, metavar="J", help="number of features (a backbone knows its own)"),
+    option(
+        "--classes", type=class_names, required=True, metavar="K", help="number of classes, or their names: ants,bees"
+    ),
+    option(
+        "--head",
+        choices=("lssvm", "margin"),
+        default="lssvm",
+        help="least squares (default), or the squared hinge of a max-margin classifier",
+    ),
+    option(
+        "--rho",
+        type=rho,
+        metavar="gcv|R",
+        help="regularization; gcv: chosen from the samples after each command (default). A margin head takes a number "
+        "(default: 1); set --rho kfold chooses it once there are samples",
+    ),
+    option(
+        "--intercept",
+        choices=("free", "penalized", "none"),
+        default="free",
+        help="form of the intercept (default: free)",
+    ),
+    option(
+        "--grid",
+        type=grid,
+        default="auto",
+        metavar="LIMIT[:BITS]",
+        help="largest feature and resolution, e.g. 8:20; auto: chosen from the first batch (default); none: float64 sums",
+    ),
+    option(
+        "--normalize", choices=("l2", "sqrt"), help="normalize each row: divide by its length, or take square roots"
+    ),
+    option(
+        "--scale", choices=("std",), help="standardise the features, derived again from the sums after each removal"
+    ),
+    CLASS_WEIGHT,
+    one_of(
+        option("--backbone", metavar="NAME", help="torchvision network for images, e.g. mobilenet_v2"),
+        option("--fingerprint", metavar="F", help="name of the network that features from files come from"),
+    ),
+    option("--weights", metavar="FILE", help="state_dict of the backbone (default: torchvision's weights)"),
+    changes="the store was made",
+)
+def init(options: argparse.Namespace) -> int:
+    """Make the head, then the store. A store that was not finished because of a crash is completed."""
+    from torchlssvm.errors import StoreError
+    from torchlssvm.store import SampleStore
+
+    if options.weights is not None and options.backbone is None:
+        raise UsageError("--weights needs --backbone")
+    if options.in_features is None and options.backbone is None:
+        raise UsageError("give --in-features J or --backbone NAME")
+    if options.rho in ("gcv", "kfold", "loo") and (options.head, options.rho) != ("lssvm", "gcv"):
+        raise UsageError(
+            f"--rho {options.rho} does not go with --head {options.head} here: a least-squares head takes gcv or a number, a "
+            f"margin head a number; when samples are added, torchlssvm set {options.store} --rho kfold chooses for it"
+        )
+    exists = holds_store(options.store)
+    already = StoreError(f"there is a store at {options.store} already: nothing was changed")
+    if exists and is_finished(options):
+        raise already
+    names = options.classes if isinstance(options.classes, list) else []
+    classes = len(names) or options.classes
+    settings = Settings(names)
+    try:
+        head, source = make_head(options, classes, settings)
+    except (MemoryError, RuntimeError) as error:
+        raise ValueError(f"such a head cannot be made: {error}") from error
+    if options.in_features not in (None, head.in_features):
+        raise ValueError(f"{options.backbone} gives {head.in_features} features, not {options.in_features}")
+    with SampleStore(options.store, head, fingerprint=source, timeout=options.timeout) as store:
+        if exists and (store.note(SETTINGS_NOTE) is not None or store.position):
+            raise already  # another process was faster
+        store.set_note(SETTINGS_NOTE, asdict(settings))
+    said = {"store": str(options.store), "features": head.in_features, "classes": classes, "fingerprint": source}
+    bound = f", for the images that {options.backbone} sees" if options.backbone else ""
+    emit(options, said, f"{options.store}: an empty store of {head.in_features} features and {classes} classes{bound}")
+    return OK
+
+
+def make_head(options: argparse.Namespace, classes: int, settings: Settings) -> tuple[Any, str | None]:
+    """Make the head, and the fingerprint of the network in front of it; note that network in the settings."""
+    from torchlssvm.functional.grid import as_grid
+    from torchlssvm.linear import head_class
+
+    build = {name: getattr(options, name) for name in ("intercept", "normalize", "scale")}
+    build["rho"] = options.rho if options.rho is not None else "gcv" if options.head == "lssvm" else 1.0
+    build |= {"grid": as_grid(options.grid), "class_weight": as_weights(options.class_weight)}
+    if options.backbone is None:
+        return head_class(options.head)(options.in_features, classes, **build), options.fingerprint
+    from torchlssvm.cli.images import DEFAULT_WEIGHTS, Backbone
+
+    weights = options.weights or DEFAULT_WEIGHTS
+    settings.backbone = options.backbone
+    settings.weights = weights if weights == DEFAULT_WEIGHTS else str(Path(weights).absolute())
+    backbone = Backbone(options.backbone, weights, classes, options.head, **build)
+    return backbone.classifier.head, backbone.fingerprint
+
+
+def as_weights(given: str | list[float] | None) -> Any:
+    """Class weights as a head takes them: numbers as a tensor (K,)."""
+    import torch
+
+    return torch.tensor(given, dtype=torch.float64) if isinstance(given, list) else given
+
+
+def is_finished(options: argparse.Namespace) -> bool:
+    """Tell if the store was made by a command that finished, whatever its head."""
+    from torchlssvm.errors import StoreBusyError, StoreError
+
+    try:
+        with open_store(options, readonly=True) as store:
+            return store.note(SETTINGS_NOTE) is not None or store.position > 0
+    except StoreBusyError:
+        raise
+    except StoreError:  # never finished, or damaged: opening it with the new head tells which
+        return False
+
+
+# -- set ---------------------------------------------------------------------------------------------------------------
+
+
+@command(
+    "set",
+    "Change options of the head: rho, class weights.",
+    option(
+        "--rho",
+        type=rho,
+        metavar="R|gcv|kfold|loo",
+        help="a number > 0. Chosen from the samples: gcv, for a least-squares head, and again after each command that changes "
+        "them; kfold or loo (leave-one-out), for a margin head, and once",
+    ),
+    CLASS_WEIGHT,
+    changes="the options were set",
+)
+def set_options(options: argparse.Namespace) -> int:
+    """Set the options that are given, and print the values in use."""
+    from torchlssvm.errors import StoreBusyError
+    from torchlssvm.linear import MarginHead
+
+    if options.rho is None and options.class_weight is None:
+        raise UsageError("give --rho or --class-weight")
+    with open_store(options) as store, progress(options, "choosing rho"):
+        head = store.head
+        allowed = ("kfold", "loo") if isinstance(head, MarginHead) else ("gcv",)
+        if isinstance(options.rho, str) and options.rho not in allowed:
+            raise UsageError(f"--rho {options.rho}: {type(head).__name__} takes a number or {' or '.join(allowed)}")
+        if options.class_weight is not None:
+            head.class_weight = as_weights(options.class_weight)  # written when the store closes
+            store.refresh()
+        if options.rho in ("kfold", "loo"):
+            head.select_rho(method=options.rho)  # likewise
+        elif options.rho is not None:
+            store.set_rho(options.rho)
+        said = options_in_use(head)
+    with open_store(options, readonly=True) as store:
+        if options_in_use(store.head) != said:
+            raise StoreBusyError(f"{options.store} was changed by another process meanwhile: try again")
+    weights = said["class_weight"]
+    text = f"rho is {said['choice']}" + (f"; class weights: {weights}" if weights is not None else "")
+    emit(options, said, text)
+    return OK
+
+
+def options_in_use(head: Any) -> dict[str, Any]:
+    """The options that ``set`` sets, as a head has them."""
+    choice = str(head.choices.get("rho", f"{head.rho!r}, as given"))
+    return {"rho": head.rho, "choice": choice, "class_weight": head.config()["class_weight"]}
+
+
+# -- looking at it -----------------------------------------------------------------------------------------------------
+
+
+@command("stats", "Count samples, classes and subjects; show rho, grid and digest.")
+def stats(options: argparse.Namespace) -> int:
+    """Print the numbers of the store."""
+    with open_store(options, readonly=True) as store:
+        settings, found = Settings.load(store), numbers(store)
+    found |= {"class_names": settings.classes, "backbone": settings.backbone, "weights": settings.weights}
+    shown = {name: value for name, value in found.items() if value not in (None, [], {})}
+    shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
+    shown["class_names"] = ", ".join(settings.classes) or "none"
+    emit(options, found, table(shown))
+    return OK
+
+
+def numbers(store: SampleStore) -> dict[str, Any]:
+    """The numbers of the store, with rho and the largest feature that its grid takes; the head is not restored for this."""
+    from torchlssvm.linear.data_choices import DataChoices
+
+    with store.view():
+        found, records = store.stats(), store.certificates
+        value, chosen = records.db.get("head").get("rho"), records.db.get("chosen", None)
+        used = records.table.codec.grid
+    if value is not None:  # a kernel machine has none
+        made = DataChoices.from_json((chosen or {}).get("made", {}), None)
+        found["rho"] = str(made.listed(value).get("rho", f"{value!r}, as given"))
+    found["limit"] = None if used is None else used.max_value
+    return found
+
+
+@command("history", "List every event, after checking the chain they form.")
+def history(options: argparse.Namespace) -> int:
+    """Print all events, oldest first."""
+    with open_store(options, readonly=True) as store:
+        entries = store.history()
+    names = ("position", "time", "kind", "samples", "event_id")
+    events = [{name: getattr(e, name) for name in names} | {"chain": e.chain.hex()} for e in entries]
+    lines = [f"{'':>6}  {'time (UTC)':<19}  {'kind':<8} {'samples':>8}  event"]
+    lines += [f"{e.position:>6}  {e.time[:19]}  {e.kind:<8} {e.samples:>8}  {e.event_id}" for e in entries]
+    emit(options, {"store": str(options.store), "events": events}, lines if entries else "no event yet")
+    return OK
+
+
+# -- compact -----------------------------------------------------------------------------------------------------------
+
+
+@command("compact", "Destroy the bytes of erased samples in all files.", changes="the store was compacted")
+def compact(options: argparse.Namespace) -> int:
+    """Compact the store and print the result."""
+    with open_store(options) as store:
+        said: dict[str, Any] = {"position": store.position}
+        text = compact_store(options, store, said)
+    emit(options, said, text)
+    return OK
+
+
+def compact_store(options: argparse.Namespace, store: SampleStore, said: dict[str, Any]) -> str:
+    """Compact, note the result in ``said`` for JSON, and return it as text."""
+    with progress(options, "compacting"):
+        done = store.compact()
+    said |= {"compacted": True, "removed_snapshots": done.removed, "checkpoints": done.checkpoints}
+    text = f"compacted: the bytes of erased samples are destroyed in all files of the store (event {done.position})"
+    if done.checkpoints:
+        text += f"; files elsewhere that are older and may hold what was erased: {', '.join(done.checkpoints)}"
+    return text
+
+
+# -- events that wait for their samples --------------------------------------------------------------------------------
+
+
+@command(
+    "pending",
+    "List the events that wait for samples not learned yet. They name those samples until they are answered or dropped.",
+)
+def pending(options: argparse.Namespace) -> int:
+    """Print the pending events, oldest first."""
+    from torchlssvm.corrections.pending_events import PendingEvents
+
+    with open_store(options, readonly=True) as store:
+        found = list(PendingEvents(store))
+    said = {"store": str(options.store), "pending": [pending_to_json(p) for p in found]}
+    emit(options, said, list(map(str, found)) if found else "no event is pending")
+    return OK
+
+
+@command(
+    "drop",
+    "Drop pending events that can never be answered. The samples they name stay as they are.",
+    option("event", nargs="+", metavar="EVENT", help="ids of events, see pending"),
+    changes="the events were dropped",
+)
+def drop(options: argparse.Namespace) -> int:
+    """Drop all events named, or none."""
+    from torchlssvm.corrections.pending_events import drop_pending
+
+    with open_store(options) as store:
+        dropped = drop_pending(store, options.event)
+    said = {"store": str(options.store), "dropped": [pending_to_json(p) for p in dropped]}
+    emit(options, said, [f"dropped: {p}" for p in dropped])
+    return OK
+
+
+def pending_to_json(waiting: Pending) -> dict[str, Any]:
+    """Convert a pending event to primitives, without features."""
+    event = waiting.event
+    return {
+        "event_id": event.event_id,
+        "kind": type(event).__name__.lower(),
+        "ids": None if event.ids is None else list(event.ids),
+        "subject": None if event.ids is not None else event.subject,
+        "on_watch": waiting.applied > 0,
+    }
