@@ -71,6 +71,8 @@ def casefolded(text: str) -> str:
     >>> casefolded("Zoe\u0308") == casefolded("ZO\u00cb")
     True
     """
+    if text.isascii():
+        return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -192,7 +194,7 @@ def check_targets(value: Any, count: int | None) -> Tensor:
         )
     if count is not None and y.shape[0] != count:
         raise ValueError(f"ids and y differ in length: {count} ids, y has shape {tuple(y.shape)}")
-    if y.is_floating_point() and not checks.is_fake(y) and not bool(torch.isfinite(y).all()):
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         checks.raise_not_finite("y", y)
     return y
 
@@ -356,11 +358,6 @@ class Replace(EventBase):
 
 Event: TypeAlias = Add | Remove | Relabel | Replace
 EVENT_CLASSES: dict[str, type[Event]] = {"add": Add, "remove": Remove, "relabel": Relabel, "replace": Replace}
-
-
-def kind_of(event: Event) -> str:
-    """The name of its kind: "add", "remove", "relabel" or "replace"."""
-    return event.kind
 
 
 def to_primitives(event: Event) -> dict[str, Any]:

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
-from torchlssvm.demo.data import load
-from torchlssvm.demo.story import Story
+from torchlssvm.demo import Story, load
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import PRAGMAS

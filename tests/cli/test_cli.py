@@ -222,7 +222,7 @@ def test_without_cryptography_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_leave_one_out_is_that_of_retraining(story: demo.Story) -> None:
     x, y = story.task.x, story.task.given
     head = demo.new_head().add(x, y)
-    scores = demo.leave_one_out(head, x, y)
+    scores = head.leave_one_out(x, y)
     worst = story.suspicious[:2].tolist()  # large residuals, where a wrong formula would show
     for i in [*worst, 0, 600, len(x) - 1]:
         rest = torch.arange(len(x)) != i
@@ -236,7 +236,7 @@ def test_leave_one_out_off_the_grid() -> None:
     x, y = torch.randn(30, 6, generator=random), torch.arange(30) % 3
     build = {"rho": 0.3, "grid": FixedPoint(8.0, bits=8)}
     head = LSSVMHead(6, 3, **build).add(x, y)
-    scores = demo.leave_one_out(head, x, y)
+    scores = head.leave_one_out(x, y)
     for i in range(5):
         rest = torch.arange(30) != i
         without = LSSVMHead(6, 3, **build).add(x[rest], y[rest])(head.grid.snap(x[i : i + 1]))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support import ranks
-from torchlssvm import FixedPoint, LSSVMHead, Statistics, attach
+from torchlssvm import FixedPoint, LSSVMHead, attach
 from torchlssvm.distributed import Delta, agree, discard, fingerprint, merge, reduce_to, status, sync
 
 GRID = FixedPoint(16.0)
@@ -63,7 +63,9 @@ def groups():
 
 
 def state(h):
-    return h.digest(), h.statistics.pending().digest(), h.statistics.agreed().digest(), h.history.epoch
+    pending = h.pending.sums(h.statistics).copy()
+    pending.canonicalize()
+    return h.digest(), pending.digest(), *status(h)
 
 
 # -- scenarios: run on every rank ---------------------------------------------------------------------------------------
@@ -245,13 +247,13 @@ def copies_of_several_ranks(rank, world):
     truth = head().add(X[1:20].repeat(world, 1), Y[1:20].repeat(world)).add(row, label)
     same, left = h.digest() == truth.digest(), ranks.caught(lambda: h.remove(row.expand(2, J), label.expand(2)))[0]
     h.remove(row, label)  # there is one left, and every rank takes it
-    before, left_behind = state(h), pickle.loads(pickle.dumps(h)).rows.held.equal
+    before, left_behind = state(h), pickle.loads(pickle.dumps(h)).rows.changed
     refused = ranks.caught(lambda: sync(h))
     unchanged = state(h) == before
     if rank:
         discard(h)
     truth.remove(row, label)
-    return same, left, *refused, unchanged, sync(h).digest() == truth.digest(), left_behind == ()
+    return same, left, *refused, unchanged, sync(h).digest() == truth.digest(), left_behind is None
 
 
 def removed_and_added_again(rank, world):
@@ -334,12 +336,12 @@ def deltas_and_ranks(rank, world):
     if rank == 2:
         change(h, "remove", [3])
     error = ranks.caught(lambda: sync(h, delta=delta))
-    kept = rank == 0 or not node.statistics.pending().empty
+    kept = rank == 0 or status(node).pending
     if rank == 2:
         discard(h)
     sync(h, delta=delta)
     right = h.digest() == batch([i for i in range(30) if i != 3] + [100 + r for r in range(1, world)]).digest()
-    handed = rank == 0 or Delta.take(node).statistics.empty
+    handed = rank == 0 or not status(node).pending
     own = ranks.caught(lambda: sync(change(h, "add", [50 + rank]), delta=Delta.take(h)))
     discard(h)
     if rank == 1:
@@ -429,7 +431,7 @@ def copies_are_not_counted_again(rank, world):
     resumed.load_state_dict(loaded.state_dict())
     sync(resumed)
     resumed_right = resumed.digest() == batch([*range(40), *range(50, 50 + world), *range(60, 60 + world)]).digest()
-    return (*first, right, resumed_right, resumed.history.epoch)
+    return (*first, right, resumed_right, resumed.pending.epoch)
 
 
 def star(rank, world):
@@ -447,7 +449,7 @@ def star(rank, world):
     everyone = torch.distributed.new_group()
     reduce_to(h, 2, everyone, delta=delta, fingerprint="network", min_samples=5, allow_small=True)
     right = h.digest() == batch(set(range(120)) - set(range(world)), "weighted").digest()
-    return out, right, ranks.caught(lambda: sync(h))[0], ranks.caught(lambda: reduce_to(h, 1))[0]
+    return out, right, ranks.caught(lambda: sync(h))[0]
 
 
 def a_removal_may_arrive_before_its_sample(rank, world):
@@ -646,9 +648,7 @@ def test_removed_twice(result):
         assert len({s[1] for s in said}) == 1
         assert all(s[2] for s in said), name
         assert [s[3] for s in said] == [n] * 4
-    assert "rank 1 and rank 2 both" in result[0]["ids"][1]
-    assert "more often than they are held" in result[0]["diagonal"][1]
-    assert "more often than they are held" in result[0]["definite"][1]
+    assert all("1 row(s)" in r[name][1] for r in result for name in held)
 
 
 def test_copies_of_several_ranks(result):
@@ -692,7 +692,7 @@ def test_copies_are_not_counted_again(result):
 def test_star(result):
     assert [r[0] for r in result] == [[0, 0, 0], [0, 0, 0], [40, 80, 120], [0, 0, 0]]
     assert [r[1] for r in result] == [False, False, True, False]
-    assert [r[2:] for r in result] == [("ValueError", "ValueError")] * 4
+    assert [r[2:] for r in result] == [("VerificationError",)] * 4
 
 
 def test_a_removal_may_arrive_before_its_sample(result):
@@ -705,7 +705,7 @@ def test_one_file_on_two_ranks(result):
     assert all(r == result[0] for r in result)
     kind, text, n, later, why = result[0]
     assert (kind, n, later) == ("ValueError", 9, "ValueError")
-    assert "ranks 1, 3 hold the same pending changes (they come from the delta" in text
+    assert "ranks 1, 3 hold the same pending changes" in text
     assert "merged already" in why
 
 
@@ -799,7 +799,7 @@ def dies_in_the_middle(rank, world):
     start = time.monotonic()
     error = ranks.caught(lambda: sync(h))
     waited = time.monotonic() - start
-    agreed = h.statistics.agreed().digest() == batch(range(27), "weighted").digest()
+    agreed = status(h).agreed == batch(range(27), "weighted").digest()
     torch.save((*error, state(h) == before, agreed, h.n, waited), os.environ["TORCHLSSVM_TEST_OUT"] + f"{rank}")
 
 
@@ -831,4 +831,3 @@ def test_fingerprint_is_of_values_and_names():
     with torch.no_grad():
         b.bias[0] += 1
     assert fingerprint(a) != fingerprint(b)
-    assert Statistics(2, 2, grid=GRID).pending().empty

@@ -42,7 +42,7 @@ def interleave(monkeypatch: pytest.MonkeyPatch, h: LSSVMHead, step: str, after: 
 
     def wrapped(self: Statistics, *args: Any, **options: Any) -> Any:
         result = original(self, *args, **options) if after else None
-        if thread.ident is None and self is h.statistics:
+        if thread.ident is None and self.num_classes == K:
             thread.start()
             thread.join(WAIT_SECONDS)
         return result if after else original(self, *args, **options)
@@ -52,12 +52,12 @@ def interleave(monkeypatch: pytest.MonkeyPatch, h: LSSVMHead, step: str, after: 
 
 
 EXCHANGES: dict[str, tuple[str, Callable[[LSSVMHead, Path], Any]]] = {
-    "save": ("rebase", lambda h, path: Delta.take(h).save(path / "d")),
-    "commit": ("rebase", lambda h, path: Delta.take(h).commit()),
-    "merge": ("rebase", lambda h, path: merge(head(), Delta.take(h))),
-    "agree": ("rebase", lambda h, path: agree(h)),
-    "sync": ("adopt", lambda h, path: sync(h)),
-    "discard": ("adopt", lambda h, path: discard(h)),
+    "save": ("state", lambda h, path: Delta.take(h).save(path / "d")),
+    "commit": ("compatible", lambda h, path: Delta.take(h).commit()),
+    "merge": ("compatible", lambda h, path: merge(head(), Delta.take(h))),
+    "agree": ("digest", lambda h, path: agree(h)),
+    "sync": ("take_over", lambda h, path: sync(h)),
+    "discard": ("take_over", lambda h, path: discard(h)),
 }
 
 
@@ -80,10 +80,10 @@ def test_a_row_that_comes_during_an_exchange_is_pending_after_it(
 def test_a_delta_is_of_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums and rows of a delta are those of the same moment."""
     h = agree(head().add(X[:20], Y[:20])).add(X[20:30], Y[20:30])
-    thread = interleave(monkeypatch, h, "pending", after=True)
+    thread = interleave(monkeypatch, h, "copy", after=True)
     delta = Delta.take(h)
     thread.join()
-    assert sum(int(run.counts.sum()) for run in (delta.rows.runs or {}).values()) == delta.statistics.n == 10
+    assert len(delta.rows) == delta.statistics.n == 10
 
 
 def test_deltas_taken_beside_four_threads_hold_every_row_once() -> None:

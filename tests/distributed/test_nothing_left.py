@@ -11,6 +11,7 @@ import torch
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.distributed import Delta, agree, discard, merge, status
+from torchlssvm.linear.pending import Tracking
 
 GRID = FixedPoint(8.0)
 J, K = 6, 3
@@ -77,7 +78,7 @@ def test_agreed_minus_present_is_not_saved(form, how):
     before = h.digest()
     change(h, "remove", [7])
     tensors, data = saved(h, how)
-    assert not [name for name in tensors if "base" in name]
+    assert not [name for name in tensors if "pending" in name]
     assert before.encode() not in data
     assert bytes.fromhex(before) not in data
     never = batch([i for i in range(60) if i != 7], **form)
@@ -95,7 +96,7 @@ def test_what_is_saved_does_not_tell_that_somebody_was_there(how):
     h.add(big, torch.tensor([1])).remove(big, torch.tensor([1]))
     mine, theirs = (saved(one.refresh(), how)[0] for one in (h, never))
     assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[k], theirs[k]) for k in mine if "meta" in k or "base" in k or "sums" in k)
+    assert all(torch.equal(mine[k], theirs[k]) for k in mine if k != "options")
     only = head(per_class=True).add(X[:3], torch.zeros(3, dtype=torch.int64))
     both = copy.deepcopy(only).add(big, torch.tensor([1])).remove(big, torch.tensor([1]))
     assert all(torch.equal(both.statistics.state()[k], v) for k, v in only.statistics.state().items())
@@ -127,7 +128,7 @@ def test_resumed_between_agree_and_remove(how, tmp_path):
     other = loaded(h, how)
     assert other.digest() == h.digest() == batch([i for i in range(60) if i != 7]).digest()
     assert torch.equal(other(X), h(X))
-    assert other.statistics.severed
+    assert other.pending.tracking is Tracking.LOST
     assert status(other).pending
     for call in (lambda: Delta.take(other), lambda: discard(other)):
         with pytest.raises(ValueError, match=r"agree\(head\)"):
@@ -150,11 +151,11 @@ def test_additions_that_are_pending_survive(how):
     h = agree(batch(range(30)))
     change(h, "add", range(30, 40))
     other = loaded(h, how)
-    assert other.statistics.agreed().digest() == batch(range(30)).digest()
+    assert other.pending.agreed_sums(other.statistics).digest() == batch(range(30)).digest()
     assert status(other)[:2] == status(h)[:2] == (0, batch(range(30)).digest())
     assert Delta.take(other).statistics.n == 10
     synced = loaded(agree(change(h, "remove", [3])), how)  # nothing pending: nothing is left out
-    assert not synced.statistics.severed
+    assert synced.pending.tracking is Tracking.CHANGES
     assert status(synced) == (0, h.digest(), False)
 
 
@@ -162,7 +163,7 @@ def test_copies_and_moves_within_the_process_keep_what_was_agreed_on():
     h = agree(batch(range(30)))
     change(h, "remove", [3])
     for other in (copy.deepcopy(h), copy.deepcopy(torch.nn.Sequential(h))[0]):
-        assert other.statistics.agreed().digest() == batch(range(30)).digest()
+        assert other.pending.agreed_sums(other.statistics).digest() == batch(range(30)).digest()
         assert Delta.take(other).statistics.n == -1
     assert h.statistics.to("cpu") is h.statistics
 
@@ -183,11 +184,3 @@ def test_offered_ids_in_a_checkpoint_are_keyed():
     twin = SeenSamples()
     twin.record(names(range(5)), "e")
     assert not torch.equal(twin.state_dict()["sealed"], offered.state_dict()["sealed"])
-
-
-def test_offered_ids_of_version_0_1_0_are_taken_over():
-    plain = b"".join(hashlib.blake2b(i.encode(), digest_size=16).digest() for i in names(range(3)))
-    offered = SeenSamples()
-    offered.load_state_dict({"hashes": torch.frombuffer(bytearray(plain), dtype=torch.uint8)})
-    assert offered.new(names(range(4))) == [3]
-    assert plain[:16] not in bytes(offered.state_dict()["sealed"].tolist())

@@ -137,7 +137,7 @@ def test_k_fold_derives_the_scale_again(intercept, score):
     head = LSSVMHead(J, K, grid=GRID, scale="std", intercept=intercept, folds=3).add(X, Y, ids=ids)
     rhos = [0.5, 5.0]
     found = head.rho_path(rhos, "kfold", X, Y, ids=ids, score=score).errors
-    from torchlssvm.statistics.batch import fold_of
+    from torchlssvm.functional.sample_identity import fold_of
 
     fold, snapped, expected = torch.tensor(fold_of(ids, 3)), GRID.snap(X), []
     for rho in rhos:

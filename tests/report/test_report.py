@@ -18,10 +18,10 @@ from torchlssvm.cli import main
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Relabel, Remove
 from torchlssvm.functional.calibration import expected_calibration_error
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.report import gather, write_report
 from torchlssvm.report.findings import harm
 from torchlssvm.report.pictures import source, uri
-from torchlssvm.statistics.batch import fold_of
 from torchlssvm.store import SampleStore
 
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)

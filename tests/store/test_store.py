@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -688,28 +687,6 @@ def test_readers(store: SampleStore, tmp_path: Path) -> None:
     assert (sample.id, sample.subject, int(sample.y)) == ("sample-1", "user-1", 1)
     assert sample.added > 1e9
     reader.close()
-
-
-def test_threads_share_a_store(store: SampleStore) -> None:
-    x, y = data(seed=6)
-    errors: list[Exception] = []
-
-    def work(t: int) -> None:
-        try:
-            for i in range(5):
-                store.apply([Add(ids=[f"t{t}-{i}-{k}"], x=x[i : i + 1], y=y[i : i + 1]) for k in range(2)])
-                assert len(store) % 2 == 0  # never between the events of a list
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(store) == N + 40
-    assert agree(store)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

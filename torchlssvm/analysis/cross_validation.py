@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.functional.whitened import error_rate, margins
 from torchlssvm.sample_adapter import SampleAdapter
-from torchlssvm.statistics.batch import fold_of
 
 __all__ = ["cross_validate", "error_rate", "fold_of", "margins"]
 

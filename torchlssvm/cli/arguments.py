@@ -76,10 +76,7 @@ class Command:
 COMMANDS: list[Command] = []
 """Every command, as the modules declare them."""
 
-GROUPS = {
-    "request": "Keep requests for erasure.",
-    "certificate": "Work with certificates of erasure.",
-}
+GROUPS = {"request": "Keep requests for erasure.", "certificate": "Work with certificates of erasure."}
 """Commands that only have commands of their own."""
 
 
@@ -210,9 +207,7 @@ TIMEOUT = option(
 SUBJECT = option("--subject", action="append", metavar="S", help="all samples of this subject; may be repeated")
 ID = option("--id", nargs="+", action="extend", metavar="I", help="samples by their ids")
 EVENT = option(
-    "--event",
-    metavar="E",
-    help="id of the event; one that was applied before changes nothing (default: a random one)",
+    "--event", metavar="E", help="id of the event; one that was applied before changes nothing (default: a random one)"
 )
 REQUEST = option(
     "--request", metavar="R", help="the request this belongs to; without --subject and --id, all whom it names"
@@ -228,8 +223,5 @@ BY_POSITION = option(
 )
 FORCE = option("--force", action="store_true", help="overwrite an existing file")
 CLASS_WEIGHT = option(
-    "--class-weight",
-    type=class_weight,
-    metavar="W",
-    help="balanced, complement, or one number for each class: 1,2.5",
+    "--class-weight", type=class_weight, metavar="W", help="balanced, complement, or one number for each class: 1,2.5"
 )

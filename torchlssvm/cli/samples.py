@@ -189,7 +189,7 @@ def compare_with_store(store: SampleStore, event: Add, which: list[int], toleran
     plain = head.grid is None or head.normalize is not None  # stored as they are
     x = event.x[which].to(torch.float64) if plain else head.grid.snap(event.x[which])
     y = event.y[which]
-    targets = None if head.statistics is None else head.statistics.target_grid
+    targets = head.statistics.target_grid
     if y.is_floating_point() and targets is not None:
         y = targets.snap(y.reshape(rows.y.shape))
     here = rows.x.to(torch.float64)
@@ -299,10 +299,7 @@ def show(options: argparse.Namespace) -> int:
         settings = Settings.load(store)
         reports = [AccessReport.of(store, name) for name in dict.fromkeys(options.subject)]
         similar = [line for r in reports if not r.samples for line in look_alikes(store.subjects(), r.subject)]
-    said = {
-        "store": str(options.store),
-        "subjects": [report_to_json(r, settings, options.values) for r in reports],
-    }
+    said = {"store": str(options.store), "subjects": [report_to_json(r, settings, options.values) for r in reports]}
     lines = [line for r in reports for line in ["", *report_lines(r, settings, str(options.store))]][1:] + similar
     unknown = (
         "not known to this store: backups and copies made by other means, and what the network in front of it was "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchlssvm.events import Event, kind_of
+from torchlssvm.events import Event
 
 __all__ = ["Outcome"]
 
@@ -27,9 +27,9 @@ class Outcome:
     @classmethod
     def of(cls, event: Event, status: str, samples: int = 0) -> Outcome:
         """Make the outcome of an event."""
-        return cls(event.event_id, kind_of(event), samples, status)
+        return cls(event.event_id, event.kind, samples, status)
 
     @classmethod
     def refusal(cls, event: Event, error: Exception) -> Outcome:
         """Make the outcome of an event that cannot be applied."""
-        return cls(event.event_id, kind_of(event), 0, "refused", f"{type(error).__name__}: {error}", type(error))
+        return cls(event.event_id, event.kind, 0, "refused", f"{type(error).__name__}: {error}", type(error))

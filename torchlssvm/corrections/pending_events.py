@@ -23,7 +23,7 @@ from typing import Any
 
 from torchlssvm.corrections.outcome import Outcome
 from torchlssvm.errors import StoreError
-from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, kind_of, to_primitives
+from torchlssvm.events import Add, Event, Relabel, Remove, from_primitives, to_primitives
 from torchlssvm.store import SampleStore
 
 __all__ = ["Pending", "PendingEvents", "drop_pending"]
@@ -87,7 +87,7 @@ class Pending:
         ids = self.event.ids or ()
         more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
         whose = f"ids {', '.join(map(repr, ids[:3]))}{more}" if ids else f"subject {self.event.subject!r}"
-        text = f"{kind_of(self.event)} {self.event.event_id} ({whose})"
+        text = f"{self.event.kind} {self.event.event_id} ({whose})"
         if self.refused and self.outcome is not None:
             return f"{text}: refused, {self.outcome.reason}"
         return f"{text}: applied, on watch until the run ends" if self.applied else text

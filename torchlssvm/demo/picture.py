@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlssvm.demo.data import ERASED_USER, WRONG_SHARE
-from torchlssvm.demo.story import Story
+from torchlssvm.demo import ERASED_USER, WRONG_SHARE, Story
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

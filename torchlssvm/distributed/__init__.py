@@ -4,25 +4,26 @@ A head's statistics are sums over samples, integers on a grid. Those of several 
 bit, that of one machine with all the data, whatever the number of ranks, the split or the order (the paper's equations
 (35) and (38); algorithm 4 is :class:`Delta`, algorithm 5 :func:`merge`, both together on torch.distributed :func:`sync`).
 
-**Agreed and pending.** A head that takes part holds what all ranks agreed on and, beside it, what this rank changed since.
-``sync`` adds up what is pending everywhere, checks the sum, and only when every rank is content makes it the agreed state:
-all or none. Nothing is counted twice, a second ``sync`` changes nothing. Between syncs a rank answers from what was agreed
-on and its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and
-``reduce_to``: saving, reading and predicting on one rank alone wait for no other rank.
+**Pending.** A head that takes part holds its sums and, beside them, those of what this rank changed since ranks last agreed:
+``head.pending``. ``sync`` adds up what is pending everywhere, checks the sum, and makes it the agreed state only after every
+rank has accepted it: all or none. A second ``sync`` changes nothing. Between syncs a rank answers from what was agreed on and
+its own changes. Ranks need no equal shares, or any share at all. No collective runs but in ``sync`` and ``reduce_to``: saving,
+reading and predicting on one rank alone wait for no other rank.
 
 **Deltas.** What ``Delta.take`` takes stays pending in the head until it is handed over: saved, merged or committed. A save that
-fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused.
+fails, or a delta that is dropped, loses nothing; a delta whose changes have left the head in another way is refused. Every
+delta has a random id, and a receiver refuses an id it has.
 
-**What survives a save.** Samples held, the number of syncs, ids of deltas merged; and what was agreed on, as long as only
-additions are pending. With removals pending it is left out, since agreed minus present would be the sample removed: such a
-head answers as before, but ``sync``, ``take`` and ``discard`` name the trouble until ``agree(head)``. Sync before a save.
+**What survives a save.** Samples held, the number of syncs, ids of deltas merged; and what is pending, as long as it is
+additions. Pending removals are left out, since totals minus pending changes would be the sample removed: such a head answers as
+before, but ``sync``, ``take`` and ``discard`` refuse it until ``agree(head)``. Sync before a save, and before a copy.
 
 **What is sent** are sums, never samples. But a sum of few samples gives samples away: the sums of one sample are the sample
 (its class sum is the row itself), those of two give both up to a rotation, and the difference of two states that an observer
 has seen is a sum too. A receiver of a sum can also test a guess. ``min_samples`` refuses to send sums of fewer distinct
-samples in any class, whatever their weights; it is no differential privacy. Where ids are given, hashes of id and sample
-are compared between ranks too, salted for each sync: a rank that guesses a sample and its id can tell that it was removed.
-Only samples changed since the last sync are compared, and not across a save or a pickle: no file holds such hashes.
+samples in any class, whatever their weights; it is no differential privacy. Ranks also compare fingerprints of rows, and hashes
+of ids where they are given, under a key that the group shares: a rank that guesses a sample can tell that another changed it.
+Only samples changed since the last sync are compared. No delta holds such hashes.
 """
 
 from torchlssvm.backbone_hash import fingerprint

@@ -4,31 +4,121 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchlssvm.distributed.participant import Participant, fingerprint_of, locked
-from torchlssvm.distributed.sum_checks import check_enough, least_samples
-from torchlssvm.errors import VerificationError
-from torchlssvm.functional import checks
+from torchlssvm.backbone_hash import fingerprint as backbone_fingerprint
+from torchlssvm.distributed.sum_checks import check_enough, check_held, least_samples
+from torchlssvm.errors import RemovalError, VerificationError
 from torchlssvm.functional.byte_tensors import tensor_to_bytes
 from torchlssvm.functional.grid import grid_from_fields
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.row_fingerprints import FINGERPRINT_KEY_BYTES
+from torchlssvm.functional.sample_identity import shared_key
 from torchlssvm.linear import LSSVMHead
+from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import FingerprintChange, FingerprintTable
-from torchlssvm.linear.merge_history import MergeHistory, add_to, as_loaded
+from torchlssvm.linear.membership import RowCounts, batch_fingerprints
+from torchlssvm.linear.pending import Tracking, add_counts, add_weights
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.baseline import Baseline
 from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 DELTA_FORMAT = "torchlssvm-delta-1"
+
+UNKNOWN_ROWS = "sums were merged that carry no fingerprints of rows, or those of another key"
+"""Reason why removals from a head are not checked against the rows held."""
+
+
+# -- heads that exchange changes ---------------------------------------------------------------------------------------------
+
+
+def head_of(target: Any) -> LSSVMHead:
+    """Return the head of a target; ValueError unless it is an LSSVMHead on a grid, or an attached classifier with one."""
+    head = target.head if isinstance(target, AttachedClassifier) else target
+    if not isinstance(head, LSSVMHead):
+        raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
+    if not head.statistics.exact:
+        raise ValueError(
+            "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
+        )
+    return head
+
+
+def sums_of(head: LSSVMHead) -> Statistics:
+    """Return the sums of a head."""
+    assert head.statistics is not None
+    head.statistics.canonicalize()
+    return head.statistics
+
+
+def pending_rows(head: LSSVMHead) -> RowCounts | None:
+    """Return the rows that are pending in a head; None if they are not known."""
+    head.rows.flush()
+    if head.pending.tracking is Tracking.ALL:
+        return None if head.rows.unchecked is not None else head.rows.held
+    return head.rows.changed
+
+
+def refuse_lost(head: LSSVMHead) -> None:
+    """ValueError for a head that was saved with removals pending: what changed is not known."""
+    if head.pending.tracking is Tracking.LOST:
+        raise ValueError(
+            "this head was saved or pickled while removals were pending, and what was agreed on is not kept beside an erasure: "
+            "the samples held are right, but what changed since the last agreement is not known. If the others hold the same "
+            "(the removals reached them, or all ranks loaded this file), agree(head) says so; else load a checkpoint that was "
+            "saved after a sync and repeat the removals."
+        )
+
+
+def begin(head: LSSVMHead, digest: str | None, epoch: int) -> None:
+    """Take what a head holds for what was agreed on: nothing is pending."""
+    head.rows.flush()
+    head.pending.restart(sums_of(head).zero(), digest, epoch)
+    head.rows.changed = None if head.rows.unchecked is not None else RowCounts()
+
+
+def replace_held(head: LSSVMHead, sums: Statistics, rows: RowCounts | None, key: bytes | None) -> None:
+    """Replace what a head holds by other sums (their parts, not copies) and rows."""
+    with head.changing():
+        sums_of(head).take_over(sums)
+        if sums.empty:
+            head.rows.changed = None
+            head.rows.clear()
+        else:
+            head.rows.replace(rows, key, UNKNOWN_ROWS)
+        head.data_choices.reopen_rho()  # ranks may have chosen differently: all choose from what they agree on
+        head.solver.reset()
+
+
+@contextmanager
+def locked(*targets: Any) -> Iterator[None]:
+    """A context in which no other thread changes these heads: what an exchange reads and writes is of one state.
+
+    Locks are taken in one order in all threads, so that none waits for another forever. Targets that are no heads are left to
+    :func:`head_of`, which says so.
+    """
+    heads = {id(h): h for h in (getattr(t, "head", t) for t in targets) if isinstance(h, LSSVMHead)}
+    with ExitStack() as stack:
+        for _, head in sorted(heads.items()):
+            stack.enter_context(head.locked())
+        yield
+
+
+def fingerprint_of(target: Any, given: str | None) -> str | None:
+    """Return the fingerprint in use: the one given, else that of an attached classifier's backbone."""
+    if given is None and isinstance(target, AttachedClassifier):
+        return backbone_fingerprint(target.backbone)
+    return given
+
+
+# -- deltas --------------------------------------------------------------------------------------------------------------------
 
 
 class Delta:
@@ -38,9 +128,9 @@ class Delta:
     samples that this node never held. Make one with :meth:`take` (a head's pending changes), :meth:`like` (empty, to be filled)
     or :meth:`load`.
 
-    ``origins`` names what else its changes may be known as: deltas that the head merged, copies and files of the head. A
-    receiver that has one of them refuses this delta: its samples would count twice. ``uncertifiable``: why the changes are
-    not exactly those of samples, if a head that was so gave them; it goes on to a head that merges them.
+    The id is random. A receiver that has it refuses the delta, whose samples would count twice; ``carried`` has the ids of
+    deltas that the node had merged itself, and that are part of this one. ``uncertifiable``: why the changes are not exactly
+    those of samples, if a head that was so gave them; it goes on to a head that merges them.
 
     >>> from torchlssvm import FixedPoint, LSSVMHead
     >>> x, y = torch.randn(30, 4), torch.arange(30) % 2
@@ -59,75 +149,53 @@ class Delta:
                 f"a Delta wraps Statistics, got {type(statistics).__name__}: Delta.take(head) has a head's changes, "
                 "Delta.like(head) is empty"
             )
-        self.statistics = statistics.copy() if statistics.marked else statistics
-        self.fingerprint = fingerprint
-        self.id = os.urandom(16).hex() if id is None else id
+        self.statistics, self.fingerprint = statistics, fingerprint
+        self.id = uuid.uuid4().hex if id is None else id
         self.uncertifiable: str | None = None
-        self.origins: set[str] = set()
-        self.ledger = MergeHistory()  # of the samples whose ids were given; never written to a file
-        self.loan: Loan | None = None  # the pending changes of a head that are in here, until they are handed over
-        self._rows: FingerprintTable | FingerprintChange = (
-            FingerprintTable(os.urandom(FINGERPRINT_KEY_BYTES)) if statistics.empty else FingerprintChange(None)
-        )
-
-    @property
-    def keys(self) -> dict[bytes, int]:
-        """Hashes of the samples whose ids were given, with their net count; never written to a file."""
-        return self.ledger.keys
+        self.carried: set[str] = set()
+        self.source: LSSVMHead | None = None  # the head in which these changes are pending, until they are handed over
+        # Of the samples, in the memory of this process only: rows (None: not known) under a key, and weights by id.
+        self.key = shared_key()
+        self.rows: RowCounts | None = RowCounts() if statistics.empty else None
+        self.weights: dict[bytes, int] = {}
 
     @classmethod
     def like(cls, target: Any, *, fingerprint: str | None = None) -> Self:
         """Make an empty delta for a head: same shape, same grid."""
-        stats = Participant(target).statistics
+        stats = sums_of(head_of(target))
         out = Statistics(
             stats.in_features, stats.num_classes, grid=stats.grid or "auto", target_grid=stats.target_grid or "auto",
             per_class=stats.per_class, folds=stats.folds, normalize=stats.normalize, scale=stats.scale, device=stats.device,
         )  # fmt: skip
-        return cls(out, fingerprint=fingerprint_of(target, fingerprint))
+        delta = cls(out, fingerprint=fingerprint_of(target, fingerprint))
+        delta.key = head_of(target).rows.key or delta.key
+        return delta
 
     @classmethod
     @exactly
     def take(cls, target: Any, *, fingerprint: str | None = None) -> Self:
-        """Take the head's pending changes, but for those that other deltas taken before still hold.
+        """Copy the head's pending changes into a delta.
 
         They stay pending in the head until they are handed over: when :meth:`save` has written the file, when :func:`merge`
-        or a :func:`sync` has put the delta into another head, or with :meth:`commit`. Until then nothing is lost: when a save
-        fails, or the delta is dropped, the next ``take`` has the changes. And nothing counts twice: a delta whose changes
-        have left the head in another way (``sync``, ``agree``, ``discard``, a load, another delta) is refused.
+        or a :func:`sync` has put the delta into another head, or with :meth:`commit`. So nothing is lost when a save fails or
+        the delta is dropped. Until then a second ``take`` has the same changes, and those made since, under the same id; only
+        one of the two can be handed over. A delta whose changes have left the head in another way is refused.
 
         For nodes that send files. Ranks of one group keep their changes for :func:`sync`.
         """
         with locked(target):
-            return cls._taken(Participant(target), fingerprint_of(target, fingerprint))
-
-    @classmethod
-    def _taken(cls, source: Participant, fingerprint: str | None) -> Self:
-        """Make the delta of what is pending; needs the head's lock."""
-        source.refuse_severed()
-        source.solve()  # removals that cannot be are found here
-        stats, ledger = source.statistics, source.ledger
-        delta = cls(stats.pending(), fingerprint=fingerprint)
-        own = delta.ledger = MergeHistory(keys=dict(ledger.keys), ids=dict(ledger.ids))
-        rows = source.pending_rows()
-        origins = set(ledger.origins)
-        for other in ledger.outstanding():
-            if other.statistics.num_classes != stats.num_classes:  # classes were added since: it cannot be handed over
-                ledger.give_back(other)
-                continue
-            delta.statistics.merge(other.statistics.to(stats.device), -1)
-            for mine, theirs in ((own.keys, other.ledger.keys), (own.ids, other.ledger.ids)):
-                add_to(mine, theirs, -1)
-            rows = rows.plus(other.rows, -1)
-            origins -= other.loan.origins
-        delta.statistics.canonicalize()
-        delta.rows = rows
-        delta.uncertifiable = source.head.uncertifiable
-        ledger.turn += 1
-        if not delta.statistics.empty:
-            delta.origins = set(map(as_loaded, origins))
-            delta.loan = Loan(source, ledger, ledger.turn, origins)
-            ledger.lend(delta)
-        return delta
+            head = head_of(target)
+            refuse_lost(head)
+            head.solve()  # removals that cannot be are found here
+            stats, pending = sums_of(head), head.pending
+            delta = cls(pending.sums(stats).copy(), fingerprint=fingerprint_of(target, fingerprint))
+            rows, delta.key = pending_rows(head), head.rows.key or delta.key
+            delta.rows, delta.weights = None if rows is None else rows.copy(), dict(pending.weights)
+            delta.uncertifiable = head.uncertifiable
+            name = pending.named(stats)
+            if name is not None:
+                delta.id, delta.carried, delta.source = name, set(pending.carried), head
+            return delta
 
     @exactly
     def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
@@ -140,29 +208,22 @@ class Delta:
         return self._change(x, y, weight, ids, -1)
 
     def _change(self, x: Any, y: Any, weight: Any, ids: Any, sign: int) -> Self:
-        if self.loan is not None:
+        if self.source is not None:
             raise ValueError(
                 f"the delta {self.id} holds changes of a head that are not handed over yet: put others into another delta, "
                 "Delta.like(head), and merge both"
             )
         batch = self.statistics.check(x, y, weight, ids)
         self.statistics.change([(batch, sign)])
-        self.ledger.note(batch, sign, self.statistics.grid)
-        if isinstance(self._rows, FingerprintTable) and len(batch) and not checks.is_fake(batch.x):
-            self._rows = self._rows.noted(batch, sign)
+        add_weights(self.weights, batch, sign)
+        if self.rows is not None and len(batch):
+            self.rows.add(batch_fingerprints(batch, self.key), sign)
         return self
 
     @property
-    def rows(self) -> FingerprintChange:
-        """The rows in this delta, where they are known: they are never written to a file."""
-        if isinstance(self._rows, FingerprintTable):
-            self._rows = self._rows.hashed()
-            return FingerprintChange({self._rows.key: self._rows.whole()})
-        return self._rows
-
-    @rows.setter
-    def rows(self, rows: FingerprintChange) -> None:
-        self._rows = rows
+    def names(self) -> set[str]:
+        """The ids under which its samples may have been counted."""
+        return {self.id} | self.carried
 
     @property
     def least_samples(self) -> int | None:
@@ -176,34 +237,27 @@ class Delta:
     def save(self, path: str | os.PathLike[str], *, min_samples: int = 0, allow_small: bool = False) -> None:
         """Write to a file that holds sums only; it appears whole or not at all.
 
-        When the file is there, the changes are handed over. When it is refused or fails, they are the head's again: take
-        them once more, or save this delta again while no other delta has taken them.
+        When the file is there, the changes are handed over. When it is refused or fails, they are still pending in the head.
         """
-        with locked(*sources(self)):
-            self._save(Path(path), min_samples, allow_small)
-
-    def _save(self, target: Path, min_samples: int, allow_small: bool) -> None:
-        claims = claim(self)
-        part = target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
-        try:
+        with locked(self.source):
+            self.check_own()
             check_enough(self.statistics, self.rows, min_samples, allow_small)
             out = self.statistics.state()
             meta = {
                 "format": DELTA_FORMAT, "id": self.id, "fingerprint": self.fingerprint, "checksum": checksum(out),
-                "origins": sorted(self.origins), "uncertifiable": self.uncertifiable,
+                "carried": sorted(self.carried), "uncertifiable": self.uncertifiable,
             }  # fmt: skip
-            with part.open("wb") as file:
-                torch.save(out | {"delta": pack(meta)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        except BaseException:
-            if self.loan is not None:
-                self.loan.ledger.give_back(self)
-            raise
-        finally:
-            part.unlink(missing_ok=True)
-        hand_over(claims, self)
+            target = Path(path)
+            part = target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
+            try:
+                with part.open("wb") as file:
+                    torch.save(out | {"delta": pack(meta)}, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+            self.hand_over()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
@@ -222,14 +276,17 @@ class Delta:
                 raise ValueError(f"the format is {about['format']!r}, not {DELTA_FORMAT!r}")
             if checksum(saved) != about["checksum"]:
                 raise ValueError("its contents do not have the checksum saved with them")
-            stats = _shaped(json.loads(tensor_to_bytes(saved["meta"]).decode()), device)
+            meta = json.loads(tensor_to_bytes(saved["meta"]).decode())
+            stats = Statistics(
+                meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
+                folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), device=device,
+            )  # fmt: skip
             stats.load(saved)
-            origins = set(map(str, about.get("origins", [])))
+            out = cls(stats, fingerprint=about["fingerprint"], id=about["id"])
+            out.carried, out.uncertifiable = set(map(str, about["carried"])), about["uncertifiable"]
         except Exception as error:  # contents of any type and shape
             reason = error if type(error) is ValueError else "its contents cannot be read"
             raise VerificationError(f"{os.fspath(path)} is a damaged delta: {reason}") from error
-        out = cls(stats, fingerprint=about["fingerprint"], id=about["id"])
-        out.origins, out.uncertifiable = origins, about.get("uncertifiable")
         return out
 
     # -- handing over --------------------------------------------------------------------------------------------------
@@ -237,88 +294,64 @@ class Delta:
     @exactly
     def commit(self) -> Self:
         """Count the changes as handed over: for a delta that is sent in another way than save, merge and sync."""
-        with locked(*sources(self)):
-            hand_over(claim(self), self)
+        with locked(self.source):
+            self.check_own()
+            self.hand_over()
         return self
+
+    def check_own(self) -> None:
+        """ValueError if the changes have left the head since, or the head has other classes now."""
+        if self.source is None:
+            return
+        pending = self.source.pending
+        if pending.id != self.id or pending.tracking is Tracking.LOST:
+            raise ValueError(
+                f"the changes of the delta {self.id} are no longer pending in their head: they left it with another delta, a "
+                "sync, agree, discard or a load. Nothing was done: Delta.take(head) has what is pending."
+            )
+        sums_of(self.source).compatible(self.statistics.to(self.source.device))
+
+    def hand_over(self) -> None:
+        """Count the changes, which are somewhere else now, as agreed on in the head that they come from."""
+        head, self.source = self.source, None
+        if head is None:
+            return
+        pending, rows, weights = head.pending, pending_rows(head), dict(head.pending.weights)
+        rest = pending.sums(sums_of(head)) - self.statistics.to(head.device)
+        pending.restart(rest, None, pending.epoch)
+        pending.merged = pending.merged | {self.id}  # its samples are here: it must not come back
+        pending.weights = weights
+        add_counts(pending.weights, self.weights, -1)
+        head.rows.changed = None if rows is None or self.rows is None else rows.plus(self.rows, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying, once the changes are handed over: else both this and the head would have them."""
-        if self.loan is not None:
+        if self.source is not None:
             raise ValueError(
                 f"the delta {self.id} holds changes that are still pending in their head: save it to a file, or call commit() "
                 "first, which counts them as handed over"
             )
-        return vars(self) | {"_rows": FingerprintChange(None)}  # no fingerprint leaves the process
+        return vars(self) | {"rows": None, "key": b"", "weights": {}}  # no hash of a sample leaves the process
 
     def __repr__(self) -> str:
         """Show the id and the statistics."""
         return f"Delta({self.id}, {self.statistics!r})"
 
 
-class Loan(NamedTuple):
-    """The head whose pending changes a delta holds, as of which turn of its ledger, and the ledger's origins in them."""
-
-    source: Participant
-    ledger: MergeHistory
-    turn: int
-    origins: set[str]
+def sources(*deltas: Any) -> list[LSSVMHead]:
+    """Return the heads in which the changes of these deltas are pending."""
+    return [d.source for d in deltas if isinstance(d, Delta) and d.source is not None]
 
 
-def sources(*deltas: Delta | None) -> list[LSSVMHead]:
-    """Return the heads whose pending changes these deltas hold; anything that is no delta holds none."""
-    loans = [delta.loan if isinstance(delta, Delta) else None for delta in deltas]
-    return [loan.source.head for loan in loans if loan is not None]
-
-
-def claim(*deltas: Delta) -> list[tuple[Statistics, Baseline]]:
-    """Return what heads will have agreed on once their changes in these deltas are handed over; changes nothing.
-
-    ValueError if the changes of a delta have gone another way.
-    """
-    parts: dict[int, tuple[Statistics, Statistics]] = {}
-    for delta in deltas:
-        loan = delta.loan
-        if loan is None:
-            continue
-        stats, ledger = loan.source.statistics, loan.ledger
-        known = loan.source.ledger is ledger and not stats.severed
-        if known and delta not in ledger.outstanding() and ledger.turn == loan.turn:
-            ledger.lend(delta)  # given back, and not taken since
-        if not known or delta not in ledger.outstanding():
-            raise ValueError(
-                f"the changes of the delta {delta.id} are not its own any more: they went back to the head, or left it with "
-                "another delta, a sync, agree, discard or a load. Nothing was done: Delta.take(head) has what is pending."
-            )
-        part = delta.statistics.to(stats.device)
-        stats.compatible(part)
-        parts[id(stats)] = (stats, parts[id(stats)][1] + part if id(stats) in parts else part)
-    return [(stats, stats.advanced(part)) for stats, part in parts.values()]
-
-
-def hand_over(claims: list[tuple[Statistics, Baseline]], *deltas: Delta) -> None:
-    """Count changes that are somewhere else now as agreed on, in the heads that they come from."""
-    for stats, baseline in claims:
-        stats.rebase(baseline)
-    for delta in deltas:
-        if delta.loan is None:
-            continue
-        source, ledger, _, origins = delta.loan
-        delta.loan = None
-        ledger.give_back(delta)
-        ledger.agreed = None
-        ledger.merged.add(delta.id)  # its samples are here: it must not come back
-        ledger.origins -= origins
-        add_to(ledger.keys, delta.ledger.keys, -1)
-        add_to(ledger.ids, delta.ledger.ids, -1)
-        source.advance_rows(delta.rows)
-
-
-def _shaped(meta: dict[str, Any], device: torch.device | str | None) -> Statistics:
-    """Make empty statistics of the shape that a header describes."""
-    return Statistics(
-        meta["features"], meta["classes"], grid=grid_from_fields(meta) or "auto", per_class=meta["per_class"],
-        folds=meta["folds"], normalize=meta.get("normalize"), scale=meta.get("scale"), device=device,
-    )  # fmt: skip
+def check_delta(head: LSSVMHead, delta: Delta, mine: str | None) -> None:
+    """ValueError for a delta that a head must not take: its own, one that it has, or one of other features."""
+    if delta.source is head:
+        raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
+    head.pending.refuse_twice(delta.names)
+    if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
+        raise ValueError(f"the delta {delta.id} is of features with fingerprint {delta.fingerprint}, here it is {mine}")
+    sums_of(head).compatible(delta.statistics.to(head.device))
+    delta.check_own()
 
 
 @exactly
@@ -329,47 +362,61 @@ def merge(target: Any, *deltas: Delta, fingerprint: str | None = None) -> LSSVMH
     samples; ValueError when shape, grid or fingerprint differ, or when a delta was merged before.
     """
     with locked(target, *sources(*deltas)):
-        return _merge(Participant(target), deltas, fingerprint_of(target, fingerprint))
+        head, mine = head_of(target), fingerprint_of(target, fingerprint)
+        names = [name for delta in deltas for name in delta.names]
+        for delta in deltas:
+            check_delta(head, delta, mine)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
+        head.solve()  # what is pending and doubtful is not this call's fault
+        total, changed = sums_of(head).zero(), _rows_of(deltas, head.rows.key)
+        for delta in deltas:
+            total.merge(delta.statistics.to(head.device))
+        total.canonicalize()
+        if not total.empty:
+            _add_sums(head, total, changed)
+        for delta in deltas:
+            delta.hand_over()
+            add_counts(head.pending.weights, delta.weights)
+            head.mark_uncertifiable(delta.uncertifiable)
+        head.pending.merged = head.pending.merged | set(names)
+        head.pending.carried = head.pending.carried | set(names)
+        return head
 
 
-def _merge(receiver: Participant, deltas: tuple[Delta, ...], mine: str | None) -> LSSVMHead:
-    """Add deltas to a head; needs the locks of all heads concerned."""
-    stats, ledger = receiver.statistics, receiver.ledger
-    names = [name for delta in deltas for name in {delta.id} | delta.origins]
+def _rows_of(deltas: tuple[Delta, ...], key: bytes | None) -> RowCounts | None:
+    """Return the rows of all deltas, if they are known under one key."""
+    total = RowCounts()
     for delta in deltas:
-        refuse_own(receiver, delta)
-    ledger.refuse_twice(set(names))
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"the same delta, or a part of it, is given twice: {twice}")
-    total = stats.zero()
-    for delta in deltas:
-        if mine is not None and delta.fingerprint is not None and mine != delta.fingerprint:
-            raise ValueError(
-                f"the delta {delta.id} is of features with fingerprint {delta.fingerprint}, here it is {mine}"
-            )
-        part = delta.statistics.to(stats.device)
-        stats.compatible(part)
-        total.merge(part)
-    total.canonicalize()
-    receiver.solve()  # what is pending and doubtful is not this call's fault
-    claims = claim(*deltas)
-    if not total.empty:
-        receiver.add_sums(total)
-    hand_over(claims, *deltas)
-    for delta in deltas:
-        add_to(ledger.keys, delta.ledger.keys)
-        add_to(ledger.ids, delta.ledger.ids)
-        receiver.note_uncertifiable(delta.uncertifiable)
-    ledger.merged |= set(names)
-    ledger.origins |= set(names)
-    return receiver.head
+        if delta.rows is None or delta.key != (key or deltas[0].key):
+            return None
+        total = total.plus(delta.rows)
+    return total
 
 
-def refuse_own(receiver: Participant, delta: Delta) -> None:
-    """ValueError for a delta with changes of this very head."""
-    if delta.loan is not None and delta.loan.source.head is receiver.head:
-        raise ValueError(f"the delta {delta.id} holds changes of this very head: they would count twice")
+def _add_sums(head: LSSVMHead, total: Statistics, changed: RowCounts | None) -> None:
+    """Add sums; RemovalError, with nothing changed, if the result could not be that of samples."""
+    stats = sums_of(head)
+    rows, key = head.rows.joined(changed, head.rows.key), head.rows.key or shared_key()
+    with head.changing():
+        before = stats.copy()
+        stats.merge(total)
+        try:
+            check_held(stats, set(total.group_sums()), shrunk=rows is None)
+        except RemovalError:
+            stats.take_over(before)
+            head.solver.reset()
+            raise
+        head.pending.merge(total, 1)
+        head.pending.shrunk = True
+        if head.rows.changed is not None and rows is not None and changed is not None:
+            head.rows.changed = head.rows.changed.plus(changed)
+        if stats.empty:
+            head.rows.clear()
+        else:
+            head.rows.replace(rows, key, UNKNOWN_ROWS)
+        head.solver.reset()
 
 
 @exactly
@@ -379,12 +426,11 @@ def agree(target: Any) -> LSSVMHead:
     For a head that every rank loaded from one file, or got as a copy; the next :func:`sync` checks that they are the same.
     """
     with locked(target):
-        here = Participant(target)
-        here.solve()
-        stats, ledger = here.statistics, here.ledger
-        here.agree()
-        ledger.commit(ledger.epoch, "" if stats.empty else stats.digest(), ledger.merged, ledger.sink)
-        return here.head
+        head = head_of(target)
+        head.solve()
+        stats = sums_of(head)
+        begin(head, "" if stats.empty else stats.digest(), head.pending.epoch)
+        return head
 
 
 class Status(NamedTuple):
@@ -405,18 +451,22 @@ def status(target: Any) -> Status:
     (Status(epoch=0, agreed='', pending=True), False)
     """
     with locked(target):
-        here = Participant(target)
-        stats, ledger = here.statistics, here.ledger
-        return Status(ledger.epoch, ledger.agreed_digest(stats), stats.severed or not stats.pending().empty)
+        head = head_of(target)
+        stats, pending = sums_of(head), head.pending
+        return Status(pending.epoch, pending.agreed_digest(stats), pending.some(stats))
 
 
 @exactly
 def discard(target: Any) -> LSSVMHead:
     """Drop what this rank changed since the last agreement. Runs no collective."""
     with locked(target):
-        here = Participant(target)
-        here.refuse_severed()
-        stats, ledger = here.statistics, here.ledger
-        here.adopt(stats.agreed(), here.agreed_rows())
-        ledger.commit(ledger.epoch, ledger.agreed, ledger.merged - ledger.deltas, ledger.sink)
-        return here.head
+        head = head_of(target)
+        refuse_lost(head)
+        pending, stats, changed = head.pending, sums_of(head), pending_rows(head)
+        agreed = pending.agreed_sums(stats)
+        digest, merged = pending.agreed, pending.merged - pending.carried
+        rows = None if changed is None or head.rows.unchecked is not None else head.rows.held.plus(changed, -1)
+        replace_held(head, agreed, rows, head.rows.key)
+        begin(head, digest, pending.epoch)
+        pending.merged = merged
+        return head

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torchlssvm.functional import checks
 from torchlssvm.functional.definite import is_semidefinite, least_rank
-from torchlssvm.linear.membership import FingerprintChange
+from torchlssvm.linear.membership import RowCounts
 from torchlssvm.statistics import Statistics
 
 
@@ -18,24 +18,19 @@ def check_held(stats: Statistics, groups: Iterable[int], shrunk: bool) -> None:
     stats.canonicalize()
     if stats.accumulator is None:
         return
-    K, moments = stats.num_classes, stats.moments
-    counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0], stats.diagonal().amin())
-    if min(counts[0]) < 0:
-        where = f"the count of class {counts[0].index(min(counts[0])) % K}" if moments.ndim == 2 else "the count"
-        raise checks.removal_error(f"{where} would fall to {min(counts[0]):g}")
-    if counts[1][0] < 0:
-        raise checks.removal_error("a sum of squares would fall below zero")
+    stats.check_counts(stats.moments)
+    stats.check_diagonal(stats.diagonal())
     if stats.drained:
         raise checks.removal_error("no sample would be left, but the sums would not be zero")
     if not shrunk:
         return
     for group in sorted(groups):
         if not bool(is_semidefinite(stats.accumulator.total(group), *stats.group_mean_terms(group))):
-            which = f" of class {group % K}" if stats.per_class else ""
+            which = f" of class {group % stats.num_classes}" if stats.per_class else ""
             raise checks.removal_error(f"the sums{which} would not be positive semidefinite")
 
 
-def least_samples(stats: Statistics, rows: FingerprintChange | None = None, enough: int | None = None) -> int | None:
+def least_samples(stats: Statistics, rows: RowCounts | None = None, enough: int | None = None) -> int | None:
     """Bound from below the number of distinct samples in the sums of any class; None when nothing changed.
 
     Weights do not count, and what was added and removed again does not. ``rows`` tells samples apart, where they are known;
@@ -52,7 +47,7 @@ def least_samples(stats: Statistics, rows: FingerprintChange | None = None, enou
     stats.canonicalize()
     if stats.empty:
         return None
-    rows = FingerprintChange(None) if rows is None else rows
+    rows = RowCounts() if rows is None else rows
     sums, moments, K = stats.group_sums(), stats.moments, stats.num_classes
     bounds = []
     for fold in range(max(1, stats.folds)):
@@ -74,7 +69,7 @@ def least_samples(stats: Statistics, rows: FingerprintChange | None = None, enou
     return min(bounds, default=None)
 
 
-def check_enough(stats: Statistics, rows: FingerprintChange, min_samples: int, allow_small: bool) -> None:
+def check_enough(stats: Statistics, rows: RowCounts | None, min_samples: int, allow_small: bool) -> None:
     """ValueError when the sums to be sent may be of fewer distinct samples than chosen."""
     if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 0:
         raise ValueError(f"min_samples must be an int >= 0, got {min_samples!r}")
@@ -82,7 +77,7 @@ def check_enough(stats: Statistics, rows: FingerprintChange, min_samples: int, a
         return
     least = least_samples(stats, rows, min_samples)
     if least is not None and least < min_samples:
-        unknown = "" if rows.known else " (after a save, a load or a merge of files single samples are not known)"
+        unknown = "" if rows is not None else " (after a save, a load or a merge of files single samples are not known)"
         raise ValueError(
             f"the changes to be sent have a class with the sums of perhaps only {least} sample(s){unknown}, fewer than "
             f"min_samples={min_samples}: sums of few samples give them away, whatever their weight. Wait for more, or say "

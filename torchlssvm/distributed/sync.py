@@ -4,9 +4,9 @@ Five steps, each the same on all ranks:
 
     1. tell      shape, options, grid, epoch, agreed digest, which classes changed; a rank with a problem tells that
     2. decide    the same plan, or the same error, on every rank; nothing has been summed yet
-    3. sum       what is pending, into a copy
-    4. check     agreed + sum: counts, diagonals, definiteness; tell the verdict and the digest
-    5. commit    only if every rank is content and has the same digest
+    3. sum       what is pending everywhere: total + sum of all - own pending, in memory of its own
+    4. check     no row is held less than zero times, no sum is one that samples cannot have; tell verdict and digest
+    5. commit    only if every rank has accepted it and has the same digest
 
 A peer that dies shows as an error of a collective, in steps 1 to 4, before anything was changed. One that dies while the last
 verdicts are on their way may leave some ranks a step ahead; epoch and digest tell at the next sync.
@@ -14,31 +14,51 @@ verdicts are on their way may leave some ranks a step ahead; epoch and digest te
 
 from __future__ import annotations
 
-import hashlib
-import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.distributed.agreement import ExchangePlan, make_plan, problem_message, raise_first
 from torchlssvm.distributed.collectives import Peers
-from torchlssvm.distributed.delta import Delta, claim, hand_over, refuse_own, sources
-from torchlssvm.distributed.participant import Participant, fingerprint_of, locked
+from torchlssvm.distributed.delta import (
+    Delta,
+    begin,
+    check_delta,
+    fingerprint_of,
+    head_of,
+    locked,
+    pending_rows,
+    refuse_lost,
+    replace_held,
+    sources,
+    sums_of,
+)
 from torchlssvm.distributed.sum_checks import check_enough, check_held
+from torchlssvm.errors import GridError, NotFittedError, RemovalError, VerificationError
 from torchlssvm.functional import checks
-from torchlssvm.functional.grid import grid_to_json
+from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.functional.modes import exactly
 from torchlssvm.linear import LSSVMHead
-from torchlssvm.linear.membership import FingerprintChange, Membership
-from torchlssvm.linear.merge_history import add_to
+from torchlssvm.linear.membership import RowCounts
+from torchlssvm.linear.pending import add_counts
 from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import GridChoices
+from torchlssvm.statistics.statistics import LARGEST_SUM
 
 MESSAGE_NUMBERS = 2**23
 """Numbers (64 MB of int64) in one message with sums: large enough for the network, small beside the sums of many classes."""
 
 LOOSE_BOUND = 2.0**52
-"""A bound on the sums from here on is taken anew from the sums themselves: additions and removals cancel."""
+"""A bound on the sums from here on is computed again from the sums themselves: additions and removals cancel."""
+
+ERRORS_BY_NAME: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (RemovalError, GridError, VerificationError, NotFittedError, ValueError, TypeError, RuntimeError)
+}
+"""Errors that a rank can tell to the others by name."""
 
 
 def sync(
@@ -57,7 +77,7 @@ def sync(
         delta: changes to go in with those of the head, e.g. removals of samples that are not here. Taken once.
         fingerprint: must be the same on all ranks; that of the backbone, if ``head`` has one.
         min_samples: refuse to send the sums of fewer samples in any class.
-        allow_small: send them all the same.
+        allow_small: send them nevertheless.
 
     Example, of one rank; more are started by torchrun:
         >>> import tempfile, torch
@@ -80,45 +100,177 @@ def reduce_to(
 ) -> Any:  # fmt: skip
     """As :func:`sync`, but what all ranks changed goes to the head of one ``rank`` of the group only (algorithm 5's master).
 
-    The other ranks keep what was agreed on before; their changes have left them. Their heads and the master's do not agree any
-    more, so ``sync`` refuses them; ``reduce_to`` the same rank goes on.
+    The other ranks keep what was agreed on before; their changes have left them. Their heads and the master's no longer agree,
+    so ``sync`` refuses them; go on with ``reduce_to`` the same rank.
     """
     with locked(head, *sources(delta)):
         return _run(head, group, rank, delta, fingerprint, min_samples, allow_small)
 
 
+# -- the plan: made from the messages of all ranks before anything is summed, the same on every rank --------------------------
+
+
+@dataclass
+class ExchangePlan:
+    """The sums to be formed: their groups, kind and grid, a bound on them, and True in ``shrunk`` if any rank removed.
+
+    ``rows``: for each rank the number of rows it sends; None if they are not known everywhere under one key.
+    """
+
+    choices: GridChoices
+    groups: list[int]
+    gross: float
+    shrunk: bool
+    merged: set[str]
+    uncertifiable: str | None
+    rows: list[int] | None
+    ids: list[int]
+    key: str | None
+
+    @property
+    def empty(self) -> bool:
+        """True when no rank changed anything."""
+        return self.choices.kind is None or not self.groups
+
+
+def problem_message(error: Exception) -> dict[str, Any]:
+    """Make the message that tells an error to the other ranks."""
+    kind = next((name for name, k in ERRORS_BY_NAME.items() if isinstance(error, k)), "RuntimeError")
+    return {"problem": [kind, str(error)]}
+
+
+def raise_first(messages: list[dict[str, Any]]) -> None:
+    """Raise the problem of the lowest rank that has one: the same on every rank."""
+    found = [(rank, m["problem"]) for rank, m in enumerate(messages) if m.get("problem")]
+    if found:
+        rank, (kind, text) = found[0]
+        others = f" (and {len(found) - 1} more rank(s))" if len(found) > 1 else ""
+        raise ERRORS_BY_NAME[kind](f"on rank {rank}{others}: {text} No rank changed anything.")
+
+
+def ranks_by(messages: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any]) -> dict[str, list[int]]:
+    """Group ranks by a value in their messages."""
+    out: dict[str, list[int]] = {}
+    for rank, message in enumerate(messages):
+        out.setdefault(str(value(message)), []).append(rank)
+    return out
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _check_same(said: dict[str, list[int]], what: str, hint: str = "") -> None:
+    if len(said) > 1:
+        found = "; ".join(f"{what} is {value} on {_names(ranks)}" for value, ranks in said.items())
+        raise ValueError(f"ranks cannot be added up: {found}. Nothing was summed.{hint}")
+
+
+def make_plan(messages: list[dict[str, Any]]) -> ExchangePlan:
+    """Make the plan that all ranks follow, or raise the error that all of them raise."""
+    raise_first(messages)
+    for name in messages[0]["form"]:
+        _check_same(ranks_by(messages, lambda m, name=name: m["form"].get(name)), name)  # type: ignore[misc]
+    for name in ("kind", "grid", "target_grid"):
+        said = ranks_by(messages, lambda m, name=name: m[name])  # type: ignore[misc]
+        said.pop("None", None)
+        hint = " Give every head the same FixedPoint, not grid='auto'." if "grid" in name else ""
+        _check_same(said, name, hint)
+    _check_same_start(messages)
+    _check_names(messages)
+    gross = max(m["agreed_gross"] for m in messages) + sum(m["gross"] for m in messages)
+    if gross > LARGEST_SUM:
+        raise GridError(
+            f"int64 sums could overflow: the bound {gross:.3g} exceeds {float(LARGEST_SUM):.3g}. Nothing was summed. Use a "
+            "coarser grid, e.g. with bits=16."
+        )
+    kind, *grids = (next((m[n] for m in messages if m[n] is not None), None) for n in ("kind", "grid", "target_grid"))
+    keys = {m["key"] for m in messages if m["key"] is not None}
+    known = len(keys) < 2 and all(m["rows"] is not None for m in messages)
+    return ExchangePlan(
+        GridChoices() if kind is None else GridChoices(kind, *(grid_from_json(g) for g in grids)),
+        sorted({g for m in messages for g in m["groups"]}),
+        gross,
+        any(m["shrunk"] for m in messages),
+        {i for m in messages for i in m["merged"]},
+        next((m["uncertifiable"] for m in messages if m["uncertifiable"]), None),
+        [m["rows"] for m in messages] if known else None,
+        [m["ids"] for m in messages],
+        next(iter(keys), None),
+    )
+
+
+def _check_same_start(messages: list[dict[str, Any]]) -> None:
+    """VerificationError unless every rank starts from the same agreed state (for reduce_to: from the same epoch)."""
+    epochs, digests = ranks_by(messages, lambda m: m["epoch"]), ranks_by(messages, lambda m: m["agreed"] or "empty")
+    everywhere = messages[0]["form"]["destination"] is None
+    said = {**digests} if everywhere and len(digests) > 1 else epochs
+    if len(said) == 1:
+        return
+    most = max(said.values(), key=len)
+    alone = sorted(r for ranks in said.values() if ranks is not most for r in ranks)
+    detail = "; ".join(
+        f"rank {r}: epoch {m['epoch']}, agreed digest {(m['agreed'] or 'empty')[:16]}" for r, m in enumerate(messages)
+    )
+    raise VerificationError(
+        f"ranks have diverged: {_names(alone)} differ(s) from {_names(most)} in what was agreed on ({detail}). Nothing was "
+        "summed. Load one checkpoint on all ranks (and agree(head) on each), or start from empty heads."
+    )
+
+
+def _check_names(messages: list[dict[str, Any]]) -> None:
+    """ValueError if changes of the same id (of one delta, file or copy) are pending on two ranks."""
+    holders: dict[str, list[int]] = {}
+    for rank, message in enumerate(messages):
+        for name in message["names"]:
+            holders.setdefault(name, []).append(rank)
+    for name, ranks in sorted(holders.items()):
+        if len(ranks) > 1:
+            raise ValueError(
+                f"{_names(ranks)} hold the same pending changes (of one delta, file or copy, with the id {name}), which would "
+                f"be counted {len(ranks)} times. Nothing was summed. If all ranks are to start from them, call agree(head) on "
+                "every rank; else keep them on one rank, and discard(head) on the others."
+            )
+
+
+# -- the exchange --------------------------------------------------------------------------------------------------------
+
+
 class Exchange:
     """One rank's part in one exchange."""
 
-    def __init__(self, peers: Peers, to: int | None):
-        """Start with nothing known. ``to``: the rank of the group that alone receives the sum; None: all do."""
-        self.peers, self.to = peers, to
-        self.pending: Statistics | None = None
-        self.delta: Delta | None = None
-        self.cancelled = False  # True if a delta took back all that is pending here
+    def __init__(self, peers: Peers, to: int | None, delta: Delta | None):
+        """``to``: the rank of the group that alone receives the sum; None: all do."""
+        self.peers, self.to, self.delta = peers, to, delta
+        self.receives = to is None or to == peers.rank
 
-    def message(
-        self, target: Any, delta: Delta | None, fingerprint: str | None, min_samples: int, allow_small: bool
-    ) -> dict[str, Any]:
+    def message(self, target: Any, fingerprint: str | None, min_samples: int, allow_small: bool) -> dict[str, Any]:
         """Collect what the other ranks need to know. Any error here is told to them, too."""
-        self.here = Participant(target)
-        self.here.refuse_severed()
-        stats, ledger, head = self.here.statistics, self.here.ledger, self.here.head
-        self._check_destination()
-        self.pending = stats.pending()
-        self.rows = self.here.pending_rows()
-        self.keys, self.ids = dict(ledger.keys), dict(ledger.ids)
-        new: set[str] = set()
-        if delta is not None:
-            new = {delta.id} | delta.origins
-            refuse_own(self.here, delta)
-            ledger.refuse_twice(new)
-            self._include(delta, fingerprint)
-        check_enough(self.pending, self.rows, min_samples, allow_small)
-        self.agreed = stats.agreed()
-        pending, some = self.pending, not self.pending.empty
+        head = self.head = head_of(target)
+        refuse_lost(head)
+        if self.to is not None and (
+            isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
+        ):
+            raise ValueError(f"rank must be an int in 0..{self.peers.size - 1}, got {self.to!r}")
+        stats, pending = sums_of(head), head.pending
+        some = pending.some(stats)
+        self.own = pending.sums(stats)
+        self.sent, self.rows, self.weights = self.own, pending_rows(head), dict(pending.weights)
+        names = {pending.id} - {None} | pending.carried if some else set()
+        merged, key = pending.merged, head.rows.key
+        if self.delta is not None:
+            check_delta(head, self.delta, fingerprint)
+            self.sent = self.own.copy()
+            self.sent.merge(self.delta.statistics.to(head.device))
+            same = self.rows is not None and self.delta.rows is not None and self.delta.key == (key or self.delta.key)
+            self.rows = self.rows.plus(self.delta.rows) if same else None  # type: ignore[union-attr,arg-type]
+            key = key or self.delta.key
+            add_counts(self.weights, self.delta.weights)
+            names, merged = names | self.delta.names, merged | self.delta.names
+        check_enough(self.sent, self.rows, min_samples, allow_small)
+        known = self.rows is not None and head.rows.unchecked is None
+        held = stats if self.sent.kind is None else self.sent
         weight = head.class_weight
-        held = pending if some else stats
         return {
             "form": {
                 "in_features": stats.in_features, "num_classes": stats.num_classes, "per_class": stats.per_class,
@@ -128,185 +280,121 @@ class Exchange:
                 "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
                 "fingerprint": fingerprint, "destination": self.to,
             },
-            "to": self.to, "kind": held.kind, "grid": grid_to_json(held.grid),
-            "target_grid": grid_to_json(held.target_grid),
-            "epoch": ledger.epoch, "agreed": ledger.agreed_digest(stats),
-            "origins": sorted(ledger.origins | new) if some else [],
-            "merged": sorted(ledger.deltas | new), "groups": sorted(pending.group_sums()),
-            "gross": pending.bound, "agreed_gross": self.agreed.bound, "salt": os.urandom(16).hex(),
-            "keys": sum(n < 0 for n in self.keys.values()), "ids": sum(n > 0 for n in self.ids.values()),
-            "uncertifiable": head.uncertifiable or (None if delta is None else delta.uncertifiable),
-            "shrunk": delta is not None or stats.shrunk,
-            "rows": self._row_count(),
+            "kind": held.kind, "grid": grid_to_json(held.grid), "target_grid": grid_to_json(held.target_grid),
+            "epoch": pending.epoch, "agreed": pending.agreed_digest(stats), "names": sorted(names), "merged": sorted(merged),
+            "groups": sorted(self.sent.group_sums()), "gross": self.sent.bound,
+            "agreed_gross": 0.0 if self.own is stats else stats.bound + self.own.bound,
+            "shrunk": self.delta is not None or pending.shrunk,
+            "rows": len(self.rows) if known and self.rows is not None else None,
+            "key": key.hex() if known and key is not None and (len(head.rows.held) or self.rows) else None,
+            "ids": sum(n > 0 for n in self.weights.values()),
+            "uncertifiable": head.uncertifiable or (None if self.delta is None else self.delta.uncertifiable),
         }  # fmt: skip
 
-    def _check_destination(self) -> None:
-        """ValueError for a rank that is none, or one that does not go with earlier exchanges."""
-        sink = self.here.ledger.sink
-        if self.to is not None and (
-            isinstance(self.to, bool) or not isinstance(self.to, int) or not 0 <= self.to < self.peers.size
-        ):
-            raise ValueError(f"rank must be an int in 0..{self.peers.size - 1}, got {self.to!r}")
-        if self.to is None and sink is not None:
-            raise ValueError(
-                f"changes were sent to rank {sink} alone, so the heads do not agree: go on with reduce_to."
-            )
-        if self.to is not None and sink not in (None, self.to):
-            raise ValueError(f"changes were sent to rank {sink} before, not to rank {self.to}.")
-
-    def _include(self, delta: Delta, fingerprint: str | None) -> None:
-        """Add the changes of a delta to those that are pending here."""
-        assert self.pending is not None
-        stats = self.here.statistics
-        if fingerprint is not None and delta.fingerprint is not None and fingerprint != delta.fingerprint:
-            raise ValueError(f"the delta {delta.id} has the fingerprint {delta.fingerprint}, here it is {fingerprint}.")
-        part = delta.statistics.to(stats.device)
-        stats.compatible(part)
-        had = not self.pending.empty
-        self.pending.merge(part)
-        self.pending.canonicalize()
-        self.cancelled = had and self.pending.empty
-        self.rows = self.rows.plus(delta.rows)
-        add_to(self.keys, delta.ledger.keys)
-        add_to(self.ids, delta.ledger.ids)
-        self.delta, self.claims = delta, claim(delta)
-
-    def _row_count(self) -> int | None:
-        """Count the rows that changed here; None when they, or those agreed on, are not known by fingerprints."""
-        known = self.rows.known and self.here.knows_rows and self.delta is None
-        return len(self.rows.to_rows()) if known else None
-
-    def exchange_rows(self, plan: ExchangePlan) -> FingerprintChange:
-        """Gather the rows that all ranks changed; not known if they are not known on one of them."""
-        sizes = [n for n in plan.rows if n is not None]
-        if len(sizes) < len(plan.rows):
-            return FingerprintChange(None)
-        total = FingerprintChange({})
-        for part in self.peers.gather(torch.from_numpy(self.rows.to_rows()), sizes) if any(sizes) else []:
-            total = total.plus(FingerprintChange.from_rows(part.numpy()))
-        return total
-
-    def refuse_twice(self, plan: ExchangePlan) -> None:
-        """Raise an error, on all ranks, if two of them removed the same sample or added samples under the same id.
-
-        The same sample is the same id, features and label. What is compared is hashed with a salt of this exchange.
-        """
-        removed = [ranks for n, ranks in self._on_several(plan, plan.keys, self.keys, -1) if n < -1]
-        if removed:
-            raise checks.removal_error(f"{len(removed)} sample(s) were removed on {removed[0]} both, by their ids")
-        signs = {k: 1 if n > 0 else -1 for k, n in self.ids.items()}
-        added = [ranks for n, ranks in self._on_several(plan, plan.ids, signs, 1) if n > 1]
-        if added:
-            raise ValueError(
-                f"{len(added)} sample(s) were added on {added[0]} both, by their ids: they would count twice. No rank changed "
-                "anything. Keep them on one rank: remove them on the others, or discard(head) there, and sync again."
-            )
-
-    def _on_several(
-        self, plan: ExchangePlan, sizes: list[int], mine: dict[bytes, int], sign: int
-    ) -> list[tuple[int, str]]:
-        """Return, for each hash that several ranks have with this sign, its total over all ranks and their names."""
-        if sum(1 for n in sizes if n) < 2:
-            return []
-        salted = {hashlib.blake2b(k, digest_size=16, key=plan.salt).digest(): n for k, n in mine.items()}
-        keys = sorted(k for k, n in salted.items() if n * sign > 0)
-        rows = torch.tensor([[int.from_bytes(k[i : i + 8], "big", signed=True) for i in (0, 8)] for k in keys])
-        holders: dict[tuple[int, ...], list[int]] = {}
-        for rank, part in enumerate(self.peers.gather(rows.reshape(-1, 2).to(torch.int64), sizes)):
-            for row in part.tolist():
-                holders.setdefault(tuple(row), []).append(rank)
-        several = sorted((k, r) for k, r in holders.items() if len(r) > 1)
+    def refuse_added_twice(self, plan: ExchangePlan) -> None:
+        """ValueError, on all ranks, if two of them added samples under the same id."""
+        if sum(1 for n in plan.ids if n) < 2:
+            return
+        added = np.frombuffer(b"".join(sorted(h for h, n in self.weights.items() if n > 0)), "<i8").reshape(-1, 2)
+        holders: dict[bytes, list[int]] = {}
+        for rank, part in enumerate(self.peers.gather(torch.from_numpy(added.astype(np.int64)), plan.ids)):
+            for row in part.numpy():
+                holders.setdefault(row.tobytes(), []).append(rank)
+        several = sorted(h for h, ranks in holders.items() if len(ranks) > 1)
         if not several:
-            return []
-        found = [b"".join(v.to_bytes(8, "big", signed=True) for v in k) for k, _ in several]
-        net = self.peers.total(torch.tensor([salted.get(k, 0) for k in found])).tolist()  # others may have undone it
-        names = [" and ".join(f"rank {r}" for r in ranks) for _, ranks in several]
-        return list(zip(net, names, strict=True))
+            return
+        net = self.peers.total(torch.tensor([np.sign(self.weights.get(h, 0)) for h in several])).tolist()
+        twice = [h for h, n in zip(several, net, strict=True) if n > 1]  # others may have removed what they had
+        if twice:
+            raise ValueError(
+                f"{len(twice)} sample(s) were added on {' and '.join(f'rank {r}' for r in holders[twice[0]])} both, by their "
+                "ids: they would count twice. No rank changed anything. Keep them on one rank: remove them on the others, or "
+                "discard(head) there, and sync again."
+            )
 
     def sum(self, plan: ExchangePlan) -> Statistics:
-        """Add the pending changes of all ranks to what was agreed on, in memory of its own where anything changed."""
-        assert self.pending is not None
-        stats, kind = self.here.statistics, plan.choices.kind
-        moments = self.pending.moments.clone() if not self.pending.empty else stats.zero_moments(kind)
-        mine, here = self.pending.release_sums(), self.agreed.group_sums()
-        sums = {g: v for g, v in here.items() if g not in plan.groups}
-        size = stats.packed_length(kind)
-        none = torch.zeros(size, dtype=torch.int64, device=stats.device)
-        step = max(1, MESSAGE_NUMBERS // size)
+        """Return total + sum of all ranks - own pending, or where the sum goes elsewhere, total - own pending."""
+        stats, kind = sums_of(self.head), plan.choices.kind
+        here, own, sent = stats.group_sums(), self.own.group_sums(), self.sent.group_sums()
+        agreed = {} if self.own is stats else here
+        sums = {g: v for g, v in agreed.items() if g not in plan.groups}
+        none = torch.zeros(stats.packed_length(kind), dtype=torch.int64, device=stats.device)
+        step = max(1, MESSAGE_NUMBERS // len(none))
         for start in range(0, len(plan.groups), step):
             groups = plan.groups[start : start + step]
-            total = self.peers.total(torch.stack([mine.pop(g, none) for g in groups]), self.to)
-            for g, v in zip(groups, total, strict=True):
-                sums[g] = v.add_(here[g]) if g in here else v
-        moments = self.peers.total(moments, self.to)
-        if not self.agreed.empty:
-            moments = moments + self.agreed.moments
-        n = checks.to_host(moments.sum() if moments.ndim == 2 else moments[:, 0, 0].sum())
-        bound = plan.gross if plan.gross < LOOSE_BOUND else None
-        out = stats.with_sums(plan.choices, sums, moments, bound, n[0][0] if n else 0.0)
+            reduced = self.peers.total(torch.stack([sent.get(g, none) for g in groups]), self.to)
+            for g, value in zip(groups, reduced, strict=True):
+                total = value if self.receives else torch.zeros_like(none)
+                if g in agreed:
+                    total = total + agreed[g]
+                if agreed is here and g in own:
+                    total = total - own[g]
+                sums[g] = total
+        zero = stats.zero_moments(kind)
+        mine, now, changed = (s.moments if s.kind is not None else zero for s in (self.sent, stats, self.own))
+        reduced = self.peers.total(mine.clone(), self.to)
+        moments = (reduced if self.receives else zero) + (now - changed)
+        n = checks.to_host(moments.sum() if moments.ndim == 2 else moments[:, 0, 0].sum())[0][0]
+        out = stats.with_sums(plan.choices, sums, moments, plan.gross if plan.gross < LOOSE_BOUND else None, n)
         out.reuse_hashes(stats, plan.groups)  # of classes that did not change
         return out
 
-    def commit(self, total: Statistics, digest: str, plan: ExchangePlan, rows: Membership) -> None:
+    def exchange_rows(self, plan: ExchangePlan) -> RowCounts | None:
+        """Return the rows that are held after the exchange; None if they are not known. RemovalError comes with the verdict."""
+        if plan.rows is None or self.rows is None:
+            return None
+        own = pending_rows(self.head)
+        assert own is not None
+        total = self.head.rows.held.plus(own, -1)
+        if any(plan.rows):
+            for part in self.peers.gather(torch.from_numpy(self.rows.to_array()), plan.rows):
+                if self.receives:
+                    total = total.plus(RowCounts.from_array(part.numpy()))
+        return total
+
+    def commit(self, total: Statistics, digest: str, plan: ExchangePlan, rows: RowCounts | None) -> None:
         """Make the sum the agreed state."""
-        self.here.adopt(total, self.here.no_rows() if total.empty else rows)
-        ledger = self.here.ledger
-        ledger.commit(ledger.epoch + 1, digest, ledger.merged | plan.merged, self.to)
-        self.finish(plan)
-
-    def cancel(self) -> None:
-        """Go back to the agreed state: a delta took back all that was pending."""
-        ledger = self.here.ledger
-        self.here.adopt(self.agreed, self.here.agreed_rows())
-        ledger.commit(ledger.epoch, ledger.agreed, ledger.merged, ledger.sink)
-
-    def finish(self, plan: ExchangePlan) -> None:
-        """Hand over the delta; what cannot be certified on one rank cannot be on any."""
+        head = self.head
+        key = None if plan.key is None else bytes.fromhex(plan.key)
+        if not plan.empty:
+            replace_held(head, total, rows, key)
+            begin(head, digest, head.pending.epoch + 1)
+        head.pending.merged = head.pending.merged | plan.merged
         if self.delta is not None:
-            hand_over(self.claims, self.delta)
-        if self.to is None or self.to == self.peers.rank:
-            self.here.note_uncertifiable(plan.uncertifiable)
+            self.delta.hand_over()
+        if self.receives:
+            head.mark_uncertifiable(plan.uncertifiable)
 
 
 @exactly
 def _run(
-    target: Any,
-    group: Any,
-    to: int | None,
-    delta: Delta | None,
-    fingerprint: str | None,
-    min_samples: int,
+    target: Any, group: Any, to: int | None, delta: Delta | None, fingerprint: str | None, min_samples: int,
     allow_small: bool,
-) -> Any:
+) -> Any:  # fmt: skip
     device = target.device if isinstance(target, LSSVMHead) else getattr(getattr(target, "head", None), "device", None)
     peers = Peers(group, device if isinstance(device, torch.device) else torch.device("cpu"))
-    turn = Exchange(peers, to)
+    turn = Exchange(peers, to, delta)
     try:
-        message = turn.message(target, delta, fingerprint_of(target, fingerprint), min_samples, allow_small)
+        message = turn.message(target, fingerprint_of(target, fingerprint), min_samples, allow_small)
     except Exception as error:  # whatever it is, the others wait for an answer: they raise it too
         message = problem_message(error)
     plan = make_plan(peers.exchange(message))
     if plan.empty:
-        if turn.cancelled:
-            turn.cancel()
-        turn.here.ledger.merged |= plan.merged
-        turn.finish(plan)
+        turn.commit(sums_of(turn.head), "", plan, None)
         return target
-    turn.refuse_twice(plan)
-    total, digest, verdict = turn.here.statistics.zero(), "", {}
-    receives = to is None or to == peers.rank
-    summed, changed = turn.sum(plan), turn.exchange_rows(plan)
-    rows = turn.here.agreed_rows()
+    turn.refuse_added_twice(plan)
+    total, rows = turn.sum(plan), turn.exchange_rows(plan)
     try:
-        if receives:
-            total, rows = summed, rows.advanced(changed)
-            check_held(total, plan.groups, plan.shrunk and rows.unchecked is not None)
-        else:
-            total = turn.agreed
+        if turn.receives:
+            if rows is not None and (short := rows.negative):
+                raise checks.removal_error(f"{short} row(s) would be removed more often than they are held")
+            check_held(total, plan.groups, plan.shrunk and rows is None)
+        total.canonicalize()
         digest = "" if total.empty else total.digest()
+        verdict = {"digest": digest}
     except Exception as error:
-        verdict = problem_message(error)
-    verdicts = peers.exchange(verdict or {"digest": digest})
+        digest, verdict = "", problem_message(error)
+    verdicts = peers.exchange(verdict)
     raise_first(verdicts)
     if to is None and len({v["digest"] for v in verdicts}) > 1:
         raise RuntimeError(

@@ -3,11 +3,7 @@
 Those of a least-squares head never hold a raw sample. A margin head needs its samples, so its checkpoints hold them: on
 the grid as integers, in an order that depends on the samples alone. Treat such a file as you treat the data set.
 
-A head that takes part in an exchange (:mod:`torchlssvm.distributed`) saves what it holds, how often ranks agreed, and which
-deltas it merged. What was agreed on goes with it as long as changes that are pending are additions. With removals pending it
-does not: agreed minus present would be the sample removed. A head loaded from such a file (or pickle) answers as before, but
-``sync``, ``Delta.take`` and ``discard`` refuse it until ``agree(head)`` declares its state the agreed one. So ``sync``, or
-hand the delta over, before a save. Hashes of samples and ids, and digests of earlier states, are never saved.
+What a head changed since machines last agreed is saved as :mod:`torchlssvm.linear.pending` says.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.locking import give_lock
-from torchlssvm.linear.membership import Membership
-from torchlssvm.linear.merge_history import MergeHistory
+from torchlssvm.linear.membership import HeldRows, RowCounts
+from torchlssvm.linear.pending import Pending, Tracking
 from torchlssvm.linear.solvers import SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.statistics import ROW_OPTIONS
@@ -49,8 +45,8 @@ SAMPLE_NAMES = ("samples.q", "samples.labels", "samples.copies", "samples.grid")
 MARGIN_NAMES = (*SAMPLE_NAMES, "solution.w", "solution.b", "solution.proofs", "solution.sides")
 LEAST_SQUARES_NAMES = ("P", "solution.w", "statistics.meta", "statistics.counts")
 OPTIONAL_NAMES = (
-    "statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "statistics.base_counts",
-    "statistics.base_sums", "membership",
+    "statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "membership",
+    "pending.counts", "pending.sums", "pending.meta", "pending.rows",
 )  # fmt: skip
 
 
@@ -169,14 +165,23 @@ def _least_squares_parts(head: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "digest": stats.digest() if stats.exact else None,
         "unchecked": head.unchecked,
     }
-    head.rows.hash()
     if head.checked:
-        out["membership"] = bytes_to_tensor(head.rows.held.to_bytes())
-    if head.history.to_json() != MergeHistory().to_json():
-        meta["ledger"] = head.history.to_json()
-    if stats.has_pending:
-        head.history.origins.add(f"saved:{checksum(out)}")
+        out["membership"] = bytes_to_tensor(head.rows.to_bytes())
+    if stats.exact:
+        mark_pending(head)
+        meta["pending"], changes = head.pending.save()
+        out |= {f"pending.{k}": v for k, v in changes.items()}
+        if changes and head.rows.changed is not None:
+            out["pending.rows"] = torch.from_numpy(head.rows.changed.to_array())
     return meta, out
+
+
+def mark_pending(head: LSSVMHead) -> None:
+    """Give what is pending an id, before it is copied or saved, and note whether removals are part of it."""
+    head.rows.flush()
+    head.pending.named(head.statistics)
+    if head.rows.changed is not None:
+        head.pending.shrunk = head.rows.changed.negative > 0
 
 
 def _margin_parts(head: MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -319,14 +324,14 @@ def _built_least_squares(
     statistics = head.statistics.zero()
     statistics.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
     _check_digest(statistics, meta["digest"])
-    history = MergeHistory.from_json(meta.get("ledger"))
-    if statistics.has_pending:
-        history.origins.add(f"file:{meta['checksum']}")
-    rows = _load_rows(head, meta, state, statistics)
+    pending = Pending()
+    if statistics.exact:
+        changes = {k[8:]: v for k, v in state.items() if k.startswith("pending.")}
+        pending = Pending.load(meta["pending"], changes, statistics)
+    rows = _load_rows(head, meta, state, statistics, pending)
     solver = make_solver(statistics, options, head.multiclass)
     solver.restore({k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}, P)
-    record = head.rows.replaced(rows, _agreed_after_loading(statistics, rows))
-    return lambda: head.replace_parts(statistics, solver, record, history, meta.get("uncertifiable"))
+    return lambda: head.replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
 
 
 def _built_margin(
@@ -343,21 +348,20 @@ def _built_margin(
     return lambda: head.replace_parts(statistics, rows, solver)
 
 
-def _load_rows(head: LSSVMHead, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics) -> Membership:
+def _load_rows(
+    head: LSSVMHead, meta: dict[str, Any], state: dict[str, Tensor], statistics: Statistics, pending: Pending
+) -> HeldRows:
     """The fingerprints of the rows held, as far as they were saved and this head wants them."""
-    empty = head.rows.none()
-    if statistics.empty or empty.unchecked is not None:
-        return empty
+    rows = HeldRows(head.rows.impossible, head.rows.recorded)
+    if rows.unchecked is not None:
+        return rows
     if "membership" in state:
-        return Membership.from_bytes(tensor_to_bytes(state["membership"]))
-    return empty.dropped(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
-
-
-def _agreed_after_loading(statistics: Statistics, rows: Membership) -> Membership | None:
-    """The rows that were agreed on, as far as that follows from what is saved: none, all, or not known."""
-    if not (statistics.marked or statistics.severed):
-        return Membership(())
-    return None if statistics.severed or statistics.has_pending else rows
+        rows.load(tensor_to_bytes(state["membership"]))
+    elif not statistics.empty:
+        rows.drop(meta.get("unchecked") or "it was loaded from a file that has no fingerprints of rows")
+    if pending.tracking is Tracking.CHANGES and "pending.rows" in state:
+        rows.changed = RowCounts.from_array(state["pending.rows"].cpu().numpy())
+    return rows
 
 
 def _shapes(head: LSSVMHead) -> dict[str, tuple[int, ...]]:
@@ -376,11 +380,9 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
         head.solver.drop_raw_samples()
-        head.rows.hash()
-        if head.statistics.has_pending:
-            head.history.copied()
-        agreed = _agreed_after_loading(head.statistics, head.rows.held)  # no trace of rows removed since
-        return attributes(head) | {"_view": None, "rows": head.rows.replaced(head.rows.held, agreed)}
+        if head.statistics.exact:
+            mark_pending(head)
+        return attributes(head) | {"_view": None}
 
 
 def freeze_margin(head: MarginHead) -> dict[str, Any]:
@@ -435,8 +437,8 @@ def move(head: LinearHead, device: torch.device) -> None:
             least: Any = head
             solver = make_solver(statistics, options, head.multiclass)
             solver.restore(solution, least.P.to(device, copy=True))
-            least.rows.hash()  # products that wait to be hashed would stay behind on the old device
-            least.replace_parts(statistics, solver, least.rows, least.history, least.uncertifiable)
+            least.rows.flush()  # products that wait to be hashed would stay behind on the old device
+            least.replace_parts(statistics, solver, least.rows, least.pending.to(device), least.uncertifiable)
         make_live(head)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlssvm.functional import checks
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
-from torchlssvm.linear.merge_history import MergeHistory
+from torchlssvm.linear.pending import Pending
 from torchlssvm.linear.solvers import make_solver
 from torchlssvm.statistics.statistics import SCALES
 
@@ -105,7 +105,7 @@ def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
     if not sums.empty:
         out.rows.drop(UNKNOWN_ROWS)
         solver = make_solver(sums, out.solver.options, out.multiclass)
-        out.replace_parts(sums, solver, out.rows, MergeHistory(), head.uncertifiable)
+        out.replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
     if "rho" in head.data_choices.made:
         out.data_choices.made["rho"] = head.data_choices.made["rho"]
     return out

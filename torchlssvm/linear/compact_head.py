@@ -203,11 +203,9 @@ class CompactLSSVMHead(nn.Module):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None, removed: bool = False
-    ) -> Any:
-        """A checked batch; ``ids``, ``like`` and ``removed`` are for heads with statistics."""
-        del ids, like, removed
+    def _check(self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: Any = None) -> Any:
+        """A checked batch; ``ids`` and ``like`` are for heads with statistics."""
+        del ids, like
         return check_batch(
             x, y, weight, None, J=self.in_features, K=self.num_classes, folds=0, device=self.device, exact=False,
             choices=GridChoices(), wanted=GridChoices(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlssvm.errors import NumericalWarning
+from torchlssvm.errors import NumericalWarning, RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
@@ -28,14 +28,14 @@ from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
 from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import exclusive
-from torchlssvm.linear.membership import HeldRows
-from torchlssvm.linear.merge_history import MergeHistory
+from torchlssvm.linear.membership import HeldRows, StagedRows
 from torchlssvm.linear.normal_equations import class_weights
+from torchlssvm.linear.pending import Pending
 from torchlssvm.linear.solution import NotPositiveDefinite
 from torchlssvm.linear.solvers import SharedSolver, Solver, make_solver, real_targets
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import GridChoices, SampleBatch
-from torchlssvm.statistics.statistics import Integrity
+from torchlssvm.statistics.statistics import Evidence, Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,6 +44,9 @@ __all__ = ["FixedPoint", "LSSVMHead"]
 
 INEXACT_REMOVAL = "remove_approximate took out samples that may not be, bit for bit, those that were added"
 """Reason why a head can no longer be certified, and why its rows are no longer known."""
+
+UNKNOWN_ROWS = "it was merged with a head whose rows are not known, or known under another key"
+"""Reason why removals are not checked against the rows held."""
 
 
 class LSSVMHead(LinearHead):
@@ -86,9 +89,9 @@ class LSSVMHead(LinearHead):
     Attributes:
         statistics: the sums of the samples held.
         solver: makes weights of the statistics.
-        rows: fingerprints of the rows held, and of those that ranks agreed on.
+        rows: fingerprints of the rows held.
         data_choices: the choices made from data, rho and a calibration.
-        history: the merge history, used to refuse counting a delta twice.
+        pending: what changed since machines last agreed, for :mod:`torchlssvm.distributed`.
         requested: the grids asked for; those in use are ``grid`` and ``target_grid``.
         version: counts changes of the state.
 
@@ -149,7 +152,7 @@ class LSSVMHead(LinearHead):
         self.solver = make_solver(sums, self._options, multiclass)
         impossible = None if sums.exact else "without a grid (grid=None) a row has no exact form to be recognised by"
         self.rows = HeldRows(impossible, bool(membership))
-        self.history = MergeHistory()
+        self.pending = Pending()
         self._vouched = False
         self._uncertifiable: str | None = None
         self._view: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
@@ -186,7 +189,7 @@ class LSSVMHead(LinearHead):
 
         They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
         """
-        return self.rows.held.unchecked
+        return self.rows.unchecked
 
     def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
         """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves."""
@@ -286,19 +289,18 @@ class LSSVMHead(LinearHead):
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
-        old = self.check(x, y_old, weight, ids, removed=True, sparse=False)
+        old = self.check(x, y_old, weight, ids, sparse=False)
         new = self.check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
         if not len(old):
             return self
         if stats.per_class or stats.folds or old.labels is None:
             return self.apply_changes([(old, -1), (new, 1)])
-        rows, ((old, _), (new, _)) = self.rows.changed([(old, -1), (new, 1)])
+        rows, ((old, _), (new, _)) = self.rows.stage([(old, -1), (new, 1)])
         with threads_for(0), self.changing():
-            q = stats.relabel(old, new, proven=self.checked)
-            self.rows.held = rows
+            q = stats.relabel(old, new, self._evidence())
             self.solver.relabelled(old, new, q)
-            self._note([(old, -1), (new, 1)])
+            self._record([(old, -1), (new, 1)], rows)
         return self
 
     @exclusive
@@ -309,11 +311,12 @@ class LSSVMHead(LinearHead):
         if not stats.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
-        rows = self.rows.held.without_class(c)
         with self.changing():
-            stats.forget_class(c)
+            self.pending.merge(stats.forget_class(c), -1)
             stats.canonicalize()
-            self.rows.held = self.rows.none() if stats.empty else rows
+            self.rows.without_class(c)
+            if stats.empty:
+                self.rows.clear()
             self.solver.reset()
         return self
 
@@ -561,20 +564,20 @@ class LSSVMHead(LinearHead):
             self._published, self._solving = None, True
             self.statistics.__dict__.update(fresh.__dict__)
             if state is None:
-                self.rows.held = self.rows.none()
+                self.rows.changed = None
+                self.rows.clear()
                 self.data_choices.reopen_rho()
             else:
                 self.rows.drop("its statistics were replaced by saved ones")
-            self.rows.agreed = None
             self._uncertifiable = None
-            self.history.forget()
+            self.pending.forget()
             self.solver.reset()
             self.version += 1
             self.data_choices.outdate()
             self._solving = False
 
     def replace_parts(
-        self, statistics: Statistics, solver: Solver, rows: HeldRows, history: MergeHistory,
+        self, statistics: Statistics, solver: Solver, rows: HeldRows, pending: Pending,
         uncertifiable: str | None,
     ) -> None:  # fmt: skip
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
@@ -582,7 +585,7 @@ class LSSVMHead(LinearHead):
             self.integrity = Integrity()
             with self.integrity:
                 self.statistics, self.solver, self._options = statistics, solver, solver.options
-                self.rows, self.history, self._uncertifiable = rows, history, uncertifiable
+                self.rows, self.pending, self._uncertifiable = rows, pending, uncertifiable
                 self._published, self._view, self._solving = None, None, False
                 self.version += 1
 
@@ -590,6 +593,9 @@ class LSSVMHead(LinearHead):
         self.solver.reset()
 
     def _make_room(self, k: int) -> None:
+        if self.pending.statistics is not None:
+            self.pending.statistics.add_classes(k)
+        self.pending.id = None  # deltas taken before have fewer classes
         self.solver.reset()
 
     def invalidate(self) -> Self:
@@ -627,19 +633,26 @@ class LSSVMHead(LinearHead):
         return self._view[1]
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, removed: bool = False,
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``removed``: rows that are to be held; what shows it is read from the device together with the checks. ``gridded``: the
-        rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
-        question = self.rows.held.question if removed and self.rows.held.unchecked is None else None
-        batch = self.statistics.check(x, y, weight, ids, like, gridded, question=question, sparse=sparse)
+        changed = self.pending.statistics
+        if like is None and changed is not None and not changed.empty:
+            like = changed  # where everything was removed: what was agreed on stays decided
+        batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
         if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
+
+    def _evidence(self, rough: bool = False) -> Evidence:
+        """How it is known that samples to be removed are held. ``rough``: they are only roughly those held."""
+        if not rough and (self._vouched or self.checked):
+            return Evidence.PROVEN
+        return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
 
     def apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> Self:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
@@ -649,57 +662,65 @@ class LSSVMHead(LinearHead):
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
             self.check_whole()  # before rows are missed that an interrupted update may have lost
-        rows = self.rows.held.dropped(INEXACT_REMOVAL) if rough else self.rows.held
-        if rows.unchecked is None:
-            rows, changes = self.rows.changed(changes)
-        rough = rough or self._uncertifiable is not None
-        doubtful = removes and not self._vouched and rows.unchecked is not None
-        undo = _Undo(stats, changes) if doubtful else None
+        evidence = self._evidence(rough)
+        rows, changes = (StagedRows(), changes) if rough else self.rows.stage(changes)
+        before = stats.copy() if removes and evidence is not Evidence.PROVEN else None
         with threads_for(0), self.changing():  # large sums and solves inside have all threads
             self.solver.release(sum(batch.x.shape[0] for batch, _ in changes))
-            views = stats.change(changes, held=True, rough=rough, proven=not doubtful)
-            self.solver.changed(changes, views)
-            if undo is not None:
-                self._test_sums(undo, rough)
-            self.rows.held = rows
-            self._note(changes)
+            with self._put_back(before):
+                views = stats.change(changes, evidence)
+                self.solver.changed(changes, views)
+                if before is not None:
+                    self._test_sums(evidence)
+            if rough:
+                self.rows.drop(INEXACT_REMOVAL)
+            self._record(changes, rows)
             if removes and stats.drained:
                 self._emptied(stats)
         return self
 
-    def _test_sums(self, undo: _Undo, rough: bool) -> None:
-        """RemovalError, with everything put back, if the sums cannot be those of samples."""
-        stats, reason = undo.stats, None
+    @contextmanager
+    def _put_back(self, before: Statistics | None) -> Iterator[None]:
+        """Put the sums back, if there is a copy of them, where a removal turns out to be impossible."""
+        try:
+            yield
+        except RemovalError:
+            if before is not None:
+                self.statistics.take_over(before)
+                self.solver.reset()
+            raise
+
+    def _test_sums(self, evidence: Evidence) -> None:
+        """RemovalError if the sums cannot be those of samples."""
+        stats = self.statistics
         if stats.drained:
             stats.canonicalize()
-            if not stats.empty and not rough:
-                reason = "no sample would be left, but the sums would not be zero"
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
-                try:
-                    self.solver.weights(doubtful=True)
-                except NotPositiveDefinite:
-                    reason = "without the samples removed the system would not be positive definite"
-        if reason is not None:
-            undo.run()
-            self.solver.reset()
-            raise checks.removal_error(reason)
+            if not stats.empty and evidence is Evidence.SUMS:
+                raise checks.removal_error("no sample would be left, but the sums would not be zero")
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # the next read warns again
+            try:
+                self.solver.weights(doubtful=True)
+            except NotPositiveDefinite:
+                raise checks.removal_error(
+                    "without the samples removed the system would not be positive definite"
+                ) from None
 
-    def _note(self, changes: list[tuple[SampleBatch, int]]) -> None:
-        """Remember which samples changed, if their ids are given, where ranks may exchange changes."""
-        stats, named = self.statistics, [(batch, sign) for batch, sign in changes if batch.ids is not None]
-        shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if named and stats.exact and (shared or stats.marked):
-            for batch, sign in named:
-                self.history.note(batch, sign, stats.grid)
+    def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
+        """Count what was summed: its rows, and what is pending for other machines."""
+        self.rows.commit(rows)
+        if self.statistics.exact:
+            self.pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())
 
     def _emptied(self, stats: Statistics) -> None:
         """Make the head as new after its last sample left, also if the sums are only roughly zero."""
         stats.canonicalize()
         if not stats.empty:
-            stats.__dict__.update(stats.zero().__dict__)
-        self._uncertifiable, self.rows.held = None, self.rows.none()
+            self.pending.merge(stats, -1)
+            stats.take_over(stats.zero())
+        self._uncertifiable = None
+        self.rows.clear()
         self.data_choices.reopen_rho()
         self.solver.reset()
 
@@ -721,17 +742,24 @@ class LSSVMHead(LinearHead):
             theirs = theirs.copy() if mine is theirs else theirs
             mine.compatible(theirs)
             if sign > 0:
-                self.history.refuse_twice(other.history.merged)
-            rows = self.rows.held.merged(other.rows.held, sign)
-            doubtful = sign < 0 and rows.unchecked is not None
-            undo = _Undo(mine, theirs) if doubtful else None
+                self.pending.refuse_twice(other.pending.merged)
+            other.rows.flush()
+            theirs_known = None if other.rows.unchecked is not None else other.rows.held
+            rows, key = self.rows.joined(theirs_known, other.rows.key, sign), other.rows.key or self.rows.key
+            tested = Evidence.SUMS if self._uncertifiable is None else Evidence.COUNTS
+            evidence = tested if rows is None else Evidence.PROVEN
+            before = mine.copy() if sign < 0 and rows is None else None
             with self.changing():
-                mine.merge(theirs, sign, held=True)
-                self.solver.reset()
-                if undo is not None:
-                    self._test_sums(undo, self._uncertifiable is not None)
-                self.rows.held = rows
-                self.history.combine(other.history, sign)
+                with self._put_back(before):
+                    mine.merge(theirs, sign, evidence)
+                    self.solver.reset()
+                    if before is not None:
+                        self._test_sums(evidence)
+                self.pending.merge(theirs, sign)
+                if rows is not None and theirs_known is not None and self.rows.changed is not None:
+                    self.rows.changed = self.rows.changed.plus(theirs_known, sign)
+                self.rows.replace(rows, key, UNKNOWN_ROWS)
+                self.pending.combine(other.pending, sign)
                 self.mark_uncertifiable(other.uncertifiable)
                 if sign < 0 and mine.drained:
                     self._emptied(mine)
@@ -742,20 +770,3 @@ class LSSVMHead(LinearHead):
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw sample is ever in there."""
         return checkpoint.freeze(self)
-
-
-class _Undo:
-    """Undo of a removal that turned out to be impossible: exact, by the opposite change or from a copy."""
-
-    def __init__(self, stats: Statistics, change: list[tuple[SampleBatch, int]] | Statistics):
-        self.stats, self.change = stats, change
-        self.copy = None if stats.exact else stats.copy()
-
-    def run(self) -> None:
-        """Put the sums back."""
-        if self.copy is not None:
-            self.stats.__dict__.update(self.copy.__dict__)
-        elif isinstance(self.change, Statistics):
-            self.stats.merge(self.change)
-        else:
-            self.stats.change([(b, -s) for b, s in self.change])

@@ -304,7 +304,7 @@ class LinearHead(nn.Module):
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids, removed=True), -1)])
+        return self.apply_changes([(self.check(x, y, weight, ids), -1)])
 
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
@@ -370,12 +370,12 @@ class LinearHead(nn.Module):
         raise NotImplementedError
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, removed: bool = False,
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
         """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``removed``: rows that are to be held. ``gridded``: the rows are normalized and on the grid already.
+        ``gridded``: the rows are normalized and on the grid already.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from torchlssvm.linear.linear_head import LinearHead, check_class_weight
 from torchlssvm.linear.locking import exclusive
 from torchlssvm.statistics import Statistics
 from torchlssvm.statistics.batch import SampleBatch
-from torchlssvm.statistics.statistics import Integrity
+from torchlssvm.statistics.statistics import Evidence, Integrity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -374,11 +374,10 @@ class MarginHead(LinearHead):
             return w, b
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, removed: bool = False,
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`apply_changes`; rows to be ``removed`` are looked up when the change is made."""
-        del removed
+        """A checked batch, for :meth:`apply_changes`; rows that are to be removed are looked up when the change is made."""
         batch = self.statistics.check(x, y, weight, ids, like, gridded)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
@@ -393,7 +392,7 @@ class MarginHead(LinearHead):
         plan = self.samples.plan(changes)
         self.samples.reserve(len(plan.q))  # memory is reserved before anything changes
         with self.changing():
-            self.statistics.change(changes, held=True, proven=True)
+            self.statistics.change(changes, Evidence.PROVEN)
             self.solver.change(plan)
             if self.statistics.drained:
                 self.statistics.canonicalize()

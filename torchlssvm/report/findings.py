@@ -17,10 +17,10 @@ from torchlssvm.corrections.pending_events import PendingEvents
 from torchlssvm.errors import StoreError, VerificationError
 from torchlssvm.functional.calibration import expected_calibration_error, least_squares, reliability
 from torchlssvm.functional.modes import exactly
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.linear import LinearHead, MarginHead
 from torchlssvm.linear.diagnostics.calibration import Calibration, fit
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath
-from torchlssvm.statistics.batch import fold_of
 from torchlssvm.store import ErasureRequest, SampleStore
 from torchlssvm.wording import counted, listed
 

@@ -1,4 +1,4 @@
-"""Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`, which marks changes.
+"""Exact sums of q q^T and z q^T over signed samples: the machinery below :class:`~torchlssvm.Statistics`.
 
 Three levels, each carried into the next when it is full, and all exact in grid mode:
 
@@ -25,7 +25,6 @@ from torchlssvm.functional import checks, gram, sparse_rows
 from torchlssvm.functional.device_products import require_exact_products
 from torchlssvm.functional.threads import PASS_WORK, share_out, threads_for
 from torchlssvm.statistics.batch import RowObserver
-from torchlssvm.statistics.undo_log import UndoLog, UndoRows
 
 PRODUCT_ROWS = 1024
 """Rows that wait at most, and that one product takes at least where it is exact: enough for the speed of large products."""
@@ -132,12 +131,11 @@ class Accumulator:
         exact: bool,
         device: torch.device,
         quantize: Callable[[Tensor, Tensor, Tensor | None], object],
-        undo: dict[int, UndoLog] | None = None,
     ):
-        """Start at zero. J features, R side columns; ``exact``: rows are integers; ``undo``: see :meth:`track`."""
+        """Start at zero. J features, R side columns; ``exact``: rows are integers."""
         self.J, self.R, self.groups, self.exact, self.device, self.quantize = J, R, groups, exact, device, quantize
         self.dtype = torch.int64 if exact else torch.float64
-        if exact and device.type not in ("cpu", "meta") and not checks.is_fake(torch.empty(0, device=device)):
+        if exact and device.type not in ("cpu", "meta"):
             require_exact_products(device)
         self.direct = gram.packed_size(J, R) > DIRECT_NUMBERS
         self.sums: dict[int, Tensor] = {}
@@ -150,7 +148,6 @@ class Accumulator:
         self._buffer_wide: Tensor | None = None
         self._length, self._tail_bound = 0, 0.0
         self._uniform: float | None = None  # the signed weight that all rows of the tail share
-        self._undo = undo
         self.incomplete = False
         """True while rows wait, or float64 sums are not carried."""
 
@@ -237,7 +234,6 @@ class Accumulator:
         scaled = q * (scale[index] if isinstance(scale, Tensor) else scale)
         groups = [0] if change.codes is None else torch.unique(change.codes).tolist()
         for group in groups:
-            self.protect(group)
             own = slice(None) if len(groups) == 1 or change.codes is None else change.codes[index] == group
             entries = (index[own], columns[own], q[own], scaled[own])
             sparse_rows.add_products_(self._canonical(int(group)), *entries, change.z, self.J, self.R)
@@ -269,8 +265,6 @@ class Accumulator:
         chunk = max(PRODUCT_ROWS, PRODUCT_NUMBERS // (self.J + self.R))
         runs = split_runs(bounds, chunk)
         if self.exact and self.device.type == "cpu" and not self.direct and len(runs) >= SHARED_RUNS:
-            if self._undo is not None:
-                self.protect(group)
             share_out(partial(self._sum_aside, group, change, index, bounds, chunk), runs, self.device)
             self.touched.add(group)
             return
@@ -342,7 +336,6 @@ class Accumulator:
         q = torch.empty(x.shape, dtype=torch.float64, device=self.device)
         self.quantize(x, q, None)
         moved = q if mult is None else q * mult[:, None]
-        self.protect(0)
         if self.direct:
             side = gram.side_view(self._canonical(0), self.J, self.R)
             side.index_add_(0, new, moved.to(self.dtype)).index_add_(0, old, moved.to(self.dtype), alpha=-1)
@@ -403,7 +396,6 @@ class Accumulator:
         return self._acc
 
     def _accumulate(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float, bound: float) -> None:
-        self._record(group, rows, mult, alpha)
         scaled = None if mult is None else rows * mult[:, None]
         if self.direct:
             gram.add_products_(self._canonical(group), rows, self.J, scaled, alpha)
@@ -459,27 +451,3 @@ class Accumulator:
         self.sums = sums
         self._diag = None
         self.touched.update(range(self.groups))
-
-    # -- the state at a mark ---------------------------------------------------------------------------------------------
-
-    def track(self, undo: dict[int, UndoLog]) -> None:
-        """Keep in ``undo``, from now on, what each group was before it first changed. Rows that wait go in first."""
-        self.complete()
-        self._undo = undo
-
-    def _record(self, group: int, rows: Tensor, mult: Tensor | None, alpha: float) -> None:
-        """Keep rows that are about to be summed, or a copy of the sums, in the undo log of their group."""
-        if self._undo is None:
-            return
-        log = self._undo.setdefault(group, UndoLog(self.J))
-        if self.exact and log.takes(rows.shape[0]):
-            log.append(UndoRows(rows.to(torch.int32), None if mult is None else mult.clone(), alpha))
-        else:
-            self.protect(group)
-
-    def protect(self, group: int) -> None:
-        """Copy the sums of a group, which are about to change, to its undo log."""
-        log = None if self._undo is None else self._undo.setdefault(group, UndoLog(self.J))
-        if log is not None and not log.copied:
-            self.carry()
-            log.make_copy(self.sums.get(group))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torchlssvm.functional import checks
 from torchlssvm.functional.gram import LARGEST_EXACT_INTEGER
 from torchlssvm.functional.grid import FixedPoint
 from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.functional.sparse_rows import pick as pick_rows
 from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
@@ -27,10 +27,6 @@ LARGEST_FLOAT_VALUE = 2.0**450
 
 RowObserver = Callable[[slice | Tensor, Tensor], None]
 """Takes rows of a batch, by their index, and the same rows on the grid (b, J) float64, while they are being summed."""
-
-
-RowQuestion = Callable[[Tensor, FixedPoint], list[Tensor]]
-"""Takes rows (B, J), not yet checked, and their grid; returns tensors to be read from the device together with the checks."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class SampleBatch:
 
     ``ids``: of the rows, where given; ``observer``: sees the rows on the grid when they are summed. On the host: ``bounds``
     (B,) bound each row's contribution to any sum, in steps squared (ones without a grid), and ``gross`` that of all; ``size``
-    is the total weight; ``host_labels`` and ``host_folds`` (B,) are labels and folds, where known; ``answer`` is that to a
-    RowQuestion.
+    is the total weight; ``host_labels`` and ``host_folds`` (B,) are labels and folds.
     """
 
     x: Tensor
@@ -65,71 +60,75 @@ class SampleBatch:
     observer: RowObserver | None = None
     host_labels: NDArray[np.int64] | None = None
     host_folds: NDArray[np.int64] | None = None
-    answer: list[NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         """The number of rows."""
         return int(self.x.shape[0])
 
 
-def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
-    """Return the fold of each id: a stable hash, the same on every machine and in every run."""
-    return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
-
-
 WHOLE_CHECK_ROWS = 4096
 """Batches of more rows are checked with one bound for all rows: half the passes, and nearly always enough."""
 
 
-def inspect(
-    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool = False, along: Sequence[Tensor] = ()
-) -> list[NDArray[Any]] | None:
-    """Read row maxima of x, labels or row maxima of y, weights if there are any, and ``along``: one read from the device.
+class HostFacts(NamedTuple):
+    """What the checks need to know of a batch, read from the device at once.
 
-    With ``whole``: one maximum for all rows of x.
+    ``largest_x`` (B,), or (1,) for all rows together; ``labels`` (B,) or ``largest_y`` (B,) for float targets; ``weight`` (B,).
     """
-    if checks.is_fake(x, y, mult):
-        return None
-    with threads_for(PASS_WORK * x.numel()):
-        return _inspect(x, y, kind, mult, whole, along)
 
+    largest_x: NDArray[np.float64]
+    labels: NDArray[np.int64] | None
+    largest_y: NDArray[np.float64] | None
+    weight: NDArray[np.float64] | None
 
-def _inspect(
-    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool, along: Sequence[Tensor]
-) -> list[NDArray[Any]]:
-    parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
-    if kind == "values":
-        parts.append(checks.row_largest(y))
-    parts = [p.to(torch.float64) for p in parts]
-    if kind == "labels":
-        parts.append(y)
-    if mult is not None:
-        parts.append(mult)
-    return checks.read(*parts, *along)
+    @classmethod
+    def read(cls, x: Tensor, y: Tensor, kind: str, mult: Tensor | None, whole: bool) -> HostFacts:
+        """Read them; with ``whole`` one maximum for all rows of x."""
+        with threads_for(PASS_WORK * x.numel()):
+            parts = [torch.stack(torch.aminmax(x)).abs().amax()[None] if whole else checks.row_largest(x)]
+            parts = [parts[0].to(torch.float64), y if kind == "labels" else checks.row_largest(y).to(torch.float64)]
+            host = checks.read(*parts, *([] if mult is None else [mult]))
+        labels, largest_y = (host[1], None) if kind == "labels" else (None, host[1])
+        return cls(host[0], labels, largest_y, None if mult is None else host[2])
+
+    def check(self, x: Tensor, y: Tensor, mult: Tensor | None, K: int, exact: bool) -> None:
+        """ValueError for values that are not finite, labels out of range, and weights that cannot be."""
+        if not np.isfinite(self.largest_x).all():
+            checks.raise_not_finite("x", x)
+        if self.labels is not None:
+            low, high = int(self.labels.min()), int(self.labels.max())
+            if low < 0 or high >= K:
+                raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
+        elif not np.isfinite(self.largest_y).all():  # type: ignore[arg-type]
+            checks.raise_not_finite("y", y)
+        if self.weight is None or mult is None:
+            return
+        if not np.isfinite(self.weight).all():
+            checks.raise_not_finite("weight", mult)
+        for bad, problem, hint in (
+            (self.weight < 0, "negative", ""),
+            (
+                exact & (self.weight != np.floor(self.weight)),
+                "fractional",
+                ": on a grid a weight is an integer multiplicity; use grid=None for real weights",
+            ),
+        ):
+            if bad.any():
+                first = int(bad.argmax())
+                value = float(self.weight[first])
+                raise ValueError(
+                    f"weight holds {int(bad.sum())} {problem} value(s), the first {value!r} at index {first}{hint}"
+                )
 
 
 def check_batch(
-    x: Any,
-    y: Any,
-    weight: Any,
-    ids: Any,
-    *,
-    J: int,
-    K: int,
-    folds: int,
-    device: torch.device,
-    exact: bool,
-    choices: GridChoices,
-    wanted: GridChoices,
-    normalize: str | None = None,
-    question: RowQuestion | None = None,
-    sparse: bool = False,
-) -> SampleBatch:
+    x: Any, y: Any, weight: Any, ids: Any, *, J: int, K: int, folds: int, device: torch.device, exact: bool,
+    choices: GridChoices, wanted: GridChoices, normalize: str | None = None, sparse: bool = False,
+) -> SampleBatch:  # fmt: skip
     """Check a batch for every kind of bad input and decide what is still open; raises with nothing changed.
 
     ``choices`` is what is decided already, ``wanted`` what the user asked for: a grid there that is None is taken from the
     data, if ``exact``; without it samples are summed as float64. ``normalize``: how rows are normalized before the grid.
-    ``question``: asked of plain rows (labels, neither weights nor folds) whose grid is decided; its answer is in the batch.
     ``sparse``: many sparse rows stay sparse.
     """
     x = given = checks.features(x, J, device, sparse)
@@ -142,81 +141,66 @@ def check_batch(
             f"this machine holds {choices.kind}, got {kind}: labels (B,) and float targets (B, K) do not mix"
         )
     ids = _ids(ids, folds, x.shape[0])
-    host_folds = None if ids is None or not folds else np.array(fold_of(ids, folds), dtype=np.int64)
-    fold_index = None if host_folds is None else torch.from_numpy(host_folds).to(device)
     if x.shape[0] == 0:
-        return SampleBatch(x, y if kind == "labels" else None, None, None, fold_index, np.zeros(0), 0.0, 0.0, choices)
+        return SampleBatch(x, y if kind == "labels" else None, None, None, None, np.zeros(0), 0.0, 0.0, choices)
     whole = exact and kind == "labels" and x.shape[0] > WHOLE_CHECK_ROWS and not x.is_sparse
-    asked: list[Tensor] = []
-    if question is not None and choices.grid is not None and not checks.is_fake(x, y):
-        plain = kind == "labels" and mult is None and fold_index is None
-        asked = question(x, choices.grid) if plain else []
-    host = inspect(x, y, kind, mult, whole, asked)
-    answer = host[len(host) - len(asked) :] if host is not None and asked else None
-    largest_x, largest_y = (1.0, 1.0) if host is None else (float(host[0].max()), float(host[1].max()))
-    if host is not None:
-        _check_values(given, y, kind, mult, host, K, exact)
-        if mult is not None and not host[2].all():  # a sample of weight zero is none
-            keep = mult != 0
-            rest = None if ids is None else list(itertools.compress(ids, keep.tolist()))
-            return check_batch(
-                pick_rows(x, keep),
-                y[keep],
-                mult[keep],
-                rest,
-                J=J,
-                K=K,
-                folds=folds,
-                device=device,
-                exact=exact,
-                choices=choices,
-                wanted=wanted,
-                sparse=sparse,
-            )
-    size = float(x.shape[0]) if mult is None or host is None else float(host[2].sum())
-    if choices.kind is None:
-        choices = GridChoices(kind)
-        if exact:
-            grid = wanted.grid or FixedPoint.auto(largest_x)
-            target_grid = None if kind == "labels" else wanted.target_grid or FixedPoint.auto(largest_y)
-            choices = GridChoices(kind, grid, target_grid)
-    if not exact:
-        for name, largest in (("x", largest_x), ("y", largest_y)):
-            if largest > LARGEST_FLOAT_VALUE:
-                raise ValueError(
-                    f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}"
-                )
-        labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
-        gross = max(1.0, largest_x, abs(largest_y)) ** 2 * size
-        return SampleBatch(
-            x, labels, targets, mult, fold_index, np.ones(x.shape[0]), size, gross, choices, ids,
-            host_labels=host[1] if host is not None and labels is not None else None, host_folds=host_folds,
-        )  # fmt: skip
-    assert choices.grid is not None
-    choices.grid.check(largest_x, "x")
-    steps = np.ones(x.shape[0])
-    if host is not None:
-        if (
-            whole
-            and (largest_x / choices.grid.resolution + 1) ** 2 * max(WHOLE_CHECK_ROWS, size / 256)
-            > LARGEST_EXACT_INTEGER
-        ):
-            host[0] = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: not for all rows
-        steps = np.floor(host[0] / choices.grid.resolution + 1) * steps
-    targets = None
+    facts = HostFacts.read(x, y, kind, mult, whole)
+    facts.check(given, y, mult, K, exact)
+    if mult is not None and facts.weight is not None and not facts.weight.all():  # a sample of weight zero is none
+        keep = mult != 0
+        ids = None if ids is None else list(itertools.compress(ids, keep.tolist()))
+        x, y, mult = pick_rows(x, keep), y[keep], mult[keep]
+        if not len(x):
+            return SampleBatch(x, y if kind == "labels" else None, None, None, None, np.zeros(0), 0.0, 0.0, choices)
+        facts = HostFacts.read(x, y, kind, mult, whole=False)
+    choices = _decide(facts, kind, exact, choices, wanted)
+    host_folds = None if ids is None or not folds else np.array(fold_of(ids, folds), dtype=np.int64)
+    labels, targets = (y, None) if kind == "labels" else (None, y.to(torch.float64))
     if choices.target_grid is not None:
-        choices.target_grid.check(largest_y, "y")
         targets = choices.target_grid.quantize(y)
-        if host is not None:
-            steps = np.maximum(steps, np.floor(host[1] / choices.target_grid.resolution + 1))
-    bounds = steps * steps if mult is None or host is None else steps * steps * host[2]
-    labels = y if kind == "labels" else None
-    return _split_heavy(
-        SampleBatch(
-            x, labels, targets, mult, fold_index, bounds, size, float(bounds.sum()), choices, ids,
-            host_labels=host[1] if host is not None and labels is not None else None, host_folds=host_folds, answer=answer,
-        )
+    size = float(x.shape[0]) if facts.weight is None else float(facts.weight.sum())
+    bounds = _bounds(x, facts, size, choices) if exact else np.ones(x.shape[0])
+    largest = max([1.0, *(float(t.max()) for t in (facts.largest_x, facts.largest_y) if t is not None)])
+    batch = SampleBatch(
+        x, labels, targets, mult, None if host_folds is None else torch.from_numpy(host_folds).to(device), bounds, size,
+        float(bounds.sum()) if exact else largest**2 * size, choices, ids,
+        host_labels=facts.labels, host_folds=host_folds,
     )  # fmt: skip
+    return _split_heavy(batch) if exact else batch
+
+
+def _decide(facts: HostFacts, kind: str, exact: bool, choices: GridChoices, wanted: GridChoices) -> GridChoices:
+    """Choose the grids that are open, and check that the batch is within those in use."""
+    x = float(facts.largest_x.max())
+    y = None if facts.largest_y is None else float(facts.largest_y.max())
+    if choices.kind is None and exact:
+        choices = GridChoices(
+            kind, wanted.grid or FixedPoint.auto(x), None if y is None else wanted.target_grid or FixedPoint.auto(y)
+        )
+    elif choices.kind is None:
+        choices = GridChoices(kind)
+    for name, largest, grid in (("x", x, choices.grid), ("y", y, choices.target_grid)):
+        if largest is not None and grid is not None:
+            grid.check(largest, name)
+        elif largest is not None and largest > LARGEST_FLOAT_VALUE:
+            raise ValueError(
+                f"{name} holds a value of magnitude {largest!r}, whose square leaves the range of float64: rescale {name}"
+            )
+    return choices
+
+
+def _bounds(x: Tensor, facts: HostFacts, size: float, choices: GridChoices) -> NDArray[np.float64]:
+    """Bound each row's contribution to any sum (B,), in steps squared."""
+    assert choices.grid is not None
+    largest = facts.largest_x
+    one_for_all = len(largest) < x.shape[0]
+    at_most = (float(largest.max()) / choices.grid.resolution + 1) ** 2
+    if one_for_all and at_most * max(WHOLE_CHECK_ROWS, size / 256) > LARGEST_EXACT_INTEGER:
+        largest = checks.row_largest(x).to(torch.float64).cpu().numpy()  # an outlier: not for all rows
+    steps = np.floor(largest / choices.grid.resolution + 1) * np.ones(x.shape[0])
+    if choices.target_grid is not None and facts.largest_y is not None:
+        steps = np.maximum(steps, np.floor(facts.largest_y / choices.target_grid.resolution + 1))
+    return steps * steps if facts.weight is None else steps * steps * facts.weight
 
 
 def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
@@ -230,35 +214,6 @@ def _ids(ids: Any, folds: int, length: int) -> list[Any] | None:
     if len(listed) != length:
         raise ValueError(f"x and ids differ in length: {length} rows, {len(listed)} ids")
     return listed
-
-
-def _check_values(
-    x: Tensor, y: Tensor, kind: str, mult: Tensor | None, host: list[NDArray[np.float64]], K: int, exact: bool
-) -> None:
-    if not np.isfinite(host[0]).all():
-        checks.raise_not_finite("x", x)
-    if kind == "labels":
-        low, high = int(host[1].min()), int(host[1].max())
-        if low < 0 or high >= K:
-            raise ValueError(f"label {low if low < 0 else high} is outside 0..{K - 1} (num_classes={K})")
-    elif not np.isfinite(host[1]).all():
-        checks.raise_not_finite("y", y)
-    if mult is None:
-        return
-    weight = host[2]
-    if not np.isfinite(weight).all():
-        checks.raise_not_finite("weight", mult)
-    for bad, problem in ((weight < 0, "negative"), (weight != np.floor(weight), "fractional")):
-        if bad.any() and (exact or problem == "negative"):
-            first = int(bad.argmax())
-            hint = (
-                ""
-                if problem == "negative"
-                else ": on a grid a weight is an integer multiplicity; use grid=None for real weights"
-            )
-            raise ValueError(
-                f"weight holds {int(bad.sum())} {problem} value(s), the first {float(weight[first])!r} at index {first}{hint}"
-            )
 
 
 def _split_heavy(batch: SampleBatch) -> SampleBatch:
@@ -291,7 +246,7 @@ def _split_heavy(batch: SampleBatch) -> SampleBatch:
 def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> list[tuple[SampleBatch, int]]:
     """Checked batches with their signs, of samples to be added and to be removed jointly; None for no such samples.
 
-    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like`` and ``removed``.
+    Each is (x, y), (x, y, weight) or (x, y, weight, ids). ``check``: of a head, with ``like``.
     """
     changes: list[tuple[SampleBatch, int]] = []
     for name, samples, sign in (("add", add, 1), ("remove", remove, -1)):
@@ -301,5 +256,5 @@ def joint_changes(check: Callable[..., SampleBatch], add: Any, remove: Any) -> l
             raise ValueError(f"{name} must be (x, y), (x, y, weight) or (x, y, weight, ids)")
         weight, ids = (*samples[2:], None, None)[:2]
         like = changes[0][0] if changes else None
-        changes.append((check(samples[0], samples[1], weight, ids, like, removed=sign < 0), sign))
+        changes.append((check(samples[0], samples[1], weight, ids, like), sign))
     return changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +23,7 @@ from torchlssvm.functional.row_normalization import ROW_NORMALIZATIONS
 from torchlssvm.functional.system import GroupSums
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.accumulator import Accumulator, SignedRows, bound_sums, split_runs
-from torchlssvm.statistics.baseline import OMITTED_BASELINE, Baseline
-from torchlssvm.statistics.batch import GridChoices, RowQuestion, SampleBatch, check_batch
+from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,6 +45,22 @@ SCALES = (None, "std")
 
 MATCHING_ATTRIBUTES = ("in_features", "num_classes", "per_class", "folds", "normalize", "scale", "exact", "device")
 """The attributes in which statistics must be equal to be added."""
+
+
+class Evidence(Enum):
+    """How it is known that samples to be removed are held."""
+
+    NONE = auto()
+    """Not at all: statistics are a group, and a delta may be negative."""
+
+    PROVEN = auto()
+    """Their rows were recognised, or a store has them: nothing is tested."""
+
+    SUMS = auto()
+    """By the sums: no count and no sum of squares may fall below zero."""
+
+    COUNTS = auto()
+    """By counts alone: the samples are only roughly those held."""
 
 
 class Integrity:
@@ -105,12 +120,7 @@ class Statistics:
     #   accumulator   the sums of q q^T and z q^T per group; None while empty
     #   moments       counts (F, K) for labels, moments of [1, t] (F, K+1, K+1) for values
     #   bound         on every sum; known on the host, like the number of samples, so that reading it waits for no device
-    #   baseline      the state at the last mark; None without one
-    #   severed       these sums were saved with removals pending: what was agreed on is not known any more
     #   group_hashes  hashes of groups whose sums the accumulator has not touched since
-
-    normalize: str | None = None  # pickles of version 0.1.0 have neither
-    scale: str | None = None
 
     def __init__(
         self,
@@ -135,8 +145,8 @@ class Statistics:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         self.in_features, self.num_classes = in_features, num_classes
-        self.normalize = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
-        self.scale = checks.one_of(scale, "scale", SCALES)
+        self.normalize: str | None = checks.one_of(normalize, "normalize", ROW_NORMALIZATIONS)
+        self.scale: str | None = checks.one_of(scale, "scale", SCALES)
         self.per_class, self.folds = bool(per_class), folds
         self.exact = grid is not None
         self.device = torch.empty(0, device=device).device
@@ -145,14 +155,8 @@ class Statistics:
             grid if isinstance(grid, FixedPoint) else None,
             target_grid if isinstance(target_grid, FixedPoint) and self.exact else None,
         )
-        self._forget_mark()
-        self._reset()
-
-    def _forget_mark(self) -> None:
-        """Start without a mark, and whole."""
-        self.baseline: Baseline | None = None
-        self.severed = False
         self.integrity = Integrity()
+        self._reset()
 
     def _reset(self) -> None:
         """Go back to zero, with everything that the data decided open again."""
@@ -179,7 +183,6 @@ class Statistics:
             self.accumulator = Accumulator(
                 self.in_features, R, groups, self.exact, self.device,
                 _copy if choices.grid is None else choices.grid.quantize,
-                None if self.baseline is None else self.baseline.undo,
             )  # fmt: skip
         return self.accumulator
 
@@ -288,8 +291,7 @@ class Statistics:
         """Return a bound on every entry of M for sums of actual samples: on the CPU the largest diagonal entry."""
         if self.accumulator is None or self.device.type != "cpu":
             return float(min(self.bound, LARGEST_SUM))  # known on the host: no device is waited for
-        host = checks.to_host(self.diagonal().sum(0).amax())
-        return float(LARGEST_SUM) if host is None else host[0][0]
+        return float(checks.to_host(self.diagonal().sum(0).amax())[0][0])
 
     @property
     def M(self) -> Tensor:
@@ -389,7 +391,7 @@ class Statistics:
 
     @exactly
     def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
-        """Return the statistics of some columns (k,) of the same rows, in the order given; without a mark.
+        """Return the statistics of some columns (k,) of the same rows, in the order given.
 
         ``normalize`` and ``scale``: of the result. Nothing is summed anew: the sums of the columns are part of these.
         """
@@ -412,21 +414,18 @@ class Statistics:
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
     def check(
-        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | None = None, gridded: bool = False,
-        question: RowQuestion | None = None, sparse: bool = False,
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
+        gridded: bool = False, sparse: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one and decides first.
+        """Check a batch for :meth:`change`. ``like``: a batch that goes in together with this one, or sums, that decide first.
 
-        ``gridded``: the rows are normalized and on the grid already. ``question``: what else is read of the rows, in the same
-        read from the device. ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
         choices = self.choices if like is None or self.accumulator is not None else like.choices
-        if choices.kind is None and self.baseline is not None:
-            choices = self.baseline.choices  # emptied since the mark: what was agreed stays decided
         batch = check_batch(
             x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=self.folds, device=self.device,
             exact=self.exact, choices=choices, wanted=self.requested, normalize=None if gridded else self.normalize,
-            question=question, sparse=sparse,
+            sparse=sparse,
         )  # fmt: skip
         if self.per_class and batch.choices.kind == "values":
             raise ValueError("statistics per class need labels (B,), got float targets")
@@ -444,14 +443,12 @@ class Statistics:
         self.change([(self.check(x, y, weight, ids, sparse=True), -1)])
         return self
 
-    def change(
-        self, changes: list[tuple[SampleBatch, int]], held: bool = False, rough: bool = False, proven: bool = False
-    ) -> list[Tensor] | None:
-        """Apply checked batches with their signs, all or none; an interrupted change leaves the statistics unusable.
+    def change(self, changes: list[tuple[SampleBatch, int]], evidence: Evidence = Evidence.NONE) -> list[Tensor] | None:
+        """Apply checked batches with their signs; ``evidence``: how it is known that what is removed is held.
 
-        With ``held`` the sums must stay those of actual samples: a count or a diagonal below zero is a RemovalError, unless
-        what is removed is ``proven`` to be held. ``rough`` lets diagonals pass, for samples that are only roughly those held.
-        Returns the rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
+        RemovalError where the evidence is against it. A few rows are tested before the sums change; many rows after it, on the
+        sums themselves, so that the caller puts back a copy. An interrupted change leaves the statistics unusable. Returns the
+        rows in grid units, one (B, J) view per batch that lives until the next change, or None for many rows.
         """
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
@@ -462,7 +459,8 @@ class Statistics:
                 "scale='std' with grid=None takes no removals: rounding in float64 sums cannot tell a feature that has become "
                 'constant from one that varies little. Use a grid, e.g. grid="auto". Nothing was changed.'
             )
-        first = changes[0][0]
+        first, held = changes[0][0], evidence is not Evidence.NONE
+        removes = held and any(s < 0 for _, s in changes)
         if held and self.accumulator is None and all(s < 0 for _, s in changes):
             raise checks.removal_error("the machine is empty")
         gross = sum(b.gross for b, _ in changes)
@@ -470,22 +468,20 @@ class Statistics:
         self._reserve(gross - removed, removed)
         moments = self._moments_after(changes, first.choices)
         fresh = self.accumulator is None
-        if held and not proven and any(s < 0 for _, s in changes):
-            counts = moments if moments.ndim == 2 else moments[:, 0, 0]
-            host = checks.to_host(counts)
-            if host is not None and min(host[0]) < -self._slack():
-                which = (
-                    f"the count of class {host[0].index(min(host[0])) % self.num_classes}"
-                    if moments.ndim == 2
-                    else "the count"
-                )
-                raise checks.removal_error(f"{which} would fall to {min(host[0]):g}")
+        if removes and evidence in (Evidence.SUMS, Evidence.COUNTS):
+            self.check_counts(moments)
         rows = [self._rows(b, s) for b, s in changes]
         self._require_memory(rows, first.choices.kind)
         with self.integrity:
             sums = self._decide(first.choices)
+            check = self.check_diagonal if removes and evidence is Evidence.SUMS else None
             try:
-                views = self._sum(sums, rows, held and not rough and not proven)
+                views = sums.append(rows, check)
+                if views is None:
+                    for r in rows:
+                        sums.push(r)
+                    if check is not None:
+                        check(sums.diag)
             except RemovalError:
                 if fresh:
                     self._reset()
@@ -493,9 +489,19 @@ class Statistics:
             self.moments = moments
             self.bound += gross
             self._weight += sum(b.size * s for b, s in changes)
-            if any(s < 0 for _, s in changes):
-                self.note_removal()
         return views
+
+    def check_counts(self, moments: Tensor) -> None:
+        """RemovalError if a class, or everything, would have fewer than no samples. moments: as held."""
+        counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])[0]
+        if min(counts) < -self._slack():
+            which = f" of class {counts.index(min(counts)) % self.num_classes}" if moments.ndim == 2 else ""
+            raise checks.removal_error(f"the count{which} would fall to {min(counts):g}")
+
+    def check_diagonal(self, diag: Tensor) -> None:
+        """RemovalError if a sum of squares would fall below zero. diag: (groups, J)."""
+        if checks.to_host(diag.amin())[0][0] < -self._slack():
+            raise checks.removal_error("a sum of squares would fall below zero")
 
     def _require_memory(self, rows: list[SignedRows], kind: str | None) -> None:
         """Refuse a change whose new groups do not fit; the first one also needs a square matrix to solve with."""
@@ -514,34 +520,6 @@ class Statistics:
                 needed, self.device, f"{groups} of {self.in_features} features, to be kept and solved,",
                 "Use fewer features, or no sums per class (per_class=False, no class weights, multiclass='ovr').",
             )  # fmt: skip
-
-    def _sum(self, sums: Accumulator, rows: list[SignedRows], held: bool) -> list[Tensor] | None:
-        shrinks = held and any(r.sign < 0 for r in rows)
-        views = sums.append(rows, self._check_diagonal if shrinks else None)
-        if views is not None:
-            return views
-        undo = None
-        if shrinks and not self.exact:
-            sums.complete()
-            undo = {k: v.clone() for k, v in sums.sums.items()}
-        for r in rows:
-            sums.push(r)
-        if shrinks:
-            try:
-                self._check_diagonal(sums.diag)
-            except RemovalError:
-                if undo is None:
-                    for r in rows:  # integers: the opposite change undoes it exactly
-                        sums.push(replace(r, sign=-r.sign))
-                else:
-                    sums.replace_sums(undo)
-                raise
-        return None
-
-    def _check_diagonal(self, diag: Tensor) -> None:
-        host = checks.to_host(diag.amin())
-        if host is not None and host[0][0] < -self._slack():
-            raise checks.removal_error("a sum of squares would fall below zero")
 
     def _moments_after(self, changes: list[tuple[SampleBatch, int]], choices: GridChoices) -> Tensor:
         F, K = max(1, self.folds), self.num_classes
@@ -597,11 +575,8 @@ class Statistics:
                 f"Use a coarser grid, e.g. FixedPoint(limit={self.grid.limit if self.grid else 1.0!r}, bits=16)."
             )
 
-    def relabel(self, old: SampleBatch, new: SampleBatch, proven: bool = False) -> Tensor:
-        """Move checked samples of one group from their old class to a new one; M is not touched. Returns the rows.
-
-        ``proven``: the samples are known to be held.
-        """
+    def relabel(self, old: SampleBatch, new: SampleBatch, evidence: Evidence) -> Tensor:
+        """Move checked samples of one group from their old class to a new one; M is not touched. Returns the rows."""
         assert old.labels is not None
         assert new.labels is not None
         self.check_whole()
@@ -609,11 +584,8 @@ class Statistics:
             raise checks.removal_error("the machine is empty")
         self._reserve(0.0, old.gross)
         moments = self._moments_after([(old, -1), (new, 1)], self.choices)
-        host = None if proven else checks.to_host(self._moments_after([(old, -1)], self.choices))
-        if host is not None and min(host[0]) < 0:
-            raise checks.removal_error(
-                f"the count of class {host[0].index(min(host[0])) % self.num_classes} would fall below zero"
-            )
+        if evidence is not Evidence.PROVEN:
+            self.check_counts(self._moments_after([(old, -1)], self.choices))
         with self.integrity:
             rows = self.accumulator.move_side(old.x, old.labels, new.labels, old.mult, old.bounds)
             if new.observer is not None:
@@ -628,8 +600,6 @@ class Statistics:
         checks.natural(k, "k")
         old, sums = self.num_classes, self.group_sums()
         with self.integrity:
-            if self.baseline is not None:
-                self.baseline = self.baseline.grow(old, k, self.in_features, self.per_class, sums)
             self.num_classes += k
             if self.accumulator is None:
                 self._reset()
@@ -644,24 +614,23 @@ class Statistics:
                 fresh.replace_sums({g: torch.nn.functional.pad(v, room) for g, v in sums.items()})
             self.moments = moments
 
-    def forget_class(self, label: int) -> None:
-        """Subtract all samples of one class, without them."""
+    def forget_class(self, label: int) -> Statistics:
+        """Subtract all samples of one class, without them; returns their statistics."""
         if not self.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(label, self.num_classes)
         if self.accumulator is None:
-            return
+            return self.zero()
         sums = self.group_sums()
-        gone = set(range(label, self.accumulator.groups, self.num_classes))
+        gone = {g: v for g, v in sums.items() if g % self.num_classes == label}
+        is_gone = torch.arange(self.num_classes, device=self.device) == label
+        weight = float(checks.to_host(self.moments[:, label].sum())[0][0])
+        out = self.with_sums(self.choices, gone, self.moments * is_gone, None if gone else 0.0, weight)
         with self.integrity:
-            for group in gone:
-                self.accumulator.protect(group)
             self.accumulator.replace_sums({g: v for g, v in sums.items() if g not in gone})
-            self.note_removal()
-            keep = torch.arange(self.num_classes, device=self.device) != label
-            weight = checks.to_host(self.moments[:, label].sum())
-            self._weight -= weight[0][0] if weight else 0.0
-            self.moments = self.moments * keep
+            self._weight -= weight
+            self.moments = self.moments * ~is_gone
+        return out
 
     # -- the group -----------------------------------------------------------------------------------------------------
 
@@ -676,29 +645,27 @@ class Statistics:
             if mine and theirs and mine != theirs:
                 raise ValueError(f"cannot combine statistics: the {name} is {mine} here and {theirs} there")
 
-    def merge(self, other: Statistics, sign: int = 1, held: bool = False) -> None:
-        """self += sign * other; with ``held``, RemovalError if counts or diagonals would fall below zero."""
+    def merge(self, other: Statistics, sign: int = 1, evidence: Evidence = Evidence.NONE) -> None:
+        """self += sign * other; RemovalError, with nothing changed, where the evidence is against a removal."""
         self.compatible(other)
         self.check_whole()
         other.check_whole()
         if other.accumulator is None:
             return
-        if held and sign < 0 and self.accumulator is None:
+        removes = sign < 0 and evidence is not Evidence.NONE
+        if removes and self.accumulator is None:
             raise checks.removal_error("the machine is empty")
         added = other.group_sums()
-        self._reserve(*((0.0, other.bound) if held and sign < 0 else (other.bound, 0.0)))
+        self._reserve(*((0.0, other.bound) if removes else (other.bound, 0.0)))
         self.group_sums()  # rows that wait go in first
         same = self.moments.ndim == other.moments.ndim
         moments = (self.moments if same else torch.zeros_like(other.moments)) + sign * other.moments
-        if held and sign < 0:
-            counts = checks.to_host(moments if moments.ndim == 2 else moments[:, 0, 0])
-            if counts is not None and min(counts[0]) < -self._slack():
-                raise checks.removal_error(f"a count would fall to {min(counts[0]):g}")
-            self._check_diagonal(self.diagonal() - other.diagonal())
+        if removes:
+            self.check_counts(moments)
+            self.check_diagonal(self.diagonal() - other.diagonal())
         with self.integrity:
             mine = self._decide(other.choices)
             for group, theirs in added.items():
-                mine.protect(group)
                 if group in mine.sums:
                     mine.sums[group].add_(theirs, alpha=sign)
                 else:
@@ -708,8 +675,6 @@ class Statistics:
             self.moments = moments
             self.bound += other.bound
             self._weight += sign * other.n
-            if sign < 0:
-                self.note_removal()
 
     def copy(self) -> Statistics:
         """Return an independent copy."""
@@ -720,7 +685,7 @@ class Statistics:
         out = object.__new__(Statistics)
         out.__dict__.update({name: getattr(self, name) for name in (*MATCHING_ATTRIBUTES, "requested")})
         out.device = self.device if device is None else device
-        out._forget_mark()
+        out.integrity = Integrity()
         out._reset()
         return out
 
@@ -779,99 +744,10 @@ class Statistics:
         """Tell if sums are zero: exactly on a grid, else up to rounding of what went through them."""
         return not bool(sums.any()) if self.exact else bool(sums.abs().amax() <= RELATIVE_ROUNDING * self.bound)
 
-    # -- marks: what was agreed on, and what changed since (see :mod:`torchlssvm.statistics.baseline`) -------------------
-
-    @property
-    def marked(self) -> bool:
-        """True when there is a mark."""
-        return self.baseline is not None
-
-    @property
-    def shrunk(self) -> bool:
-        """True when anything was removed since the mark."""
-        return self.baseline is not None and self.baseline.shrunk
-
-    @property
-    def has_pending(self) -> bool:
-        """True when anything changed since the mark; rows that wait count. Without a mark, when anything is held."""
-        if self.baseline is None:
-            return not self.empty
-        if self.accumulator is None:
-            return self.baseline.choices.kind is not None
-        self.group_sums()  # rows that wait go in first
-        return bool(self.baseline.undo) or not self.baseline.same_moments(self.moments)
-
-    def note_removal(self) -> None:
-        """Note that something was removed since the mark, if there is one: the sums may no longer be those of samples."""
-        if self.baseline is not None:
-            self.baseline.shrunk = True
-
-    def _as_baseline(self) -> Baseline:
-        return Baseline(self.choices, self.moments, self.bound, self._weight)
-
     @exactly
-    def mark(self) -> None:
-        """Declare everything up to now as agreed; what changes from here on is pending."""
-        self.canonicalize()
-        self.rebase(self._as_baseline())
-
-    def rebase(self, baseline: Baseline) -> None:
-        """Make a baseline, of this state or from :meth:`advanced`, the mark. Cannot fail."""
-        self.baseline, self.severed = baseline, False
-        if self.accumulator is not None:
-            self.accumulator.track(baseline.undo)
-
-    @exactly
-    def advanced(self, part: Statistics) -> Baseline:
-        """Return the mark for which ``part`` of what is pending is agreed on, for :meth:`rebase`; changes nothing here."""
-        self.canonicalize()
-        agreed = self.agreed() + part
-        agreed.canonicalize()
-        return agreed.baseline_beside(self)
-
-    def baseline_beside(self, present: Statistics) -> Baseline:
-        """Return the mark for ``present`` at which these statistics were agreed on."""
-        return self._as_baseline().beside(self.group_sums(), present.group_sums(), self.in_features)
-
-    @exactly
-    def agreed(self) -> Statistics:
-        """Return the state at the mark (empty without one), which shares memory: for reading, until the next change."""
-        base = self.baseline
-        if base is None or base.choices.kind is None:
-            return self.zero()
-        self.canonicalize()
-        return self.with_sums(base.choices, base.agreed_sums(self.group_sums()), base.moments, base.bound, base.weight)
-
-    @exactly
-    def pending(self) -> Statistics:
-        """Return what changed since the mark, a signed delta (everything without a mark): only groups that were touched."""
-        base = self.baseline
-        self.canonicalize()
-        if base is None:
-            out = self.zero()
-            out.merge(self)
-            return out
-        choices = base.choices if self.accumulator is None else self.choices
-        if choices.kind is None:
-            return self.zero()
-        if base.choices.kind is not None and choices != base.choices:
-            raise ValueError(f"what is held now is on {choices}, what was agreed on {base.choices}")
-        sums = base.pending_sums(self.group_sums())
-        moments = self.zero_moments(choices.kind)
-        for part, sign in ((self.moments, 1), (base.moments, -1)):
-            if part.ndim == moments.ndim:  # of another shape only while empty
-                moments = moments + sign * part
-        out = self.with_sums(choices, sums, moments, None if sums else 0.0, self._weight - base.weight)
-        out.canonicalize()
-        return out
-
-    @exactly
-    def adopt(self, agreed: Statistics) -> None:
-        """Adopt an agreed state (its parts, not copies) and mark it; pending changes are part of it or dropped."""
-        self._reset()
-        self.choices, self.accumulator, self.moments = agreed.choices, agreed.accumulator, agreed.moments
-        self.bound, self._weight, self.group_hashes = agreed.bound, float(agreed.n), agreed.group_hashes
-        self.mark()
+    def take_over(self, other: Statistics) -> None:
+        """Hold what the other statistics hold: their parts, not copies."""
+        self.__dict__.update(other.__dict__)
 
     # -- digest --------------------------------------------------------------------------------------------------------
 
@@ -942,12 +818,8 @@ class Statistics:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def state(self, whole: bool = False) -> dict[str, Tensor]:
-        """Return everything as flat tensors, to be saved: no raw sample, and nothing of one that was removed.
-
-        With a mark and removals since, what was agreed on is left out (see :mod:`torchlssvm.statistics.baseline`); ``whole``
-        keeps it, for what stays in this process.
-        """
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as flat tensors, to be saved: no raw sample, and nothing of one that was removed."""
         self.canonicalize()
         sums = self.group_sums()
         known = self.exact and not self.empty and not checks.is_fake(self.moments)
@@ -958,11 +830,6 @@ class Statistics:
             meta["groups"] = groups = sorted(g for g, v in sums.items() if not known or bool(v.any()))
             if groups:
                 out["sums"] = torch.stack([sums[g] for g in groups])
-        if self.baseline is not None:
-            tensors, about = self.baseline.state(sums, self.moments, whole)
-            out, meta = out | tensors, meta | about
-        elif self.severed:
-            meta |= OMITTED_BASELINE
         return out | {"meta": bytes_to_tensor(json.dumps(meta).encode())}
 
     @exactly
@@ -1002,11 +869,6 @@ class Statistics:
                 raise ValueError(f"unknown groups {groups}")
             moments = state["counts"].to(self.device, copy=True)
             out.set_sums(choices, sums, moments, float(meta["gross"]), float(meta["n"]))
-        base = meta.get("base")
-        if base is not None and base.get("severed"):
-            out.severed = True
-        elif base is not None:
-            out.rebase(Baseline.from_state(state, base, out.group_sums(), self.in_features, self.device))
         return out
 
     def to(self, device: torch.device | str) -> Statistics:
@@ -1015,7 +877,7 @@ class Statistics:
         if target == self.device:
             return self
         out = self.zero(target)
-        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state(whole=True).items()})
+        out.load({k: v if k == "meta" else v.to(target) for k, v in self.state().items()})
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1026,15 +888,9 @@ class Statistics:
         """Restore a pickled state."""
         saved = state.pop("state")
         self.__dict__.update(state)
-        self._forget_mark()
+        self.integrity = Integrity()
         self._reset()
         self.load(saved)
-
-    def __deepcopy__(self, memo: Any) -> Statistics:
-        """Copy within the process: it keeps what was agreed on, whatever was removed since."""
-        out = self.zero()
-        out.load(self.state(whole=True))
-        return out
 
     def __repr__(self) -> str:
         """Shape, grid and count."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchlssvm.functional.freivalds import GramCheck
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.statistics.batch import fold_of
+from torchlssvm.functional.sample_identity import fold_of
 
 if TYPE_CHECKING:
     from torchlssvm.statistics.statistics import Statistics

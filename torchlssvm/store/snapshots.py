@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,15 @@ class Witness:
         self.path = path
 
     def read(self) -> tuple[int, bytes] | None:
-        """Position and chain; None when there is none or it was torn."""
+        """Position and chain; None when there is none or it is damaged. A writer may be at work: a torn one is read again."""
+        for _ in range(5):
+            found = self._read()
+            if found is not None or not self.path.exists():
+                return found
+            time.sleep(0.002)
+        return None
+
+    def _read(self) -> tuple[int, bytes] | None:
         try:
             text, _, check = read_regular(self.path, 2 * WITNESS_BYTES)[:WITNESS_BYTES].rstrip(b" ").partition(b" ")
             if b"%08x" % checksum((text,)) != check:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchlssvm.functional import checks
+from torchlssvm.functional.sample_identity import fold_of
 from torchlssvm.functional.spectrum import SCORED_ROWS, Spectrum, default_values, path_residuals, project, squared_error
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import WHITENED_ROWS
@@ -26,7 +27,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import fold_of
 from torchlssvm.statistics.fold_statistics import of_folds
 
 

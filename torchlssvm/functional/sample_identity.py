@@ -1,0 +1,113 @@
+"""How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
+
+With the key a row can be recognised, without it no guess can be tested. A row of integers q is multiplied by a few secret
+integer vectors r, and the products q . r are hashed under the key together with the row's fold and label. Two different rows
+give the same product with one vector for at most one of the 2^17 values of any single entry of r, so with four vectors with a
+probability of at most 2^-68. The products themselves would give the vectors away to a reader who knows as many rows as there
+are columns; the hashes do not.
+
+The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
+over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear
+
+SECRET_VECTORS = 4
+"""Secret vectors: 4 times 17 bits keep the probability that two rows collide below 2^-60."""
+
+ENTRY_BITS = 16
+"""Entries of a vector lie in [-2^16, 2^16)."""
+
+BLOCK_COLUMNS = 2**11
+"""Columns of one exact product: 2^11 columns of 2^26 steps times 2^16 are at most 2^53."""
+
+KEY_BYTES = 32
+"""Bytes of the random key: 256 bits, beyond guessing."""
+
+FINGERPRINT_BYTES = 16
+"""Bytes of a fingerprint: 128 bits, so that two of 2^30 rows share one with a probability below 2^-67."""
+
+
+_process_key = os.urandom(KEY_BYTES)
+_group_key: tuple[weakref.ref[Any], bytes] | None = None  # of the process group that asked last
+
+
+def shared_key() -> bytes:
+    """Return the key of this process; within a process group, the key that its ranks share. Runs no collective.
+
+    The ranks of a group find their key in the group's store: the first one that asks puts it there.
+    """
+    global _group_key
+    if not (dist.is_available() and dist.is_initialized()):
+        return _process_key
+    world: Any = dist.group.WORLD
+    if _group_key is None or _group_key[0]() is not world:
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            found = store.compare_set("torchlssvm/fingerprint_key", "", _process_key.hex())
+        except RuntimeError:  # whoever keeps the store is gone: rows are recognised within this process only
+            return _process_key
+        _group_key = weakref.ref(world), bytes.fromhex(found.decode())
+    return _group_key[1]
+
+
+def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
+    """Return the fold of each id: a stable hash without a key, the same on every machine and in every run."""
+    return [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "big") % folds for i in ids]
+
+
+def id_hash(sample_id: Any, key: bytes) -> bytes:
+    """BLAKE2b-128 of an id under a key."""
+    return hashlib.blake2b(str(sample_id).encode(), digest_size=FINGERPRINT_BYTES, key=key).digest()
+
+
+@lru_cache(maxsize=16)
+def key_vectors(key: bytes, columns: int, device: torch.device) -> Tensor:
+    """Return :func:`secret_vectors` on a device, kept for the next batch."""
+    return secret_vectors(key, columns).to(device)
+
+
+def secret_vectors(key: bytes, columns: int) -> Tensor:
+    """The vectors (4, columns) of a key, as float64; more columns leave the first ones as they are."""
+    stream = hashlib.shake_256(b"torchlssvm-row-fingerprint-1" + key).digest(4 * SECRET_VECTORS * columns)
+    entries = np.frombuffer(stream, "<u4").astype(np.int64) % 2 ** (ENTRY_BITS + 1) - 2**ENTRY_BITS
+    return torch.from_numpy(np.ascontiguousarray(entries.astype(np.float64).reshape(columns, SECRET_VECTORS).T))
+
+
+def products(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Exact products (B, 4) as int64. rows: (B, J) integers as float64, at most 2^26, dense or coalesced; vectors: (4, J)."""
+    if rows.is_sparse:  # at most 2^42 for an entry: no number of columns leaves 64 bits
+        index, columns = rows.indices()
+        parts = rows.values().to(torch.int64)[:, None] * vectors.to(torch.int64).mT[columns]  # (entries, 4)
+        out = torch.zeros(rows.shape[0], len(vectors), dtype=torch.int64, device=rows.device)
+        return out.index_add_(0, index, parts)
+    total = linear(rows[:, :BLOCK_COLUMNS], vectors[:, :BLOCK_COLUMNS]).to(torch.int64)
+    for a in range(BLOCK_COLUMNS, rows.shape[1], BLOCK_COLUMNS):
+        total += linear(rows[:, a : a + BLOCK_COLUMNS], vectors[:, a : a + BLOCK_COLUMNS]).to(torch.int64)
+    return total
+
+
+def keyed_hashes(key: bytes, rows: NDArray[np.int64]) -> list[bytes]:
+    """BLAKE2b-128 under the key of each row of integers. rows: (B, anything)."""
+    width, data = rows.shape[1] * 8, np.ascontiguousarray(rows, "<i8").tobytes()
+    start = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES).copy
+    out = []
+    for at in range(0, len(data), width):
+        one = start()
+        one.update(data[at : at + width])
+        out.append(one.digest())
+    return out
