@@ -453,7 +453,7 @@ def test_tensors_that_claim_more_than_the_file_holds(place: Path, name: str) -> 
     (place / "h.pt").write_bytes(saved(wide))
     assert (place / "h.pt").stat().st_size < 20_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "fewer bytes" in refused(*run("verify", "c.json", "--head", "h.pt", "--allow-unsigned"))
+    assert "fewer bytes" in refused(*run("verify", "c.json", "--exported-head", "h.pt", "--allow-unsigned"))
     (place / "delta.pt").write_bytes(
         saved({"delta": torch.zeros(1, dtype=torch.uint8), name: wide["state_dict"][name]})
     )

@@ -333,7 +333,7 @@ def test_a_saved_file_is_on_the_certificate_of_a_later_erasure(data, tmp_path):
     clf = attach(network(), K, store=tmp_path / "store").fit(named(data))
     clf.save(tmp_path / "clf.pt")
     clf.remove(subject="u4")
-    assert any("clf.pt" in name for name in clf.store.older_files(clf.store.position)["checkpoints"])
+    assert any("clf.pt" in name for name in clf.store.certificates.checkpoints_before(clf.store.position))
     again = AttachedClassifier.load(tmp_path / "clf.pt", network())
     assert again.head.n == N  # the file is older
     joined = AttachedClassifier.load(tmp_path / "clf.pt", network(), store=tmp_path / "store")
@@ -422,4 +422,4 @@ def test_a_file_written_beside_an_erasure_is_named(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", save)
     clf.save(tmp_path / "c.pt")
-    assert clf.store.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}
+    assert clf.store.certificates.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}

@@ -22,7 +22,7 @@ from torchlssvm.functional.sample_identity import shared_key
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import RowCounts, batch_fingerprints
+from torchlssvm.linear.membership import RowCounts, rows_of
 from torchlssvm.linear.pending import Tracking, add_counts, add_weights
 from torchlssvm.statistics import Statistics
 from torchlssvm.untrusted import load_tensors
@@ -217,7 +217,7 @@ class Delta:
         self.statistics.change([(batch, sign)])
         add_weights(self.weights, batch, sign)
         if self.rows is not None and len(batch):
-            self.rows.add(batch_fingerprints(batch, self.key), sign)
+            self.rows.add(rows_of(batch, self.key).hashed(self.key), sign)
         return self
 
     @property

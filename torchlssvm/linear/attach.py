@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from torchlssvm.store.attached_samples import AttachedSamples
 
 CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
@@ -150,32 +152,6 @@ def _attach(
     return AttachedClassifier(model, head, J, None if last.timm else last.path, deterministic)
 
 
-class KeptSamples(Protocol):
-    """Samples that are kept beside a classifier, with ids and subjects: a store drives its head."""
-
-    store: Any
-
-    def __len__(self) -> int: ...
-
-    def follow(self) -> None:
-        """Bring the head up to date with what other processes have written."""
-
-    def refresh(self) -> None:
-        """Choose what is chosen from data anew, at the end of a fit."""
-
-    def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
-        """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
-
-    def remove(self, ids: Any, subject: str | None) -> Any:
-        """Remove samples by ids or subject; returns the receipt."""
-
-    def relabel(self, ids: Any, y: Any) -> Any:
-        """Give samples the labels y (B,); returns the receipt."""
-
-    def register(self, path: Any, position: int | None = None) -> None:
-        """Note that a file holds the head as it is now, or as it was at a position of the journal."""
-
-
 class AttachedClassifier(nn.Module):
     """A frozen ``backbone`` and a ``head`` that learns from its features; made by ``attach``, which has an example.
 
@@ -215,7 +191,7 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
-        self.samples: KeptSamples | None = None
+        self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
 
     @property
@@ -386,9 +362,9 @@ class AttachedClassifier(nn.Module):
         if store is not None:
             self.join(store)
         if self.samples is not None:
-            if len(self.samples):
+            if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.samples)} samples, and fit would start anew: clf.add(loader) adds to them "
+                    f"{self.store} holds {len(self.store)} samples, and fit would start anew: clf.add(loader) adds to them "
                     "(samples that are there by their ids are passed over); for another classifier take another folder"
                 )
             self.add(loader, progress=progress)
@@ -538,7 +514,7 @@ class AttachedClassifier(nn.Module):
     def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.refresh()
+            self.samples.store.refresh()
         elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead):
             self.head.refresh()
 
@@ -570,7 +546,7 @@ class AttachedClassifier(nn.Module):
                 os.remove(beside)
             raise
         if self.samples is not None:
-            self.samples.register(path, position)
+            self.samples.store.register_checkpoint(path, position)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None) -> AttachedClassifier:
