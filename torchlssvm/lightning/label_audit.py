@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from torchlssvm.corrections.sample_hashes import hash_samples
+from torchlssvm.corrections.head_samples import HeadSamples, hash_samples
 from torchlssvm.events import Event, Relabel, Remove, to_primitives
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.head_lookup import check_interval, find_head, log_metrics
@@ -135,10 +135,9 @@ class LabelAudit(Callback):
             if not ids:
                 return [], torch.zeros(0), torch.zeros(0), False
             return ids, torch.cat([rows.x for rows in parts]), torch.cat([rows.y for rows in parts]), False
-        ids = []
-        for name, (x, y) in kept.items():
-            if learner.corrector.hashes.get(name) == hash_samples(x[None], y[None])[0]:
-                ids.append(name)
+        held = learner.corrector.samples
+        hashes = held.hashes if isinstance(held, HeadSamples) else {}
+        ids = [name for name, (x, y) in kept.items() if hashes.get(name) == hash_samples(x[None], y[None])[0]]
         if not ids:
             return [], torch.zeros(0), torch.zeros(0), True
         return ids, torch.stack([kept[i][0] for i in ids]), torch.stack([kept[i][1] for i in ids]), True

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
+from torchlssvm.corrections.head_samples import HeadSamples
 from torchlssvm.corrections.run_progress import RUN_NAME_BYTES, RunProgress, may_have_forgotten
 from torchlssvm.corrections.seen_samples import SeenSamples
 from torchlssvm.events import Add
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe_difference
 from torchlssvm.linear import LinearHead
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
 T = TypeVar("T")
@@ -51,7 +53,13 @@ class Learner:
     @property
     def empty(self) -> bool:
         """True if the head holds no samples."""
-        return self.corrector.samples.count == 0
+        return SampleAdapter(self.head).count == 0
+
+    @property
+    def named(self) -> HeadSamples:
+        """The samples of a head without a store."""
+        assert isinstance(self.corrector.samples, HeadSamples)
+        return self.corrector.samples
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -67,7 +75,7 @@ class Learner:
 
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
-                self.corrector.samples.clear()
+                SampleAdapter(self.head).clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             self.seen = SeenSamples(store)
             self.corrector = Corrector(self.head, store, self.seen)
@@ -177,7 +185,7 @@ class Learner:
         if ids is None:
             ranks.agree_on_grid(self.head, x)
             if len(x):
-                self.corrector.complete = False
+                self.named.complete = False
                 self.head.add(x, y)
                 for observer in self.observers:
                     observer(None, x, y)
@@ -261,10 +269,10 @@ class Learner:
 
     def merge_seen(self) -> None:
         """Merge the sets of seen samples across ranks."""
-        corrector = self.corrector
-        states = ranks.gather((corrector.hashes, corrector.complete, self.seen.hashes))
-        corrector.hashes = {name: value for held, *_ in states for name, value in held.items()}
-        corrector.complete = all(complete for _, complete, _ in states)
+        named = self.named
+        states = ranks.gather((named.hashes, named.complete, self.seen.hashes))
+        named.hashes = {name: value for held, *_ in states for name, value in held.items()}
+        named.complete = all(complete for _, complete, _ in states)
         self.seen.hashes = set().union(*(hashes for *_, hashes in states))
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------
