@@ -456,3 +456,5 @@ def test_class_weights_are_set(shell: Shell) -> None:
     said = shell.json("set", "w", "--class-weight", "complement", "--rho", "gcv")
     assert "made for the samples held" in said["choice"]
     assert shell.run("set", "w", "--class-weight", "heavy")[0] == 2
+    shell("init", "none", "--in-features", J, "--classes", K)
+    assert "init --class-weight" in shell("set", "none", "--class-weight", "balanced", code=1)

@@ -341,7 +341,7 @@ def test_automatic_grid_survives_a_rebuild(tmp_path: Path) -> None:
     for path in (tmp_path / "s").glob("*.snapshot.pt"):
         path.unlink()
     with SampleStore(tmp_path / "s") as store:
-        assert "rebuilt" in store.recovery
+        assert "rebuilt" in store.live.recovery
         assert (store.head.grid, store.head.digest()) == (grid, digest)
 
 
@@ -416,7 +416,7 @@ def test_closed_and_opened(store: SampleStore, tmp_path: Path) -> None:
     with SampleStore(tmp_path / "store") as again:
         assert again.head is not head
         assert again.head.digest() == digest
-        assert "loaded the snapshot" in again.recovery
+        assert "loaded the snapshot" in again.live.recovery
         assert agree(again)
     given = new_head()
     with SampleStore(tmp_path / "store", head=given) as again:
@@ -438,7 +438,7 @@ def test_opened_without_a_clean_stop(store: SampleStore, tmp_path: Path) -> None
         digest = running.head.digest()
         running._db.close()  # as a killed process leaves it
         again = SampleStore(tmp_path / "store")
-        assert again.recovery == done
+        assert again.live.recovery == done
         assert again.head.digest() == digest
         assert agree(again)
         again._db.close()  # without writing a snapshot
@@ -689,11 +689,10 @@ def test_readers(store: SampleStore, tmp_path: Path) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dataset_view(store: SampleStore, workers: int) -> None:
+def test_dataset_view(store: SampleStore) -> None:
     view = store.dataset()
     assert len(view) == N
-    x, y = zip(*DataLoader(view, batch_size=16, num_workers=workers), strict=True)
+    x, y = zip(*DataLoader(view, batch_size=16, num_workers=2), strict=True)
     rows = next(iter(store.batches()))
     assert torch.equal(torch.cat(x), rows.x)
     assert torch.equal(torch.cat(y), rows.y)
@@ -701,7 +700,7 @@ def test_dataset_view(store: SampleStore, workers: int) -> None:
     with pytest.raises(IndexError):
         view[N]
     store.apply(Remove(ids=["sample-0"]))
-    with pytest.raises(StoreError, match="erased"):
+    with pytest.raises(RemovalError, match="sample-0"):
         view[0]
 
 

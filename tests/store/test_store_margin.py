@@ -91,7 +91,7 @@ def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
     held = torch.load(file, weights_only=True)["statistics"]
     assert set(held) == {"w", "b", "active"}
     with SampleStore(tmp_path / "s") as again:
-        assert "snapshot" in again.recovery
+        assert "snapshot" in again.live.recovery
         torch.testing.assert_close(again.head.w, w, rtol=1e-12, atol=1e-12)
         assert sum(s.rounds for s in again.head.solver.states) < sum(rounds)
         again.apply(Remove(ids=["s0"]))

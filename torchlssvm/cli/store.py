@@ -170,6 +170,11 @@ def set_options(options: argparse.Namespace) -> int:
         if isinstance(options.rho, str) and options.rho not in allowed:
             raise UsageError(f"--rho {options.rho}: {type(head).__name__} takes a number or {' or '.join(allowed)}")
         if options.class_weight is not None:
+            if not head.statistics.per_class:
+                raise ValueError(
+                    "this store keeps no sums per class, which class weights need: make another one with "
+                    "torchlssvm init --class-weight W, and add the samples to it"
+                )
             head.class_weight = as_weights(options.class_weight)  # written when the store closes
             store.refresh()
         if options.rho in ("kfold", "loo"):
@@ -199,28 +204,13 @@ def options_in_use(head: Any) -> dict[str, Any]:
 def stats(options: argparse.Namespace) -> int:
     """Print the numbers of the store."""
     with open_store(options, readonly=True) as store:
-        settings, found = Settings.load(store), numbers(store)
+        settings, found = Settings.load(store), store.stats()
     found |= {"class_names": settings.classes, "backbone": settings.backbone, "weights": settings.weights}
     shown = {name: value for name, value in found.items() if value not in (None, [], {})}
     shown["labels"] = ", ".join(f"{settings.name(int(k))}: {v}" for k, v in found["labels"].items()) or "none"
     shown["class_names"] = ", ".join(settings.classes) or "none"
     emit(options, found, table(shown))
     return OK
-
-
-def numbers(store: SampleStore) -> dict[str, Any]:
-    """The numbers of the store, with rho and the largest feature that its grid takes; the head is not restored for this."""
-    from torchlssvm.linear.data_choices import DataChoices
-
-    with store.view():
-        found, records = store.stats(), store.certificates
-        value, chosen = records.db.get("head").get("rho"), records.db.get("chosen", None)
-        used = records.table.codec.grid
-    if value is not None:  # a kernel machine has none
-        made = DataChoices.from_json((chosen or {}).get("made", {}), None)
-        found["rho"] = str(made.listed(value).get("rho", f"{value!r}, as given"))
-    found["limit"] = None if used is None else used.max_value
-    return found
 
 
 @command("history", "List every event, after checking the chain they form.")

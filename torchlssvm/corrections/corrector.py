@@ -347,8 +347,10 @@ class Corrector:
 
     def machine_ids(self, ids: Sequence[str]) -> list[int] | None:
         """Return a kernel machine's own ids of samples; None for a head, which has none."""
-        machine: Any = self.samples.machine
-        return [machine.find(name) for name in ids] if hasattr(self.head, "ids") else None
+        if not hasattr(self.head, "ids"):
+            return None
+        machine: Any = self.samples.machine if isinstance(self.samples, HeadSamples) else self.samples.live.adapter
+        return [machine.find(name) for name in ids]
 
     def follow(self, position: int) -> list[Outcome]:
         """List the changes of other processes to the store after ``position``, and bring the head in step with it."""

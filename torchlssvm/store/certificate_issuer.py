@@ -200,16 +200,18 @@ class CertificateIssuer:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def register(self, path: Any, position: int) -> None:
-        """Remember, inside a transaction, that a file holds the head as it was at a position."""
-        self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
+        """Remember that a file holds the head as it was at a position."""
+        with self.db.transaction():
+            self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
 
     def forget(self, path: Any) -> None:
-        """Remove a file from the list of checkpoints, inside a transaction."""
-        gone = lasting_name(path)
-        self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
+        """Remove a file from the list of checkpoints."""
+        with self.db.transaction():
+            gone = lasting_name(path)
+            self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
 
     def checkpoints(self) -> dict[str, int]:
-        """The files that hold a state of the head, and its position."""
+        """The files that are registered, and the journal position of the head in each."""
         known: dict[str, int] = self.db.get("checkpoints", {})
         return known
 

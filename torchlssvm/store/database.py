@@ -90,7 +90,6 @@ RECORDS: dict[str, dict[str, Any]] = {
     "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
     "suppression": fields(path="string", list="string", head=HEX),
     "compacted": {"type": "integer"},
-    "renumbered": {"type": "integer"},
     "created": {"type": "string"},
     "fingerprint": {"type": OPTIONAL_TEXT},
     "chosen": {"type": ["object", "null"]},
@@ -121,6 +120,9 @@ CODE_OF_MESSAGE = {
     "unable to open database file": 14,
 }
 """SQLite's own constant text for each code (``sqlite3_errstr``): Python 3.10 passes on no code."""
+
+VARIABLES_PER_QUERY = 500
+"""Values asked for in one query (SQLite allows 999 variables in old versions)."""
 
 LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 """Names of the files that SQLite keeps beside the database end in these."""
@@ -334,6 +336,10 @@ class Database:
         except (UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
+    def damaged(self, what: str) -> StoreError:
+        """The error for a file that holds what no store writes."""
+        return StoreError(f"{self.path} is damaged: {what}")
+
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
@@ -453,18 +459,16 @@ class Database:
         if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
-            raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
+            raise self.damaged(f"the record {name!r} is missing")
         if name in self._parsed and self._parsed[name][0] == row:
             return self._parsed[name][1]
         if checksum((name, row[0])) != row[1]:
-            raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
+            raise self.damaged(f"the record {name!r} does not have its checksum")
         try:
             value = loads(row[0])
             check(value, RECORDS.get(name.partition("/")[0], {}))
         except (ValueError, TypeError) as error:
-            raise StoreError(
-                f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
-            ) from None
+            raise self.damaged(f"the record {name!r} cannot be read: {str(error)[:200]}") from None
         if name in RECORDS:
             self._parsed[name] = (row, value)
         return value
@@ -492,7 +496,7 @@ class Database:
         """Let SQLite check pages and indexes; reads the whole file."""
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
-            raise StoreError(f"{self.path} is damaged: {found[0] if found else 'it cannot be checked'}")
+            raise self.damaged(found[0] if found else "it cannot be checked")
 
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file and cut it to nothing; False while a reader keeps it from that."""

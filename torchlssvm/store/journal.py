@@ -139,14 +139,14 @@ class Journal:
     def _entry(self, row: tuple[object, ...]) -> Entry:
         types = (int, str, str, str, int, bytes, bytes | None, bytes)
         if not all(isinstance(v, t) for v, t in zip(row, types, strict=True)):
-            raise StoreError(f"{self.db.path} is damaged: entry {row[0]!r} of the journal cannot be read")
+            raise self.db.damaged(f"entry {row[0]!r} of the journal cannot be read")
         return Entry(*row)  # type: ignore[arg-type]
 
     def chain_at(self, position: int) -> bytes:
         """The hash of the chain at a position."""
         entry = self.at(position) if position else None
         if position and entry is None:
-            raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
+            raise self.db.damaged(f"entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
     def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:

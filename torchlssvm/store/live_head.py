@@ -142,11 +142,12 @@ class LiveHead:
 
     def take_options(self, names: Sequence[str]) -> None:
         """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""
-        adapter, config, chosen = self.follow(), self.db.get("head"), self.db.get("chosen", None)
-        before = adapter.config()
-        adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
-        if adapter.config() != before:
-            adapter.restore_chosen(chosen)
+        with self.db.view():
+            adapter, config = self.follow(), self.db.get("head")
+            before = adapter.config()
+            adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
+            if adapter.config() != before:
+                adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
         """Take the store's options at the next look, after a change of them that may not have been written."""
@@ -159,7 +160,7 @@ class LiveHead:
         was = self.position
         self.position = position
         if len(self.table) != state["samples"]:
-            raise StoreError(f"{self.db.path} is damaged: it holds {len(self.table)} rows, not {state['samples']}")
+            raise self.db.damaged(f"it holds {len(self.table)} rows, not {state['samples']}")
         if isinstance(adapter, LinearAdapter) and adapter.exact:
             if trusted and not adapter.empty and self.in_step(state):
                 adapter.note(digest)
@@ -174,7 +175,7 @@ class LiveHead:
         for rows in self.table.batches():
             adapter.add_rows(rows, self.table.codec)
         if adapter.digest() != digest:
-            raise StoreError(f"{self.db.path} is damaged: its rows do not give the digest that was recorded")
+            raise self.db.damaged("its rows do not give the digest that was recorded")
         adapter.note(digest)
         done = (
             f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"

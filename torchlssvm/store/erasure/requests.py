@@ -286,10 +286,9 @@ class Requests:
 
     def still_held(self, request: ErasureRequest) -> list[RequestedName]:
         """The names of a request of which samples are held."""
+        named = [(n, n.name) for n in request.names if n.name is not None]
         return [
-            n
-            for n in request.names
-            if n.name is not None and (self.table.count_of(n.name) if n.kind == "subject" else self.table.holds(n.name))
+            n for n, name in named if (self.table.of_subject(name) if n.kind == "subject" else self.table.held([name]))
         ]
 
     def forget_names(self) -> None:

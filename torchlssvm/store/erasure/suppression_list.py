@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store.database import DATABASE_FILE, store_error
+from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, store_error
 from torchlssvm.store.snapshots import sync_folder
 from torchlssvm.untrusted import check_regular, read_regular
 
@@ -46,9 +46,6 @@ CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 SUM_MODULUS = 2**256
 """An entry is a number below it."""
-
-TAGS_PER_QUERY = 500
-"""Entries asked for in one query (SQLite allows 999 variables in old versions)."""
 
 WRITER_SECONDS = 30.0
 """Seconds to wait for another process that writes; an entry takes milliseconds."""
@@ -212,8 +209,8 @@ class SuppressionList:
         """Those of some entries that are on the list."""
         found: set[bytes] = set()
         with self._connected() as connection:
-            for start in range(0, len(tags), TAGS_PER_QUERY):
-                part = tags[start : start + TAGS_PER_QUERY]
+            for start in range(0, len(tags), VARIABLES_PER_QUERY):
+                part = tags[start : start + VARIABLES_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 found.update(r[0] for r in connection.execute(f"SELECT tag FROM entries WHERE tag IN ({marks})", part))
         return found
