@@ -19,7 +19,7 @@ from torchlssvm.events import Add, Event, Relabel, Remove, Replace
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, keyed_hashes
 from torchlssvm.sample_adapter import SampleAdapter
-from torchlssvm.store.transaction import EventResult
+from torchlssvm.store.transaction import EventResult, NetChange
 
 __all__ = ["HeadSamples", "hash_samples"]
 
@@ -123,35 +123,32 @@ class HeadSamples:
 
     def _change(self, events: Sequence[Event]) -> None:
         """Change the head by events: a linear one jointly, a kernel machine by one event."""
-        added: list[tuple[Any, ...]] = []  # (ids, x, y)
-        removed: list[tuple[Any, ...]] = []
+        change = NetChange()
+        removes = False
         for event in events:
+            y_new = event.y_old if isinstance(event, Replace) and event.y is None else event.y
+            if self.machine.by_ids:
+                if isinstance(event, Relabel):
+                    self.machine.relabel(event.ids, event.y)
+                else:
+                    new = None if isinstance(event, Remove) else (event.ids, event.x, y_new)
+                    self.machine.exchange(new, None if isinstance(event, Add) else (event.ids,))
+                return
+            x, y = event.x.to(self.head.device), y_new.to(self.head.device)
+            if isinstance(event, Add):
+                change.add(event.ids, x, y)
+                continue
+            removes = True
             if isinstance(event, Remove):
-                removed.append((event.ids, event.x, event.y))
-            elif isinstance(event, Relabel):
-                removed.append((event.ids, event.x, event.y_old))
-            elif isinstance(event, Replace):
-                removed.append((event.ids, event.x_old, event.y_old))
-            if not isinstance(event, Remove):
-                y = event.y_old if isinstance(event, Replace) and event.y is None else event.y
-                added.append((event.ids, event.x, y))
-        new, old = self._join(added), self._join(removed)
-        judged = bool(removed) and not self.machine.by_ids
-        if judged:
+                change.remove(event.ids, x, y)
+            else:
+                x_old = x if isinstance(event, Relabel) else event.x_old.to(self.head.device)
+                change.exchange(event.ids, x_old, event.y_old.to(self.head.device), x, y)
+        if removes:
             _ = self.head.bias  # earlier removals are judged before, these at once
-        if old is not None and new is not None and all(isinstance(event, Relabel) for event in events):
-            self.machine.relabel(old[0], new[2], *old[1:])
-        else:
-            self.machine.exchange(new, old)
-        if judged:
+        change.apply(self.machine)
+        if removes:
             _ = self.head.bias
-
-    def _join(self, parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-        """Join the samples of several events, on the head's device; a kernel machine is given those of one."""
-        if not parts or self.machine.by_ids:
-            return parts[0] if parts else None
-        x, y = (torch.cat([part[k] for part in parts]).to(self.head.device) for k in (1, 2))
-        return [i for part in parts for i in part[0]], x, y
 
     def state_dict(self) -> dict[str, Any]:
         """Applied events and held samples, as primitives and tensors."""

@@ -7,7 +7,7 @@ event did not make it into the journal; without one they go into the checkpoint,
 
 The key stands beside them, for the run that is resumed. That file therefore shows whether an id was seen, and
 ``SampleStore.compact`` removes it, key and all. From then on only this process remembers what was erased, and a list of ids
-must not: it would confirm a guess about an erased one. A number may stay, :class:`RunProgress`: the batches of this run that are
+must not: it would confirm a guess about an erased one. A number may stay, :class:`RunProgress`: batches of this run that are
 learned. A sample that is not held and arrives in one of those batches was erased, and stays out. One that comes later in the
 run's first epoch is new. In a second epoch everything has arrived before, so whatever is not held stays out. The number is
 written in the same transaction as the samples of the batch: after a crash both are there, or neither.
