@@ -726,7 +726,7 @@ class SampleStore:
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
             tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - self.suppression.listed(tags)
+            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
