@@ -608,7 +608,7 @@ class SampleStore:
                     self._db.roll_back()
                     raise
                 try:
-                    self.live.begin_change()  # until rows and head are known to agree again
+                    self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
@@ -652,7 +652,7 @@ class SampleStore:
         try:
             self.table.load_codec()
             if not work.head_changed and not work.adapter.touched:
-                self.live.cancel_change()
+                self.live.stale = False
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
