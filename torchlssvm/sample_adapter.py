@@ -123,7 +123,7 @@ class SampleAdapter:
     def clear(self) -> None:
         """Empty the machine, of samples that are not named here too."""
         if not self.by_ids:
-            self.machine.adopt(None)
+            self.machine.clear()
         elif self.count:
             self.machine.remove(self.machine.ids.clone())
         self.ids.clear()

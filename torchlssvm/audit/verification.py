@@ -306,7 +306,7 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> Check | 
 
 
 def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> Check:
-    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:

@@ -134,7 +134,9 @@ class LinearEstimator(BaseEstimator):
         """Make an empty head that keeps sums."""
         return self._make(LSSVMHead, in_features, outputs)
 
-    def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
+    def _make(
+        self, kind: type[LSSVMHead] | type[MarginHead], in_features: int, outputs: int, **options: Any
+    ) -> LinearHead:
         return kind(
             in_features, outputs, rho=self.rho if self.alphas is None else 1.0, intercept=self.intercept, grid=self.grid,
             normalize=self.normalize, scale=self.scale, device=self.device, **options,

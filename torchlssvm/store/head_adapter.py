@@ -61,7 +61,7 @@ class LinearAdapter(SampleAdapter):
     @property
     def exact(self) -> bool:
         """True if the state is the same, bit for bit, however it was reached: it then has a digest."""
-        return self.head.statistics is not None and self.head.statistics.exact
+        return self.head.statistics.exact
 
     @property
     def empty(self) -> bool:
@@ -171,7 +171,7 @@ class LinearAdapter(SampleAdapter):
 
     def sum_anew(self, batches: Iterable[StoredRows], codec: Codec) -> str | None:
         """Sum samples of the store beside the head: their digest; None for a head without one."""
-        if self.head.statistics is None or not self.exact:
+        if not self.exact:
             return None
         sums = self.head.statistics.zero()
         for rows in batches:
@@ -183,7 +183,7 @@ class LinearAdapter(SampleAdapter):
 
         StoreError if they are not the sums of these samples.
         """
-        if self.head.statistics is None or not self.exact:
+        if not self.exact:
             return None
         check = SumCheck(self.head.statistics)
         for rows in batches:
