@@ -31,7 +31,7 @@ class LiveHead:
     Attributes:
         adapter: None for the store of a kernel machine that was opened without one.
         position: of the journal, which the head was last known to be at.
-        stale: True while the head may be in the middle of a change: it is restored before it is used, whatever it seems to hold.
+        stale: True while the head may be in the middle of a change: it is restored before it is used.
         options: those the store had when this handle last looked.
         recovery: how the head was last restored, in words.
     """
