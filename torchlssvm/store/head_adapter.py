@@ -196,9 +196,9 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: {failure}")
         return self.digest()
 
-    def _sum(self, learner: SampleAdapter, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
+    def _sum(self, learner: SampleAdapter, stats: Statistics, rows: StoredRows, codec: Codec) -> None:
         try:
-            if stats is not None and stats.empty and rows.ids:
+            if stats.empty and rows.ids:
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
             device = self.head.device
             learner.add(rows.ids, rows.x.to(device), rows.y.to(device))
