@@ -479,14 +479,13 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
-            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
