@@ -71,7 +71,7 @@ def attach(
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
-            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and chooses by k-fold with ``rho=None``.
 
     Example:
         >>> import torch

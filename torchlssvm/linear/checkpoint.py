@@ -70,7 +70,7 @@ class LiveBuffers(dict[str, Any]):
         head = self.head
         with head.locked(), torch.inference_mode(False), torch.no_grad():
             head.check_whole()
-            for name in [n for n in names if n in head.buffer_names]:
+            for name in [n for n in names if n in head._buffer_names]:
                 old = super().get(name)
                 # In a process group nothing shows that it is unchanged: DistributedDataParallel writes to buffers.
                 if name == "C" and self._is_current(old) and not shared:
@@ -121,7 +121,7 @@ def published(head: Any, name: str) -> Tensor:
 
 def make_live(head: LinearHead, kept: dict[str, Any] | None = None) -> None:
     """Give the head its buffers."""
-    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(head.buffer_names)))
+    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(head._buffer_names)))
 
 
 def pack(meta: dict[str, Any]) -> Tensor:
@@ -150,7 +150,7 @@ def save(head: LinearHead) -> dict[str, Tensor]:
         meta, out = save_options(head)
         more, parts = _margin_parts(head) if _keeps_rows(head) else _least_squares_parts(head)
         out |= parts
-        meta |= {"format": FORMAT, "type": type(head).__name__} | more | head.row_options()
+        meta |= {"format": FORMAT, "type": type(head).__name__} | more | head._row_options()
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
 
 
@@ -287,7 +287,7 @@ def load(head: LinearHead, state: dict[str, Tensor]) -> LoadProblems:
     """
     margin = _keeps_rows(head)
     needed, optional = (MARGIN_NAMES, ()) if margin else (LEAST_SQUARES_NAMES, OPTIONAL_NAMES)
-    needed, optional = (*head.buffer_names, "options", *needed), (*optional, "calibration")
+    needed, optional = (*head._buffer_names, "options", *needed), (*optional, "calibration")
     problems = LoadProblems(
         [k for k in needed if k not in state], [k for k in state if k not in (*needed, *optional)], []
     )
@@ -331,7 +331,7 @@ def _built_least_squares(
     rows = _load_rows(head, meta, state, statistics, pending)
     solver = make_solver(statistics, options, head.multiclass)
     solver.restore({k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}, P)
-    return lambda: head.replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
+    return lambda: head._replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
 
 
 def _built_margin(
@@ -345,7 +345,7 @@ def _built_margin(
     solver = type(head.solver)(rows, statistics, options)
     solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
     solver.restore(solution, solution["sides"])
-    return lambda: head.replace_parts(statistics, rows, solver)
+    return lambda: head._replace_parts(statistics, rows, solver)
 
 
 def _load_rows(
@@ -432,13 +432,13 @@ def move(head: LinearHead, device: torch.device) -> None:
             rows, sides = head.samples.to(device), head.solver.sides_in_saved_order().to(device)
             active = type(head.solver)(rows, statistics, options)
             active.restore(solution, sides)
-            head.replace_parts(statistics, rows, active)
+            head._replace_parts(statistics, rows, active)
         else:
             least: Any = head
             solver = make_solver(statistics, options, head.multiclass)
             solver.restore(solution, least.P.to(device, copy=True))
             least.rows.flush()  # products that wait to be hashed would stay behind on the old device
-            least.replace_parts(statistics, solver, least.rows, least.pending.to(device), least.uncertifiable)
+            least._replace_parts(statistics, solver, least.rows, least.pending.to(device), least.uncertifiable)
         make_live(head)
 
 

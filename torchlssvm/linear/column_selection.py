@@ -105,7 +105,7 @@ def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
     if not sums.empty:
         out.rows.drop(UNKNOWN_ROWS)
         solver = make_solver(sums, out.solver.options, out.multiclass)
-        out.replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
+        out._replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
     if "rho" in head.data_choices.made:
         out.data_choices.made["rho"] = head.data_choices.made["rho"]
     return out

@@ -108,7 +108,7 @@ class LSSVMHead(LinearHead):
     """
 
     solver: Solver
-    buffer_names = ("w", "b", "C")
+    _buffer_names = ("w", "b", "C")
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class LSSVMHead(LinearHead):
             "per_class": stats.per_class,
             "folds": stats.folds,
             "membership": self.rows.recorded,
-        } | self.row_options()
+        } | self._row_options()
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
@@ -243,7 +243,7 @@ class LSSVMHead(LinearHead):
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
     @exclusive
-    def solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def _solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
         self.check_whole()
         solver = make_solver(self.statistics, self._options, self.multiclass)
@@ -269,7 +269,7 @@ class LSSVMHead(LinearHead):
         batch = self.check(x, y, weight, ids, sparse=False)
         if len(batch) and batch.size >= self.n:
             raise ValueError(f"all {self.n} samples would be removed: there is nothing left to estimate, use remove")
-        self.apply_changes([(batch, -1)], rough=True)
+        self._apply_changes([(batch, -1)], rough=True)
         w, b, P = self.solve(inverse=True)  # a removal that cannot be is found here, and rolled back
         grid = batch.choices.grid
         rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)
@@ -295,7 +295,7 @@ class LSSVMHead(LinearHead):
         if not len(old):
             return self
         if stats.per_class or stats.folds or old.labels is None:
-            return self.apply_changes([(old, -1), (new, 1)])
+            return self._apply_changes([(old, -1), (new, 1)])
         rows, ((old, _), (new, _)) = self.rows.stage([(old, -1), (new, 1)])
         with threads_for(0), self.changing():
             q = stats.relabel(old, new, self._evidence())
@@ -576,7 +576,7 @@ class LSSVMHead(LinearHead):
             self.data_choices.outdate()
             self._solving = False
 
-    def replace_parts(
+    def _replace_parts(
         self, statistics: Statistics, solver: Solver, rows: HeldRows, pending: Pending,
         uncertifiable: str | None,
     ) -> None:  # fmt: skip
@@ -598,12 +598,6 @@ class LSSVMHead(LinearHead):
         self.pending.id = None  # deltas taken before have fewer classes
         self.solver.reset()
 
-    def invalidate(self) -> Self:
-        """Forget everything computed from the statistics, after they were changed from outside."""
-        with self._lock, self.changing():
-            self.solver.reset()
-        return self
-
     def solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Bring w, b and, if asked for, P up to date, and return them."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
@@ -621,7 +615,7 @@ class LSSVMHead(LinearHead):
 
     def view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
-        w, b = self._published or self.fitted_weights()
+        w, b = self._published or self._fitted_weights()
         if self._view is None or self._view[0] != self.version:
             stats = self.statistics
             target = self.target_grid if stats.kind == "values" else None
@@ -636,7 +630,7 @@ class LSSVMHead(LinearHead):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False, sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
+        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
 
         ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
@@ -654,7 +648,7 @@ class LSSVMHead(LinearHead):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
 
-    def apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> Self:
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> Self:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:

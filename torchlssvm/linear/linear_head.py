@@ -45,13 +45,13 @@ class LinearHead(nn.Module):
 
     _lock: Any  # a threading.RLock, which has no type of its own
     keeps_rows = False
-    rho_method = "gcv"  # by which rho is chosen where no number is given
+    _rho_method = "gcv"  # by which rho is chosen where no number is given
     uncertifiable: str | None = None
     unchecked: str | None = None
     multiclass: str = "ovr"
     """One class against the rest, "ovr", or against each other one, "ovo"."""
 
-    buffer_names: tuple[str, ...] = ("w", "b")
+    _buffer_names: tuple[str, ...] = ("w", "b")
 
     def __init__(self, statistics: Statistics, rho: Any, intercept: str, class_weight: str | Tensor | None):
         super().__init__()
@@ -61,7 +61,7 @@ class LinearHead(nn.Module):
         self.statistics = statistics
         self._options = SolverOptions(1.0 if number is None else number, intercept, class_weight)
         self.solver: Any = None  # made by the subclass
-        self.data_choices = DataChoices.for_rho(self.rho_method if number is None else None)
+        self.data_choices = DataChoices.for_rho(self._rho_method if number is None else None)
         self.version = 0
         self.integrity = Integrity()
         self._solving = False  # set while caches are computed: what was interrupted is computed again
@@ -135,7 +135,7 @@ class LinearHead(nn.Module):
     def rho(self, value: float | str | None) -> None:
         number = self._rho_number(value)
         if number is None:
-            self.data_choices.record("rho", self.rho_method, rule=True, state=ChoiceState.OPEN)
+            self.data_choices.record("rho", self._rho_method, rule=True, state=ChoiceState.OPEN)
             self._published = None
             return
         with self.changing(same_samples=True):
@@ -207,14 +207,14 @@ class LinearHead(nn.Module):
         options: dict[str, Any] = checkpoint.arguments(config) | {"device": device}
         return cls(**options)
 
-    def row_options(self) -> dict[str, str]:
+    def _row_options(self) -> dict[str, str]:
         """Options ``normalize`` and ``scale``, where they are used."""
         both = {"normalize": self.normalize, "scale": self.scale}
         return {name: value for name, value in both.items() if value is not None}
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b, float64; differentiable in x."""
-        w, b = self._published or self.fitted_weights()  # one read: another thread may be changing the head
+        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
         x = checks.scored_features(x, self.in_features, self.device, sparse=not self.keeps_rows)
         return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
 
@@ -245,7 +245,7 @@ class LinearHead(nn.Module):
     def drift(self) -> float:
         """The largest relative deviation of the weights in use from those of ``refresh()``. Costs a solve."""
         w = self.solve()[0]
-        return relative_distance(w, self.solved_anew()[0]) if self.n else 0.0
+        return relative_distance(w, self._solved_anew()[0]) if self.n else 0.0
 
     @exclusive
     def refresh(self) -> Self:
@@ -271,7 +271,7 @@ class LinearHead(nn.Module):
         """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
         choices, before = self.data_choices, self.data_choices.made["rho"]
         # Not open while it is chosen: reading the weights would choose again.
-        choices.record("rho", self.rho_method, rule=True, state=ChoiceState.STALE)
+        choices.record("rho", self._rho_method, rule=True, state=ChoiceState.STALE)
         try:
             value = self._best_rho()
         except BaseException:
@@ -283,7 +283,7 @@ class LinearHead(nn.Module):
                 self.solver.set_rho(rho)
                 choices.outdate_calibration()
         state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
-        choices.record("rho", self.rho_method, rule=True, state=state)
+        choices.record("rho", self._rho_method, rule=True, state=state)
 
     @exclusive
     def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
@@ -299,17 +299,17 @@ class LinearHead(nn.Module):
 
         Sparse rows, scipy's or torch's, are summed as they are by a least-squares head. A margin head takes labels only.
         """
-        return self.apply_changes([(self.check(x, y, weight, ids), 1)])
+        return self._apply_changes([(self.check(x, y, weight, ids), 1)])
 
     @exclusive
     def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
         """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids), -1)])
+        return self._apply_changes([(self.check(x, y, weight, ids), -1)])
 
     @exclusive
     def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
         """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids); what is removed is held."""
-        return self.apply_changes(joint_changes(self.check, add, remove))
+        return self._apply_changes(joint_changes(self.check, add, remove))
 
     @exclusive
     def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
@@ -353,7 +353,7 @@ class LinearHead(nn.Module):
         """The rho that the rule finds; None with too few samples to tell."""
         raise NotImplementedError
 
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it."""
         raise NotImplementedError
 
@@ -365,7 +365,7 @@ class LinearHead(nn.Module):
         """Bring the weights up to date, and return w, b and what else the solver has."""
         raise NotImplementedError
 
-    def solved_anew(self) -> tuple[Tensor, ...]:
+    def _solved_anew(self) -> tuple[Tensor, ...]:
         """w and b as a solve from nothing gives them; those in use stay as they are."""
         raise NotImplementedError
 
@@ -373,13 +373,13 @@ class LinearHead(nn.Module):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
+        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
 
         ``gridded``: the rows are normalized and on the grid already.
         """
         raise NotImplementedError
 
-    def apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
         """Change the state by checked batches, all or none."""
         raise NotImplementedError
 
@@ -460,7 +460,7 @@ class LinearHead(nn.Module):
                 self.data_choices.outdate()
             self._solving = False
 
-    def fitted_weights(self) -> tuple[Tensor, Tensor]:
+    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
         """w and b, up to date; NotFittedError without samples."""
         with self._lock:
             self.solve()
@@ -480,7 +480,7 @@ class LinearHead(nn.Module):
         with self._lock:  # weights and sums of one state
             super()._save_to_state_dict(destination, prefix, keep_vars)
             if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
-                destination.update({prefix + k: destination[prefix + k].clone() for k in self.buffer_names})
+                destination.update({prefix + k: destination[prefix + k].clone() for k in self._buffer_names})
             destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
 
     def _load_from_state_dict(
@@ -498,7 +498,7 @@ class LinearHead(nn.Module):
         """Shape, options and count."""
         shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
         pairs = {"multiclass": self.multiclass} if self.multiclass != "ovr" else {}
-        more = "".join(f", {name}={value!r}" for name, value in (pairs | self.row_options()).items())
+        more = "".join(f", {name}={value!r}" for name, value in (pairs | self._row_options()).items())
         return f"{shape}, n={self.n:g}, rho={self._options.rho:g}, intercept={self.intercept!r}{more}"
 
 

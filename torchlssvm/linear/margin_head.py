@@ -50,7 +50,9 @@ class MarginHead(LinearHead):
     Args:
         in_features: J, the number of features.
         num_classes: K, the number of classes, 2 or more.
-        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / (2 rho) for "none").
+        rho: the regularization, settable at any time (scikit-learn's ``LinearSVC`` has C = 1 / (2 rho) for "none"). None
+            chooses it by 5-fold cross-validation on the samples held: at the first read with 10 samples of two classes (until
+            then it is 1.0, and ``choices`` says that it is open), and again by ``refresh()``.
         intercept: ``"free"``, ``"penalized"`` (a constant feature) or ``"none"``.
         class_weight: None, ``"balanced"`` (n / (P n_k) for P classes with samples), ``"complement"`` ((n - n_k) / n),
             or a tensor (K,). With the first two every change of samples changes every class.
@@ -88,7 +90,7 @@ class MarginHead(LinearHead):
     """
 
     solver: ActiveSetSolver
-    rho_method = "kfold"
+    _rho_method = "kfold"
     keeps_rows = True
 
     @exactly
@@ -97,7 +99,7 @@ class MarginHead(LinearHead):
         in_features: int,
         num_classes: int,
         *,
-        rho: float = 1.0,
+        rho: float | None = 1.0,
         intercept: str = "free",
         class_weight: str | Tensor | None = None,
         grid: GridOption = "auto",
@@ -175,7 +177,7 @@ class MarginHead(LinearHead):
             "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
             "grid": grid_to_json(self.statistics.requested.grid) or "auto",
             "per_class": self.statistics.per_class,
-        } | self.row_options()
+        } | self._row_options()
 
     def points(self, x: Any) -> Tensor:
         """Features (B, J) in steps of the grid, not rounded to it. x: (B, J)."""
@@ -188,7 +190,7 @@ class MarginHead(LinearHead):
     @exclusive
     def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
         """Give samples held new labels: classes that are neither the old nor the new one are left alone."""
-        return self.apply_changes([(self.check(x, y_old, weight, ids), -1), (self.check(x, y_new, weight, ids), 1)])
+        return self._apply_changes([(self.check(x, y_old, weight, ids), -1), (self.check(x, y_new, weight, ids), 1)])
 
     @exclusive
     def forget_class(self, c: int) -> Self:
@@ -201,7 +203,7 @@ class MarginHead(LinearHead):
         assert grid is not None
         x = grid.dequantize(self.samples.q[rows.slots])
         labels = torch.full((len(x),), c, device=self.device)
-        return self.apply_changes([(self.statistics.check(x, labels, -rows.copies, gridded=True), -1)])
+        return self._apply_changes([(self.statistics.check(x, labels, -rows.copies, gridded=True), -1)])
 
     def _merge(self, other: MarginHead, sign: int) -> Self:
         if not isinstance(other, MarginHead):
@@ -222,12 +224,12 @@ class MarginHead(LinearHead):
             batch = self.statistics.check(
                 grid.dequantize(rows.q), rows.labels.clone(), rows.copies.clone(), gridded=True
             )
-            return self.apply_changes([(batch, sign)])
+            return self._apply_changes([(batch, sign)])
 
     # -- diagnostics -----------------------------------------------------------------------------------------------------
 
     @exclusive
-    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None) -> Tensor:
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
         """Scores (B, K) of samples held, each by the head that never saw it: exact, with the active sets that it would have.
 
         Not by refitting: in each class one inverse serves all samples, and a sample that is not active in a class has the score
@@ -239,6 +241,7 @@ class MarginHead(LinearHead):
             y: (B,), as added.
             weight: (B,), as added.
             groups: (B,) numbers or names: leave out the whole group instead; all of a group goes in one call.
+            pairs: as for :class:`~torchlssvm.LSSVMHead`; one class against the rest has no pairs, and both values are the same.
 
         >>> import torch
         >>> from torchlssvm import MarginHead
@@ -249,8 +252,8 @@ class MarginHead(LinearHead):
         >>> torch.allclose(scores[0], head.remove(x[:1], y[:1])(x[:1])[0], atol=1e-4)  # the grid aside
         True
         """
-        with torch.inference_mode(False), torch.no_grad():
-            return margin_changes.leave_one_out(self, x, y, weight, groups)
+        checks.one_of(pairs, "pairs", ("votes", "least"))
+        return margin_changes.leave_one_out(self, x, y, weight, groups)
 
     @exclusive
     def influence(
@@ -282,8 +285,7 @@ class MarginHead(LinearHead):
         >>> head.influence(x, y, x[:10], y[:10]).shape, head.influence(x, y, x[:10], on="scores").shape
         (torch.Size([50]), torch.Size([50, 10, 2]))
         """
-        with torch.inference_mode(False), torch.no_grad():
-            return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
+        return margin_changes.influence(self, x, y, x_val, y_val, what, on, y_new, weight, groups)
 
     @exclusive
     def most_influential(
@@ -302,24 +304,18 @@ class MarginHead(LinearHead):
     @exclusive
     def rho_path(self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5) -> RhoPath:
         """Errors for many values of rho, without choosing; arguments as for :meth:`select_rho`."""
-        with torch.inference_mode(False), torch.no_grad():
-            return margin_rho_selection.rho_path(self, rhos, method, score, folds)
+        return margin_rho_selection.rho_path(self, rhos, method, score, folds)
 
     @exclusive
     def select_rho(
-        self, rhos: Any = None, method: str = "kfold", x: Any = None, y: Any = None, *, weight: Any = None, ids: Any = None,
-        score: str = "accuracy", folds: int = 5,
-    ) -> RhoPath:  # fmt: skip
+        self, rhos: Any = None, method: str = "kfold", *, score: str = "accuracy", folds: int = 5
+    ) -> RhoPath:
         """Choose rho on the samples held, and apply it.
 
         Args:
             rhos: values > 0; None: nine values from the mean eigenvalue of the features down to 1e-4 of it.
             method: ``"kfold"``, or ``"loo"`` (exact leave-one-out, without refitting). Generalized cross-validation is refused:
                 scores of this head are not linear in the targets.
-            x: not needed, as ``y``, ``weight`` and ``ids``: the head holds its samples.
-            y: not needed.
-            weight: not needed.
-            ids: not needed.
             score: ``"accuracy"``, or ``"squared"`` for the squared hinge.
             folds: for ``"kfold"``; the fold of a sample is a hash of its features and label, and copies are in one fold.
 
@@ -332,7 +328,6 @@ class MarginHead(LinearHead):
         >>> head.rho == path.rho, path.errors.shape
         (True, torch.Size([3]))
         """
-        del x, y, weight, ids
         path = self.rho_path(rhos, method, score=score, folds=folds)
         self.rho = path.rho
         self.data_choices.record("rho", method, len(path.rhos))
@@ -377,13 +372,13 @@ class MarginHead(LinearHead):
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
         gridded: bool = False,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`apply_changes`; rows that are to be removed are looked up when the change is made."""
+        """A checked batch, for :meth:`_apply_changes`; rows that are to be removed are looked up when the change is made."""
         batch = self.statistics.check(x, y, weight, ids, like, gridded)
         if len(batch) and batch.labels is None:
             raise ValueError("MarginHead needs labels (B,), got float targets")
         return batch
 
-    def apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
         """Change the state by checked batches, all or none."""
         changes = [(batch, sign) for batch, sign in changes if batch.size]
         if not changes:
@@ -446,10 +441,10 @@ class MarginHead(LinearHead):
         fresh, rows = self.statistics.zero(), self.samples.empty()
         if state is not None:
             fresh, rows = checkpoint.load_samples(self, state)
-        self.replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
+        self._replace_parts(fresh, rows, ActiveSetSolver(rows, fresh, self._options))
         self.data_choices.outdate()
 
-    def replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
+    def _replace_parts(self, statistics: Statistics, rows: GridRows, solver: ActiveSetSolver) -> None:
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
         with self._lock:
             self.integrity = Integrity()
@@ -458,7 +453,7 @@ class MarginHead(LinearHead):
                 self._published = None
                 self.version += 1
 
-    def solved_anew(self) -> tuple[Tensor, ...]:
+    def _solved_anew(self) -> tuple[Tensor, ...]:
         """w as ``refresh()`` and a read would give it; the weights in use stay as they are."""
         return (self.solver.solved_anew(),)
 

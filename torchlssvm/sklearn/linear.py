@@ -292,8 +292,7 @@ class LinearClassifier(Classifier, LinearEstimator):
             encoded = self._encode(y)
             return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
         X, labels = dense_rows(X), self._here(self._encode(y))
-        options: dict[str, Any] = {"pairs": "least"} if isinstance(self.head_, LSSVMHead) else {}
-        return from_scores(self.head_.leave_one_out(self._here(X), labels, **options), labels)
+        return from_scores(self.head_.leave_one_out(self._here(X), labels, pairs="least"), labels)
 
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""
