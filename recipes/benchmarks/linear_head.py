@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchlssvm import LSSVMHead
+from torchlssvm import CompactLSSVMHead, LSSVMHead
 from torchlssvm.functional import cost
 
 
@@ -128,7 +128,7 @@ def block(rounds: int) -> None:
 
 def _share(J: int, form: bool, what: str, rounds: int) -> float:
     x, y = data(4 * J, J)
-    head = LSSVMHead(J, 10, statistics=form).add(x, y)
+    head = (LSSVMHead(J, 10) if form else CompactLSSVMHead(J, 10)).add(x, y)
     gemm = gemm_rate(J)
     times, rates = [], []
     # From a solved state each round: what is timed is the update, not the solve that the rule puts in now and then. With P

@@ -196,7 +196,6 @@ def test_rows_under_another_key_are_said_to_be_unchecked(monkeypatch: pytest.Mon
     [
         (lambda: head(membership=False).add(X, Y), "membership=False"),
         (lambda: head(grid=None).add(X, Y), "grid=None"),
-        (lambda: head(statistics=False).add(X, Y), "statistics=False"),
         (lambda: merge(head(), Delta(head().add(X, Y).statistics)), "no fingerprints"),
     ],
 )

@@ -159,4 +159,3 @@ def test_sparse_rows_are_never_made_dense(monkeypatch):
 def test_bytes_are_named_beforehand():
     assert LSSVMHead(1000, 10).planned_bytes == 3 * 8 * 1000**2
     assert LSSVMHead(1000, 10, multiclass="ovo").planned_bytes == 12 * 8 * 1000**2
-    assert LSSVMHead(1000, 10, statistics=False).planned_bytes == 2 * 8 * 1000**2

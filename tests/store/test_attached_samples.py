@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchlssvm import (
     AttachedClassifier,
+    CompactLSSVMHead,
     FixedPoint,
     KernelLSSVM,
     LSSVMHead,
@@ -379,7 +380,7 @@ def test_a_store_that_refuses_leaves_the_network_as_it_was(data, tmp_path):
 @pytest.mark.parametrize("kind", ["kernel", "without statistics", "margin", "lssvm"])
 def test_a_loader_that_fails_leaves_any_head_as_it_was(data, kind, verb):
     x, y = data[0], data[1] % 2
-    head = {"kernel": KernelLSSVM(RBF(1.0)), "without statistics": LSSVMHead(24, 2, statistics=False)}.get(kind, kind)
+    head = {"kernel": KernelLSSVM(RBF(1.0)), "without statistics": CompactLSSVMHead(24, 2)}.get(kind, kind)
     clf = attach(network(), 2, head)
     clf.add(x, y)
     before = clf(x)

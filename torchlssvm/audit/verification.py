@@ -309,7 +309,7 @@ def has_expected_digest(given: Evidence) -> bool:
 def check_head(given: Evidence) -> Check:
     """Check that a head has learned the surviving rows and no others, and serves the weights that they give."""
     head = given.machine
-    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or not head.statistics.exact:
         return check_without_digest(head, given.store)
     reason = head.uncertifiable
     if reason is not None:

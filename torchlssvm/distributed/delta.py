@@ -44,7 +44,7 @@ def head_of(target: Any) -> LSSVMHead:
     head = target.head if isinstance(target, AttachedClassifier) else target
     if not isinstance(head, LSSVMHead):
         raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-    if not head.need_statistics("exchanging changes").exact:
+    if not head.statistics.exact:
         raise ValueError(
             "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
         )

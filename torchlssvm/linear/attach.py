@@ -19,8 +19,9 @@ from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
-from torchlssvm.linear.kinds import HEAD_TYPES, LinearHead, head_class
+from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
+from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
 
@@ -70,7 +71,7 @@ def attach(
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
-            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and chooses by k-fold with ``rho=None``.
 
     Example:
         >>> import torch
@@ -134,7 +135,7 @@ def _attach(
     if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
         usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
-        if kind is LSSVMHead and head_options.get("statistics", True):
+        if kind is LSSVMHead:
             usual["rho"] = "gcv"
         head = kind(J, num_classes, **{**usual, **head_options})
     head = _checked_head(head, J, num_classes)
@@ -412,7 +413,7 @@ class AttachedClassifier(nn.Module):
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
-        if samples.count and isinstance(head, LinearHead) and head.statistics is not None:
+        if samples.count and isinstance(head, LinearHead):
             aside = type(head).from_config(head.config(), device=head.device)
             if not anew and head.statistics.exact:
                 chosen = head.statistics.choices
@@ -445,7 +446,7 @@ class AttachedClassifier(nn.Module):
         if aside is not None:
             with head.locked():
                 if anew:
-                    head.adopt(None)
+                    head.clear()
                 head.merge(aside)
         if not learned or learned[0] is machine:
             return self
@@ -514,7 +515,7 @@ class AttachedClassifier(nn.Module):
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
             self.samples.store.refresh()
-        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
+        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead):
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:

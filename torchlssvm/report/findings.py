@@ -87,10 +87,10 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         )
     if not len(store):
         raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
-    if head.num_classes < 2 or head.statistics is None or head.statistics.kind != "labels":
+    if head.num_classes < 2 or head.statistics.kind != "labels":
         raise ValueError("a report is about labels: it needs a head with statistics and at least two classes")
     ids, scores, labels = store.leave_one_out()
-    squares = head.least_squares() if isinstance(head, MarginHead) else head
+    squares: Any = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
     leverage: list[Tensor] = []

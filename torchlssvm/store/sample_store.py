@@ -478,14 +478,13 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
-            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
@@ -607,7 +606,7 @@ class SampleStore:
                     self._db.roll_back()
                     raise
                 try:
-                    self.live.begin_change()  # until rows and head are known to agree again
+                    self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
@@ -651,7 +650,7 @@ class SampleStore:
         try:
             self.table.load_codec()
             if not work.head_changed and not work.adapter.touched:
-                self.live.cancel_change()
+                self.live.stale = False
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -725,7 +724,7 @@ class SampleStore:
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
             tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - self.suppression.listed(tags)
+            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
