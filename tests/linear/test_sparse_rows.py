@@ -99,23 +99,6 @@ def test_sparse_rows_with_targets_and_large_weights():
     torch.testing.assert_close(floats[0].statistics.M, floats[1].statistics.M)
 
 
-@pytest.mark.parametrize("per_class", [False, True])
-def test_sparse_rows_after_an_agreement(per_class):
-    """What ranks agreed on is kept beside what came since, and rows that wait are not lost."""
-    x, y = wide_rows()
-    other, labels = wide_rows(seed=1)
-    options = {"grid": 8.0, "per_class": per_class}
-    stats = Statistics(600, 3, **options).add(other[:300], labels[:300])
-    stats.mark()
-    stats.add(other[300:305], labels[300:305]).add(x.to_sparse(), y).add(other[305:310], labels[305:310])
-    assert stats.agreed() == Statistics(600, 3, **options).add(other[:300], labels[:300])
-    new = Statistics(600, 3, **options).add(torch.cat([other[300:310], x]), torch.cat([labels[300:310], y]))
-    assert stats.pending() == new
-    assert (
-        stats.remove(x.to_sparse(), y).digest() == Statistics(600, 3, **options).add(other[:310], labels[:310]).digest()
-    )
-
-
 def test_rows_that_are_not_well_formed():
     scipy_sparse = pytest.importorskip("scipy.sparse")
     x, y = wide_rows()
