@@ -22,8 +22,8 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
 from torchlssvm.svm.samples import EPS, Array, Samples
 
-MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1500, 40
-"""A walk is given up after the first number of events, plus the second for each sample. It visits each sample a few times."""
+MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
+"""A walk is given up after the first number of events, plus the second for each sample: a fit costs less than more of them."""
 RATE_ROUNDING_UNITS = 32.0
 """Rounding errors of its terms below which the rate of a g counts as zero: a sum of rounded products is off by several."""
 MAX_R_RESIDUAL = 1e-6

@@ -226,7 +226,9 @@ class PathSolver:
             if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
             followed = self.path.walk(wrong, NO_POSITIONS)
-        self._solve_robustly(self._feasible_alpha())
+        start, side = self._feasible_alpha(), s.side.copy()
+        self.margin.clear(b=self.margin.b)
+        self._solve(start, side)
 
     def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
         """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.

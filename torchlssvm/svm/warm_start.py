@@ -251,7 +251,8 @@ def trade(
         lead = np.maximum(F[i] - (F + fall), 0.0)  # by how much i is ahead
         if rise[i] < 0 or not lead.max() > tolerance:
             return step
-        curve = np.maximum(diagonal[i] + diagonal - 2.0 * K[i], 1e-12)
+        curve = diagonal[i] + diagonal
+        curve = np.maximum(curve - 2.0 * K[i], 1e-12 * curve + 1e-300)
         j = (lead * lead / curve).argmax()
         room_i = u[i] - alpha[i] if y[i] > 0 else alpha[i]
         room_j = alpha[j] if y[j] > 0 else u[j] - alpha[j]
