@@ -533,7 +533,7 @@ class Corrector:
         """Return a kernel machine's own ids of samples; None for a head, which has none."""
         if not self.samples.by_ids:
             return None
-        adapter: Any = self.samples if self.store is None else self.store.machine
+        adapter: Any = self.samples if self.store is None else self.store.live.adapter
         return [adapter.find(name) for name in ids]
 
     def follow(self, position: int) -> list[Outcome]:

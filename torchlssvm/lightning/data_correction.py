@@ -316,7 +316,7 @@ class DataCorrection(Callback):
 
     def _write_receipt(self, store: SampleStore, removed: list[str]) -> None:
         """Write the receipt of removals beside their certificate, unless it is written: first, so that none goes without."""
-        waiting = [e for e in store.unwritten_receipts() if e in removed]
+        waiting = [e for e in store.receipts.unwritten() if e in removed]
         if waiting and self.certificates is not None:
             numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
             paths = (self.certificates / f"position_{store.position}{n}.receipt.json" for n in numbers)

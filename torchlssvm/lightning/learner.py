@@ -132,7 +132,7 @@ class Learner:
         ranks.on_first(work)
 
     def _copy_first_rank(self) -> None:
-        if isinstance(self.head, LinearHead) and self.head.statistics is not None:
+        if isinstance(self.head, LinearHead):
             ranks.copy_from_first(self.head)
 
     def close(self) -> None:

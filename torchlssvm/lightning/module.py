@@ -434,7 +434,7 @@ class LSSVMModule(LightningModule):
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
         if self._trainer is not None:
             self._synchronize()
-        if isinstance(self.head, LinearHead) and self.head.statistics is not None and self.head.n:
+        if isinstance(self.head, LinearHead) and self.head.n:
             self.head.refresh()
         state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up
         for name in [name for name in state if name.startswith(prefix)]:

@@ -77,31 +77,8 @@ class AppliedEvent:
     def result(self, digest: str | None) -> EventResult:
         """The result of the event, once it is committed."""
         nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        return EventResult(
-            self.event.event_id,
-            self.event.kind,
-            self.position,
-            True,
-            len(self.ids),
-            digest,
-            nonces,
-            tuple(self.left_out),
-        )
-
-
-@dataclass
-class EmptyEvent:
-    """An Add of which nothing was added, since all of its samples were erased on request; the journal has no entry of it."""
-
-    event: Event
-    position: int
-    left_out: Sequence[str]
-
-    def result(self, digest: str | None) -> EventResult:
-        """The result, which says what was left out."""
-        return EventResult(
-            self.event.event_id, self.event.kind, self.position, False, 0, digest, left_out=tuple(self.left_out)
-        )
+        name, kind = self.event.event_id, self.event.kind
+        return EventResult(name, kind, self.position, True, len(self.ids), digest, nonces, tuple(self.left_out))
 
 
 class NetChange:
@@ -187,8 +164,8 @@ class Transaction:
         self.head_changed = False
         self._change = NetChange()
 
-    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EmptyEvent | int]:
-        """Apply events to the rows, behind a position of the journal; of one that was applied before, its position.
+    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EventResult]:
+        """Apply events to the rows, behind a position of the journal; of those that change nothing, the result.
 
         The head follows with :meth:`finish`.
         """
@@ -218,18 +195,18 @@ class Transaction:
             self.head_changed = before
             raise
 
-    def _apply(self, event: Event) -> AppliedEvent | EmptyEvent | int:
+    def _apply(self, event: Event) -> AppliedEvent | EventResult:
         past = self._past_event(event.event_id)
         if past is not None:
             if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
                 event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
-            return past.position
+            return EventResult(event.event_id, past.kind, past.position, False, len(past.commitments), None)
         left_out: Sequence[str] = ()
         if isinstance(event, Add):
             rest, left_out = self.suppression.screen(event)
-            if rest is None:
-                return EmptyEvent(event, self.position, left_out)
+            if rest is None:  # all of its samples were erased on request: the journal gets no entry
+                return EventResult(event.event_id, "add", self.position, False, 0, None, left_out=tuple(left_out))
             event = rest
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,

@@ -89,8 +89,6 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
         if samples.labels is None:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
-    if method == "gcv" and view.statistics is None:
-        raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
@@ -111,7 +109,7 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
     if rhos is None:
         if main is not None:
             return default_values(main.s, len(main.s))
-        stats = view.need_statistics("a default list of rho values")
+        stats = view.statistics
         m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))
     values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
@@ -214,7 +212,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
     T - 2 w . V + w . M w + n |t - m w - b|^2.
     """
     view = parts[0].view
-    stats = view.need_statistics("k-fold")
+    stats = view.statistics
     if stats.folds < 2:
         raise ValueError(f'method="kfold" needs sums per fold: build the head with folds=5, it has folds={stats.folds}')
     fold = None
