@@ -33,9 +33,6 @@ SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
 CHANGING_KINDS = ("add", "remove", "relabel", "replace")
 """Kinds of entries that change samples; others note something, such as a request."""
 
-OPENING_BYTES = 32
-"""Bytes of the key of a position."""
-
 
 def opening_name(position: int) -> str:
     """The name of the record with the key of a position; names sort as positions do."""
@@ -184,7 +181,7 @@ class Journal:
         """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
         if digest is None:
             return None
-        key = os.urandom(OPENING_BYTES)
+        key = os.urandom(32)
         self.db.put(opening_name(position), {"key": key.hex()})
         return hmac.digest(key, digest.encode(), "sha256")
 

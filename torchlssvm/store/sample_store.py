@@ -607,7 +607,7 @@ class SampleStore:
                     self._db.roll_back()
                     raise
                 try:
-                    self.live.begin_change()  # until rows and head are known to agree again
+                    self.live.stale = True  # until rows and head are known to agree again
                     results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
@@ -651,7 +651,7 @@ class SampleStore:
         try:
             self.table.load_codec()
             if not work.head_changed and not work.adapter.touched:
-                self.live.cancel_change()
+                self.live.stale = False
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
@@ -725,7 +725,7 @@ class SampleStore:
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
             tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - self.suppression.listed(tags)
+            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
