@@ -18,7 +18,6 @@ from torchlssvm.functional.spectrum import cauchy, project, spectrum
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 GRID = FixedPoint(16.0)
 RHOS = np.logspace(-3, 4, 15)
@@ -163,10 +162,10 @@ def test_folds_survive_merging_and_removal() -> None:
     merged = LSSVMHead(3, 2, grid=GRID, folds=5).add(x[:30], y[:30], ids=ids[:30]).merge(other)
     assert torch.equal(merged.rho_path([0.1, 1.0], "kfold").errors, whole.rho_path([0.1, 1.0], "kfold").errors)
     fold = torch.tensor(fold_of(ids, 5))
-    some = of_folds(whole.statistics, [0, 3])
+    some = whole.statistics.of_folds([0, 3])
     mine = (fold == 0) | (fold == 3)
     assert some == Statistics(3, 2, grid=GRID).add(x[mine], y[mine])
-    assert of_folds(Statistics(3, 2, folds=3), [1]).empty
+    assert Statistics(3, 2, folds=3).of_folds([1]).empty
 
 
 def test_k_fold_of_pairs_and_of_targets() -> None:

@@ -27,7 +27,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=view.device)
     total, weight = torch.zeros_like(rhos), 0.0
     for f in range(stats.folds):
-        kept, out = of_folds(stats, [g for g in range(stats.folds) if g != f]), of_folds(stats, [f])
+        kept, out = stats.of_folds([g for g in range(stats.folds) if g != f]), stats.of_folds([f])
         if out.empty:
             continue
         if kept.empty:
