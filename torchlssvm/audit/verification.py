@@ -319,7 +319,7 @@ def check_head(given: Evidence) -> Check:
     if head.keeps_rows:
         check_rows_held(head, given.store)
     used_values, largest = head.derived(), 0.0
-    for name, solved in head.derived_anew().items():
+    for name, solved in head._derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(LEAST_DIVISOR, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0
