@@ -37,7 +37,7 @@ from torchlssvm.lightning import (
     OnlineProbe,
     ResumableLoader,
 )
-from torchlssvm.lightning.label_suspects import scores_without
+from torchlssvm.lightning.label_audit import scores_without
 from torchlssvm.store import SampleStore
 
 N = 45

@@ -316,7 +316,7 @@ def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStor
     if head.keeps_rows:
         _check_rows_held(head, store)
     used_values, largest = head.derived(), 0.0
-    for name, solved in head.derived_anew().items():
+    for name, solved in head._derived_anew().items():
         used, solved = used_values[name].to(torch.float64), solved.to(torch.float64)
         scale = max(LEAST_DIVISOR, float(solved.abs().max())) if solved.numel() else 1.0
         error = float((used - solved).abs().max()) / scale if used.shape == solved.shape and used.numel() else 0.0

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
-from torchlssvm.corrections.dead_letters import DeadLetters
-from torchlssvm.corrections.event_sources import FileSource, Item, as_source
-from torchlssvm.corrections.outcome import Outcome
+from torchlssvm.corrections.event_sources import DeadLetters, FileSource, Item, as_source
+from torchlssvm.corrections.pending_events import Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with

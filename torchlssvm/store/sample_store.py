@@ -546,7 +546,7 @@ class SampleStore:
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
-                        adapter.head.choose_rho()
+                        adapter.head._refresh_rho()
                     options = self.live.save_options()
             except BaseException:
                 self.live.discard_options()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
@@ -86,7 +87,7 @@ class NetChange:
     def __init__(self) -> None:
         self._blocks: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to add: ids, x (B, J), y
         self._block_of: dict[str, int] = {}  # the block in which a sample to add is; a sample taken out has none
-        self._old: list[tuple[list[str], Tensor, Tensor]] = []  # samples to remove
+        self._old: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to remove
         self.relabels_only = True
         self.features = 0
         """Number of features of the samples to remove: they are held in memory."""
@@ -97,21 +98,20 @@ class NetChange:
         self._block_of.update(dict.fromkeys(ids, len(self._blocks)))
         self._blocks.append((ids, x, y))
 
-    def remove(self, rows: StoredRows) -> None:
+    def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Samples that it is not to hold; those it would only have been given are left out."""
         self.relabels_only = False
-        held = [k for k, i in enumerate(rows.ids) if self._block_of.pop(i, None) is None]
+        held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]
         if held:
-            whole = len(held) == len(rows)
-            old = rows.samples if whole else ([rows.ids[k] for k in held], rows.x[held], rows.y[held])
-            self._old.append(old)
-            self.features += old[1].numel()
+            whole = len(held) == len(ids)
+            self._old.append((ids, x, y) if whole else ([ids[k] for k in held], x[held], y[held]))
+            self.features += self._old[-1][1].numel()
 
-    def exchange(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
+    def exchange(self, ids: Sequence[str], x: Tensor, y: Tensor, new_x: Tensor, new_y: Tensor) -> None:
         """Samples that are to have other features or targets; with the features they had, a relabelling."""
-        relabels_only = self.relabels_only and x is rows.x and self._block_of.keys().isdisjoint(rows.ids)
-        self.remove(rows)
-        self.add(rows.ids, x, y)
+        relabels_only = self.relabels_only and new_x is x and self._block_of.keys().isdisjoint(ids)
+        self.remove(ids, x, y)
+        self.add(ids, new_x, new_y)
         self.relabels_only = relabels_only
 
     def _new(self) -> Iterator[tuple[Sequence[str], Tensor, Tensor]]:
@@ -122,7 +122,7 @@ class NetChange:
             elif keep:
                 yield [ids[k] for k in keep], x[keep], y[keep]
 
-    def apply(self, adapter: HeadAdapter) -> None:
+    def apply(self, adapter: HeadAdapter | SampleAdapter) -> None:
         """Change the head, all or nothing."""
         new, old = joined([*self._new()]), joined(self._old)
         if self.relabels_only and new is not None and old is not None:
@@ -271,7 +271,7 @@ class Transaction:
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
-            self._change.remove(rows)
+            self._change.remove(*rows.samples)
             self.table.erase(rows)
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
@@ -283,7 +283,7 @@ class Transaction:
             raise ValueError(f"y has {targets.shape[0]} entries for {len(seqs)} samples. Nothing was changed.")
 
         def change(rows: StoredRows, part: slice) -> None:
-            self._change.exchange(rows, rows.x, targets[part])
+            self._change.exchange(*rows.samples, rows.x, targets[part])
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
         return self._change_rows(event, seqs, change)
@@ -296,7 +296,7 @@ class Transaction:
 
         def change(rows: StoredRows, part: slice) -> None:
             y = None if event.y is None else event.y[part]
-            self._change.exchange(rows, event.x[part], rows.y if y is None else y)
+            self._change.exchange(*rows.samples, event.x[part], rows.y if y is None else y)
             self.table.rewrite(rows, event.x[part], y, self.position + 1)
 
         return self._change_rows(event, seqs, change)
