@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from torchlssvm import FixedPoint, LSSVMHead
+from torchlssvm import CompactLSSVMHead, FixedPoint, LSSVMHead
 from torchlssvm.functional import cost
 
 GRID = FixedPoint(limit=1.0)
@@ -76,9 +76,13 @@ class Task:
         found = torch.zeros(n, dtype=torch.bool).index_fill(0, self.wrong[: max(1, n // 20)], True)
         self.found, self.rest = (self.x[found], self.y[found]), (self.x[~found], self.y[~found])
 
-    def head(self, statistics: bool = True) -> LSSVMHead:
+    def head(self) -> LSSVMHead:
         """A new head, without samples."""
-        return LSSVMHead(self.x.shape[1], 2, rho=1.0, grid=GRID, statistics=statistics)
+        return LSSVMHead(self.x.shape[1], 2, rho=1.0, grid=GRID)
+
+    def compact_head(self) -> CompactLSSVMHead:
+        """A new head in the paper's form, without samples."""
+        return CompactLSSVMHead(self.x.shape[1], 2, rho=1.0)
 
     def accuracy(self, scores: Tensor) -> float:
         """Percent of the test set."""
@@ -140,7 +144,7 @@ def batch_curve(task: Task, repeats: int) -> dict[str, Any]:
     A compact head splits a long removal by ``cost.batch_size``; for the curve it is told the size instead.
     """
     x, y = task.found
-    head, best = task.head(statistics=False).add(task.x, task.y), min(len(y), cost.batch_size(task.x.shape[1]))
+    head, best = task.compact_head().add(task.x, task.y), min(len(y), cost.batch_size(task.x.shape[1]))
 
     def removal(size: int, rule: Callable[[int], int]) -> float:
         rows, times = min(len(y), size * CALLS), []
@@ -162,15 +166,15 @@ def batch_curve(task: Task, repeats: int) -> dict[str, Any]:
 
 
 def storage(task: Task) -> dict[str, int]:
-    def saved(head: LSSVMHead) -> int:
+    def saved(head: torch.nn.Module) -> int:
         torch.save(head.state_dict(), file := io.BytesIO())
         return file.tell()
 
-    full, compact = (task.head(s).add(task.x, task.y) for s in (True, False))
+    full, compact = (head.add(task.x, task.y) for head in (task.head(), task.compact_head()))
     sizes = {
         "raw data, float32 pixels and int64 labels": task.x.nbytes + task.y.nbytes,
         "raw data, one byte a pixel and label": task.x.numel() + len(task.y),
-        "w and P = I - C, the compact form": compact.w.nbytes + compact.P.nbytes,
+        "w and C, the compact form": compact.w.nbytes + compact.C.nbytes,
         "statistics": sum(v.nbytes for v in full.statistics.state().values()),
         "saved state_dict, compact form": saved(compact),
         "saved state_dict, with statistics": saved(full),

@@ -36,7 +36,6 @@ def machines() -> dict[str, Any]:
     out["margin-scaled and normalized"] = MarginHead(5, 3, normalize="sqrt", scale="std", intercept="penalized").add(
         X, Y
     )
-    out["compact"] = LSSVMHead(5, 3, statistics=False).add(X, Y)
     for kernel in (RBF(gamma=0.2), Polynomial(2), Laplacian(sigma=2.0), Linear()):
         svm = KernelLSSVM(kernel, num_classes=3)
         svm.add(X, Y)

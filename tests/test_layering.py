@@ -26,7 +26,7 @@ LAYERS = [
     ["corrections/"],
     ["__init__"],
     ["lightning/", "sklearn/", "report/", "spark", "hub"],
-    ["demo/"],
+    ["demo"],
     ["cli/"],
     ["__main__", "testing/"],
 ]

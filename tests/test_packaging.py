@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
 
 def test_package_is_typed() -> None:
     assert (ROOT / "torchlssvm" / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_schemas_and_templates_ship(target: str) -> None:
+    """Whatever is in the folder of the package, and not only its Python files."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    patterns = [pattern.replace("**/", "*") for pattern in build["targets"][target]["include"]]
+    files = [name for name in repository_texts() if name.startswith("torchlssvm/")]
+    assert {Path(name).suffix for name in files} >= {".py", ".json", ".j2"}
+    assert not [name for name in files if not any(fnmatch(f"/{name}", pattern) for pattern in patterns)]
 
 
 def readme_test_command() -> str:

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LSSVMHead, OneVsRest, RemovalError, Statistics
+from torchlssvm import (
+    CompactLSSVMHead,
+    FixedPoint,
+    IncrementalSVM,
+    KernelLSSVM,
+    LSSVMHead,
+    OneVsRest,
+    RemovalError,
+    Statistics,
+)
 from torchlssvm.kernels import RBF
 from torchlssvm.sample_adapter import SampleAdapter
 
@@ -16,7 +25,7 @@ NAMES = [f"s{i}" for i in range(30)]
 MACHINES: dict[str, Any] = {
     "head": lambda: LSSVMHead(4, 2, grid=FixedPoint(8.0)),
     "head with folds": lambda: LSSVMHead(4, 2, grid=FixedPoint(8.0), folds=3),
-    "compact head": lambda: LSSVMHead(4, 2, statistics=False),
+    "compact head": lambda: CompactLSSVMHead(4, 2),
     "kernel": lambda: KernelLSSVM(RBF(sigma=2.0)),
     "svm": lambda: IncrementalSVM(RBF(sigma=2.0), C=3.0),
     "no joint update": lambda: OneVsRest(lambda: KernelLSSVM(RBF(sigma=2.0)), 2),

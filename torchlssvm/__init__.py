@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from torchlssvm.kernel_machines.lssvm import KernelLSSVM
     from torchlssvm.kernel_machines.multiclass import OneVsOne, OneVsRest
     from torchlssvm.linear.attach import AttachedClassifier, attach
+    from torchlssvm.linear.compact_head import CompactLSSVMHead
     from torchlssvm.linear.head import LSSVMHead
     from torchlssvm.linear.margin_head import MarginHead
     from torchlssvm.statistics.statistics import Statistics
@@ -36,6 +37,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "torchlssvm.linear.head": ["LSSVMHead"],
+        "torchlssvm.linear.compact_head": ["CompactLSSVMHead"],
         "torchlssvm.linear.margin_head": ["MarginHead"],
         "torchlssvm.linear.attach": ["AttachedClassifier", "attach"],
         "torchlssvm.kernel_machines.lssvm": ["KernelLSSVM"],
@@ -64,6 +66,7 @@ __all__ = [
     "Add",
     "AttachedClassifier",
     "Certificate",
+    "CompactLSSVMHead",
     "FixedPoint",
     "GridError",
     "IncrementalSVM",

@@ -38,6 +38,7 @@ from torchlssvm.kernel_machines.multiclass import MultiClass
 from torchlssvm.kernels import Linear
 from torchlssvm.linear import LinearHead
 from torchlssvm.linear.attach import AttachedClassifier
+from torchlssvm.linear.compact_head import CompactLSSVMHead
 from torchlssvm.svm import IncrementalSVM
 
 __all__ = [
@@ -119,12 +120,14 @@ class KernelScores(nn.Module):
 def freeze(head: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a head as a plain module without statistics, in eval mode: an ``nn.Linear``, or kernel and support rows.
 
-    ``head``: an :class:`~torchlssvm.LSSVMHead` or :class:`~torchlssvm.MarginHead`, any kernel machine, ``OneVsRest`` or
+    ``head``: a linear head (least-squares, margin or compact), any kernel machine, ``OneVsRest`` or
     ``OneVsOne`` of one, or what ``attach`` made (its network comes along, as a copy). Nothing is shared with the head; later
     changes of it do not show.
     """
     if isinstance(head, AttachedClassifier):
         return nn.Sequential(copy.deepcopy(head.backbone), nn.Flatten(1), freeze(head.head, dtype)).eval()
+    if isinstance(head, CompactLSSVMHead):
+        return _linear(head.w.mT, head.b, dtype).eval()
     if isinstance(head, LinearHead):
         if not head.n:
             raise NotFittedError("the head holds no samples: there is nothing to freeze")

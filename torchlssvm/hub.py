@@ -20,12 +20,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from torchlssvm import schema
 from torchlssvm._version import __version__
 from torchlssvm.backbone_hash import module_hash
 from torchlssvm.canonical_json import loads
@@ -170,25 +171,28 @@ def from_pretrained(
     return nn.Sequential(backbone.requires_grad_(False), nn.Flatten(1), scores).eval()
 
 
+CONFIG_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["format", "in_features", "num_classes", "multiclass", "normalize", "head", "backbone_hash"],
+    "properties": {
+        "format": {"const": HUB_FORMAT},
+        "in_features": {"type": "integer", "minimum": 1},
+        "num_classes": {"type": "integer", "minimum": 1},
+        "multiclass": {"enum": ["ovr", "ovo"]},
+        "normalize": {"enum": list(ROW_NORMALIZATIONS)},
+        "head": {"enum": list(HEAD_TYPES)},
+        "backbone_hash": {"type": ["string", "null"]},
+    },
+}
+"""The fields of a configuration that are read; the others are for people."""
+
+
 def read_config(place: Path, name: Any) -> dict[str, Any]:
     """Read the configuration; ValueError for another file."""
     try:
         config = loads(read_regular(place / CONFIG_FILE, MAX_CONFIG_BYTES))
-        form: dict[str, tuple[Any, Callable[[Any], bool]]] = {
-            "in_features": (int, lambda v: v >= 1),
-            "num_classes": (int, lambda v: v >= 1),
-            "multiclass": (str, ("ovr", "ovo").__contains__),
-            "normalize": (str | None, ROW_NORMALIZATIONS.__contains__),
-            "head": (str, HEAD_TYPES.__contains__),
-            "backbone_hash": (str | None, lambda v: True),
-        }
-        if config["format"] != HUB_FORMAT:
-            raise ValueError(f"its format is {str(config['format'])[:80]!r}, which this version does not read")
-        for key, (kind, right) in form.items():
-            value = config[key]
-            if isinstance(value, bool) or not isinstance(value, kind) or not right(value):
-                raise ValueError(f"{key} is {str(value)[:80]!r}")
-    except (OSError, LookupError, TypeError, ValueError) as error:
+        schema.check(config, CONFIG_SCHEMA)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{name} is no model that save_pretrained wrote: {error}") from error
     return dict(config)
 

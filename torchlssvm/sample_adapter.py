@@ -1,51 +1,32 @@
 """One contract for removal: the caller names samples, and the adapter knows how the machine removes them.
 
 Heads, statistics and deltas remove samples, ``remove(x, y)``. Kernel machines remove the ids that ``add`` returned,
-``remove(ids)``. :class:`SampleAdapter` makes :class:`NamedSamples` of either, so that corrections, sliding windows,
+``remove(ids)``. :class:`SampleAdapter` drives either by the caller's names, so that corrections, sliding windows,
 cross-validation, label audits, stores and the conformance suite are written once, for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlssvm.errors import RemovalError
 
-__all__ = ["NamedSamples", "SampleAdapter"]
+__all__ = ["SampleAdapter"]
 
 Names = Iterable[Hashable]
 SampleArguments = tuple[Any, ...]
 """(names, x, y), or (names,) for a machine that removes by ids."""
 
 
-class NamedSamples(Protocol):
-    """Samples that are added, removed, relabelled and replaced under the caller's names.
-
-    x (B, ...) and y (B, ...) are the samples as they were added. A machine that removes by ids does not need them.
-    Each call is done as a whole, or raises and changes nothing.
-    """
-
-    def add(self, names: Names, x: Tensor, y: Tensor) -> None:
-        """Add samples under the caller's names."""
-
-    def remove(self, names: Names, x: Tensor | None = None, y: Tensor | None = None) -> None:
-        """Remove samples by the caller's names."""
-
-    def relabel(self, names: Names, labels: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> None:
-        """Give samples the labels (B, ...) in place of y."""
-
-    def exchange(self, added: SampleArguments | None, removed: SampleArguments | None) -> None:
-        """Add samples and remove others as one change; the same names may be in both."""
-
-
 class SampleAdapter:
-    """:class:`NamedSamples` over a machine with ``add`` and ``remove``.
+    """Samples that are added, removed, relabelled and replaced under the caller's names, over a machine with such verbs.
 
-    A machine removes by ids when it has ``ids``, or when its ``add`` returns some.
+    A machine removes by ids when it has ``ids``, or when its ``add`` returns some; another one is given x (B, ...) and
+    y (B, ...) again, as they were added. Each call is done as a whole, or raises and changes nothing.
 
     Args:
         machine: a head, ``Statistics``, a ``Delta``, a kernel machine, or anything with the same verbs.
@@ -142,7 +123,7 @@ class SampleAdapter:
     def clear(self) -> None:
         """Empty the machine, of samples that are not named here too."""
         if not self.by_ids:
-            self.machine.adopt(None)
+            self.machine.clear()
         elif self.count:
             self.machine.remove(self.machine.ids.clone())
         self.ids.clear()

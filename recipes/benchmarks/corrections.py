@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
         _ = head.w
 
     for _ in range(o.repeats):
-        corrector.applied.clear()  # so that the same events count again
+        corrector.samples.applied.clear()  # so that the same events count again
         times["product"].append(timed(lambda: q.T @ q))
         times["adds"].append(timed(lambda: burst(adds)))
         times["solve"].append(timed(head.refresh))

@@ -1,7 +1,7 @@
 """Speed of the linear head, as ratios to bare float64 products of the same shapes, measured side by side in one run.
 
     python recipes/benchmarks/linear_head.py                  # every table, about four minutes on two cores
-    python recipes/benchmarks/linear_head.py --only bulk      # bulk | single | block | solve | crossover
+    python recipes/benchmarks/linear_head.py --only bulk      # bulk | rows | single | block | solve | crossover
     python recipes/benchmarks/linear_head.py --threads 1
 
 Each line alternates the two things it compares and gives the ratio of their medians.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchlssvm import LSSVMHead
+from torchlssvm import CompactLSSVMHead, LSSVMHead
 from torchlssvm.functional import cost
 
 
@@ -64,6 +64,26 @@ def bulk(rounds: int) -> None:
         )
 
 
+def rows(rounds: int) -> None:
+    """Single removals beside a million rows, against those beside ten thousand: no removal passes over all rows."""
+    print("\nSingle removals, J=16, 10 classes          (target beside 1,000,000 rows: first <= 50 ms, later <= 1 ms)")
+    for n in (10_000, 1_000_000):
+        x, y = data(n, 16)
+        head = LSSVMHead(16, 10, grid=16.0)
+        start = time.perf_counter()
+        for i in range(0, n, 50_000):
+            head.add(x[i : i + 50_000], y[i : i + 50_000])
+        adding, times = time.perf_counter() - start, []
+        for i in range(20 * rounds):
+            start = time.perf_counter()
+            head.remove(x[i : i + 1], y[i : i + 1])
+            times.append(time.perf_counter() - start)
+        print(
+            f"  {n:9,d} rows added in {adding:5.2f} s   first removal {times[0] * 1e3:6.2f} ms   later "
+            f"{statistics.median(times[1:]) * 1e3:6.3f} ms"
+        )
+
+
 def single(rounds: int) -> None:
     """One sample removed and w read, against the three passes over P of an eager update."""
     print("\nOne sample removed and w read, 200 times, K=10: mean / three passes over P   (target at J=2048: <= 1.25)")
@@ -108,7 +128,7 @@ def block(rounds: int) -> None:
 
 def _share(J: int, form: bool, what: str, rounds: int) -> float:
     x, y = data(4 * J, J)
-    head = LSSVMHead(J, 10, statistics=form).add(x, y)
+    head = (LSSVMHead(J, 10) if form else CompactLSSVMHead(J, 10)).add(x, y)
     gemm = gemm_rate(J)
     times, rates = [], []
     # From a solved state each round: what is timed is the update, not the solve that the rule puts in now and then. With P
@@ -172,7 +192,7 @@ def crossover(rounds: int) -> None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = {"bulk": bulk, "single": single, "block": block, "solve": solve, "crossover": crossover}
+    tables = {"bulk": bulk, "rows": rows, "single": single, "block": block, "solve": solve, "crossover": crossover}
     parser.add_argument("--only", choices=tables)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)

@@ -68,7 +68,7 @@ def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
     """Fill the store and a bare table in turns, batch by batch."""
     n, J = x.shape
     store = SampleStore(folder / "store", head=LSSVMHead(J, CLASSES), snapshot_rows=10**9)
-    machine: Any = store.machine
+    machine: Any = store.live.adapter
     head = Timed(machine, ("add", "digest", "note"))
     db = bare(folder / "bare.sqlite")
     ours, theirs = [], []
@@ -79,7 +79,7 @@ def ingest(folder: Path, x: torch.Tensor, y: torch.Tensor) -> SampleStore:
         head.total = 0.0
         time_ours = seconds(lambda: store.apply(Add(ids=ids, x=x[rows], y=y[rows], subject=subjects)))  # noqa: B023
         ours.append(time_ours - head.total)
-        blobs = [(bytes(b),) for b in store._table.codec.encode(x[rows])]
+        blobs = [(bytes(b),) for b in store.table.codec.encode(x[rows])]
 
         def plain() -> None:
             db.execute("BEGIN IMMEDIATE")

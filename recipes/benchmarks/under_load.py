@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead
-from torchlssvm.demo import Story, load
+from torchlssvm.demo import tell
 from torchlssvm.events import Add, Remove
 from torchlssvm.store import SampleStore
 from torchlssvm.store.database import PRAGMAS
@@ -135,7 +135,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     )
     n = 6000 if o.small else 60_000
     x, y = torch.randint(256, (n, 784)) / 255, torch.arange(n) % 10
-    task = load(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ingest = Ingest(folder, 256 if o.small else 1280)
@@ -143,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             "single durable erasure": Erasures(folder, *((500, 128, 5) if o.small else (5000, 512, 15))).round,
             "MNIST retraining": lambda: seconds(lambda: LSSVMHead(784, 10).add(x, y).w),
             "ingest of 1,024 rows": ingest.round,
-            "demo step": lambda: statistics.mean(step.milliseconds for step in Story(task).steps) / 1e3,
+            "demo step": lambda: statistics.mean(step.milliseconds for step in tell(0).steps) / 1e3,
         }
         disturbance = Disturbance()
         times: dict[tuple[str, bool], list[float]] = {(n, d): [] for n in work for d in (False, True)}

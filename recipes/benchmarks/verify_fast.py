@@ -25,7 +25,7 @@ import torch
 from torchlssvm import LSSVMHead, cli
 from torchlssvm.events import Add, Remove
 from torchlssvm.functional import gram
-from torchlssvm.functional.freivalds import GramCheck
+from torchlssvm.statistics.sum_check import SumCheck
 from torchlssvm.store import SampleStore, new_suppression_key
 from torchlssvm.store.database import DATABASE_FILE
 from torchlssvm.store.erasure.suppression_list import KEY_VARIABLE
@@ -87,19 +87,16 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         folder = Path(place) / "store"
         certificate = fill(folder, options.samples, J)
         with SampleStore(folder, readonly=True) as store:
-            grid = store.head.grid
-        check = GramCheck(J, 1, torch.device("cpu"))
+            grid, check = store.head.grid, SumCheck(store.head.statistics)
         packed = torch.zeros(gram.packed_size(J, 0, product=True), dtype=torch.float64)
 
-        def read(work: Callable[[torch.Tensor, float], Any] | None = None) -> float:
+        def read(work: Callable[[Any], Any] | None = None) -> float:
             """Read all rows once; the seconds that were spent in the work on them."""
             spent = 0.0
             with SampleStore(folder, readonly=True) as store, store.view():
                 for rows in store.batches():
                     if work is not None:
-                        q = grid.quantize(rows.x)
-                        largest = float(q.abs().max())
-                        spent += seconds(lambda q=q, largest=largest: work(q, largest))
+                        spent += seconds(lambda rows=rows: work(rows))
             return spent
 
         times: dict[str, list[float]] = {}
@@ -107,9 +104,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             for name, measured in (
                 ("SQLite alone", lambda: seconds(lambda: select(folder / DATABASE_FILE))),
                 ("reading pass", lambda: seconds(read)),
-                ("Gram product", lambda: read(lambda q, _: gram.accumulate_(packed, q, J))),
-                ("whole Gram product", lambda: read(lambda q, _: q.mT @ q)),
-                ("Freivalds' test", lambda: read(check.add)),
+                ("Gram product", lambda: read(lambda rows: gram.accumulate_(packed, grid.quantize(rows.x), J))),
+                ("whole Gram product", lambda: read(lambda rows: grid.quantize(rows.x).mT @ rows.x.double())),
+                ("Freivalds' test", lambda: read(lambda rows: check.add(rows.x, rows.y))),
                 (
                     "verify --fast",
                     lambda: seconds(

@@ -31,12 +31,7 @@ from torchlssvm.untrusted import load_tensors
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and alarms are those of POSIX")
 
 
-def mostly_slow(cases: dict[str, Any], every: int) -> list[Any]:
-    """Every so many of the cases in each run of the tests, and all of them with -m slow."""
-    return [n if k % every == 0 else pytest.param(n, marks=pytest.mark.slow) for k, n in enumerate(cases)]
-
-
-SECONDS = 20
+SECONDS = 60
 """Time for one verification: most take a tenth of a second."""
 
 
@@ -118,79 +113,48 @@ def test_the_good_ones_hold(place: Path) -> None:
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 200_000 + "]" * 200_000
 HUGE = 10**30
-SCHEMA = "INSERT INTO sqlite_master VALUES "
+LOST_PAGE = "UPDATE sqlite_master SET rootpage = {} WHERE name = 'samples'"
+BAD_JSON = {
+    "nested": DEEP, "nested deeper": DEEPER, "NaN": "NaN", "a list": "[]", "a number": "7", "text": '"x"', "empty": "", "no JSON": "{",
+    "infinite": '{"position": Infinity}', "an empty object": "{}", "a number of 5,000 digits": "9" * 5000, "surrogate": '"\\ud800"',
+}  # fmt: skip
+BAD_FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "state": {"position": (..., None, -1, HUGE, True, 1.5, "zz", [1]), "samples": (..., HUGE), "digest": (..., "zz"), "chain": (None, "zz")},
+    "head": {
+        "type": (..., "Other"), "in_features": (..., -1, HUGE, 10**6, "5"), "num_classes": (0, 10**9, [3]), "rho": (-1, "1"), "folds": (10**9,),
+        "grid": (["x", 1, 2], ["0x1p+99999", 20, 0], {}), "class_weight": ([1e400], {"a": 1}), "multiclass": ("x",), "device": ("cuda:99",),
+        "unknown": (1,),
+    },
+    "rows": {"features": (..., 0, HUGE, "5", 4), "targets": (...,), "grid": ([1, 2], ["0x1p+4", 99, 0], ["0x1p+99999", 1, 1])},
+}  # fmt: skip
+BAD_CELLS: dict[str, tuple[Any, ...]] = {
+    "id": (b"\xff\xfe",), "subject": (b"x",), "label": ("x", -1, 3, 2**62, None), "target": (b"12345678", "text"), "added": ("soon",),
+    "nonce": ("text", b"", b"x" * 10_000), "features": (b"", b"12345", "text", b"x" * 1_000_003, b"\x7f" * 20), "checksum": ("x", 0),
+}  # fmt: skip
+BAD_ENTRIES: dict[str, tuple[Any, ...]] = {
+    "event_id": (b"\xff",), "kind": (b"x",), "time": (b"x",), "samples": ("x", -1, 2**62), "commitments": (b"", "text", b"x" * 320_000), "mac": ("text",),
+}  # fmt: skip
 
 STORES: dict[str, c.Craft] = {
-    **{f"record {n} missing": c.no_record(n) for n in ("state", "head", "rows", "fingerprint")},
-    **{
-        f"record {name} {what}": c.record(name, text)
-        for name in ("state", "head", "rows", "chosen")
-        for what, text in {
-            "nested": DEEP, "nested deeper": DEEPER, "NaN": "NaN", "a list": "[]", "a number": "7", "text": '"x"',
-            "empty": "", "no JSON": "{", "infinite": '{"position": Infinity}', "an empty object": "{}",
-            "a number of 5,000 digits": "9" * 5000, "surrogate": '"\\ud800"',
-        }.items()
-        if not (name == "chosen" and what == "an empty object")  # nothing was chosen
-    },
+    **{f"record {name} missing": c.no_record(name) for name in ("state", "head", "rows", "fingerprint")},
+    **{f"record state {what}": c.record("state", text) for what, text in BAD_JSON.items()},
+    **{f"record {name} {what}": c.record(name, BAD_JSON[what]) for name in ("head", "rows", "chosen") for what in ("nested", "a list", "no JSON")},
     "record fingerprint a list": c.record("fingerprint", '["x"]'),
     "record state bytes": c.record("state", b"{}"),
     "duplicate key in the state": c.record("state", '{"position": 2, "position": 2, "samples": 55, "digest": null, "chain": ""}'),
-    **{
-        f"state {field} {value!r:.20}": c.change("state", **{field: value})
-        for field in ("position", "samples", "digest", "chain")
-        for value in (..., None, -1, HUGE, True, 1.5, "zz", [1], {"a": 1})
-        if not (field == "digest" and value is None)
-    },
     "state of another digest": c.change("state", digest="0" * 64),
     "state without a digest": c.change("state", digest=None),
     **{
-        f"head {field} {value!r:.20}": c.change("head", **{field: value})
-        for field, values in {
-            "type": (..., None, 3, "Other"), "in_features": (..., None, -1, 0, HUGE, 10**6, "5", True, 2.5),
-            "num_classes": (..., -1, 0, HUGE, 10**9, "3", [3]), "rho": (-1, 0, "1", None),
-            "folds": (-1, 10**9, HUGE, "x"), "grid": (..., [], ["x", 1, 2], ["0x1p+99999", 20, 0], ["0x1p+4", 19, 0], [16, 20, 0], "none", 7, {}),
-            "class_weight": (["a"], [1e400], {"a": 1}, "x", 5), "multiclass": ("x", None), "intercept": ("x", []),
-            "device": ("cuda:99", "meta", 4), "unknown": (1,), "statistics": (False,), "per_class": ("x",),
-        }.items()
-        for value in values
+        f"{name} {field} {value!r:.20}": c.change(name, **{field: value})
+        for name, fields in BAD_FIELDS.items() for field, values in fields.items() for value in values
     },
-    **{
-        f"rows {field} {value!r:.20}": c.change("rows", **{field: value})
-        for field, values in {
-            "features": (..., 0, -5, HUGE, "5", None, 4), "targets": (..., 0, -1, HUGE, "x", None),
-            "grid": (..., [], [1, 2], ["x", 20, 0], ["0x1p+4", "20", 0], ["0x1p+4", 99, 0], "grid", ["0x1p+99999", 1, 1]),
-            "target_grid": (..., [], {"a": 1}),
-        }.items()
-        for value in values
-        if not (field == "targets" and value in (0, -1, HUGE, "x", None))  # labels have no targets to be counted
-    },
-    **{
-        f"sample {field} {value!r:.20}": c.sample(**{field: value})
-        for field, values in {
-            "id": (b"bytes", b"\xff\xfe"), "subject": (b"x", 5), "label": ("x", -1, 3, 2**62, b"1", 1.5, None),
-            "target": (b"", b"12345678", "text", 4), "added": ("soon", b"now", "x"), "position": ("x", b"x"),
-            "nonce": ("text", b"", 5, b"x" * 10_000), "features": (b"", b"12345", "text", b"x" * 1_000_003, b"\x7f" * 20),
-            "checksum": ("x", 0, b"x"),
-        }.items()
-        for value in values
-        if (field, value) not in (("subject", 5), ("position", "x"), ("position", b"x"))
-    },
+    **{f"sample {field} {value!r:.20}": c.sample(**{field: value}) for field, values in BAD_CELLS.items() for value in values},
     "all rows with a target": c.sample(-1, target=b"12345678"),
-    "all labels missing": c.sample(-1, label=None),
     "not a number": c.sample(-1, target=b"\xff" * 24, label=None),
-    **{
-        f"entry {field} {value!r:.20}": c.entry(**{field: value})
-        for field, values in {
-            "event_id": (b"x", "", "other", b"\xff"), "kind": (b"x", "remove", ""), "time": (b"x", "never"),
-            "samples": ("x", -1, 0, 2**62), "commitments": (b"", "text", b"x" * 31, b"x" * 320_000), "mac": ("text", 5),
-        }.items()
-        for value in values
-        if (field, value) not in (("kind", "remove"), ("kind", ""), ("time", "never"), ("event_id", ""), ("event_id", "other"))
-    },
+    **{f"entry {field} {value!r:.20}": c.entry(**{field: value}) for field, values in BAD_ENTRIES.items() for value in values},
     "an entry is missing": c.execute("DELETE FROM journal WHERE position = 1"),
     "an entry at a far position": c.execute("UPDATE journal SET position = 9223372036854775807 WHERE position = 2"),
     "an entry at a negative position": c.execute("UPDATE journal SET position = -7 WHERE position = 1"),
-    "a chain of text": c.entry(2, relink=False, chain="text"),
     "a short chain": c.entry(2, relink=False, chain=b"x"),
     # the schema
     "a view for a table": c.execute("DROP TABLE journal", "CREATE VIEW journal AS SELECT 1 AS position"),
@@ -198,43 +162,36 @@ STORES: dict[str, c.Craft] = {
         "DROP TABLE meta",
         "CREATE VIEW meta AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS name, i AS value, 0 AS checksum FROM n",
     ),
-    "one more view": c.execute("CREATE VIEW v AS SELECT 1"),
     "one more table": c.execute("CREATE TABLE t (a)"),
     "a virtual table": c.execute("CREATE VIRTUAL TABLE f USING fts5(a)"),
     "a trigger": c.execute("CREATE TRIGGER t AFTER INSERT ON meta BEGIN DELETE FROM samples; END"),
     "an index with an expression": c.execute("CREATE INDEX i ON samples (abs(label))"),
     "a generated column": c.execute("ALTER TABLE samples ADD COLUMN g AS (hex(zeroblob(500000000)))"),
     "a column less": c.execute("ALTER TABLE samples DROP COLUMN added"),
-    "a table less": c.execute("DROP TABLE subjects"),
-    "a hidden table": c.schema(SCHEMA + "('table', 'x', 'x', 2, NULL)"),
-    "a schema of text": c.schema("UPDATE sqlite_master SET rootpage = 'x' WHERE name = 'samples'"),
-    "a schema that points nowhere": c.schema("UPDATE sqlite_master SET rootpage = 100000 WHERE name = 'samples'"),
-    "a schema that points to itself": c.schema("UPDATE sqlite_master SET rootpage = 1 WHERE name = 'samples'"),
-    "two tables on one page": c.schema(
-        "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'journal') WHERE name = 'samples'"
-    ),
+    "a hidden table": c.schema("INSERT INTO sqlite_master VALUES ('table', 'x', 'x', 2, NULL)"),
+    **{f"a schema that points to {page}": c.schema(LOST_PAGE.format(page)) for page in ("'x'", 100000, 1)},
+    "two tables on one page": c.schema(LOST_PAGE.format("(SELECT rootpage FROM sqlite_master WHERE name = 'journal')")),
     "a schema that is no SQL": c.schema("UPDATE sqlite_master SET sql = 'CREATE TABLE' WHERE name = 'samples'"),
     "another application": c.execute("PRAGMA application_id = 7"),
     "another version": c.execute("PRAGMA user_version = 99"),
-    "another text encoding": c.special(c.FILE, "empty"),
     "a rollback journal": c.execute("PRAGMA journal_mode = DELETE"),
     "endless samples": c.page_bomb("samples"),
-    "endless entries": c.page_bomb("journal"),
     "an endless schema": c.page_bomb("sqlite_master"),
     "values in a ring": c.loop_of_pages,
     # files
-    **{
-        f"{name} is {kind}": c.special(name, kind)
-        for name in (c.FILE, c.FILE + "-wal", c.FILE + "-shm", c.FILE + "-journal")
-        for kind in ("fifo", "folder", "zeros", "loop", "socket")
-    },
-    **{f"{c.FILE} is {kind}": c.special(c.FILE, kind) for kind in ("null", "empty", "noise", "sparse")},
+    **{f"the database is {kind}": c.special(c.FILE, kind) for kind in c.SPECIAL},
+    **{f"{name} is {kind}": c.special(c.FILE + name, kind) for name, kind in (("-wal", "fifo"), ("-shm", "folder"), ("-journal", "zeros"))},
     "witness of another event": c.witness(b'{"position":9,"chain":"00"}'),
     "witness of a far event": c.witness(b'{"position":1000000000000000000000000000000,"chain":"00"}'),
 }  # fmt: skip
+KEY = f"opening/{2:020d}"  # of the commitment
+STORES |= {
+    "key missing": c.no_record(KEY), "key nested": c.record(KEY, DEEP), "key an empty object": c.record(KEY, "{}"),
+    "key no hex": c.change(KEY, key="zz"), "key short": c.change(KEY, key="00"), "another key": c.change(KEY, key="00" * 32),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mostly_slow(STORES, 4))
+@pytest.mark.parametrize("name", STORES)
 def test_a_crafted_store(place: Path, name: str) -> None:
     STORES[name](place / "s")
     refused(*check_store())
@@ -268,39 +225,22 @@ def inflating(value: Any) -> bytes:
     return file.getvalue()
 
 
-KEY = f"opening/{2:020d}"
-KEYS = {
-    "missing": c.no_record(KEY), "nested": c.record(KEY, DEEP), "NaN": c.record(KEY, "NaN"), "a list": c.record(KEY, "[]"),
-    "empty": c.record(KEY, ""), "an empty object": c.record(KEY, "{}"), "no hex": c.change(KEY, key="zz"),
-    "short": c.change(KEY, key="00"), "none": c.change(KEY, key=""), "another": c.change(KEY, key="00" * 32),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_a_crafted_key_of_the_commitment(place: Path, name: str) -> None:
-    KEYS[name](place / "s")
-    refused(*check_store())
-
-
 HEADER = {"format": "torchlssvm-snapshot-1", "position": 2, "chain": "", "digest": ""}
 FAST_ONLY: dict[str, c.Craft] = {
-    **{f"a snapshot is {kind}": (lambda s, k=kind: c.special(next(s.glob("*.snapshot.pt")).name, k)(s)) for kind in ("fifo", "folder", "zeros", "loop", "noise", "sparse", "empty")},
+    **{f"a snapshot is {kind}": (lambda s, k=kind: c.special(next(s.glob("*.snapshot.pt")).name, k)(s)) for kind in ("fifo", "zeros", "sparse")},
     "a snapshot of a list": c.snapshot(saved([1])),
-    "a snapshot of nothing": c.snapshot(b""),
     "a snapshot of noise": c.snapshot(b"PK\x03\x04" + bytes(1000)),
     "a snapshot with code": c.snapshot(pickled(print)),
     "a snapshot without fields": c.snapshot(saved({"format": "torchlssvm-snapshot-1"})),
     "a snapshot at text": c.snapshot(saved(HEADER | {"position": "x", "statistics": {}})),
-    "a snapshot far away": c.snapshot(saved(HEADER | {"position": HUGE, "statistics": {}})),
     "a snapshot without statistics": c.snapshot(saved(HEADER | {"statistics": None})),
     "a snapshot of wrong statistics": c.snapshot(saved(HEADER | {"statistics": {"meta": torch.zeros(3), "counts": 7}})),
     "a snapshot of endless sums": c.snapshot(saved(HEADER | {"statistics": {"sums": torch.zeros(1).expand(10**9, 10**9)}})),
     "a snapshot that inflates": c.snapshot(inflating(HEADER | {"statistics": {"sums": torch.zeros(10**8)}})),
     "a snapshot by a strange name": lambda s: (s / "٣.snapshot.pt").write_bytes(b"x") and None,
-    **{f"a witness is {kind}": c.special("acknowledged", kind) for kind in ("fifo", "folder", "zeros", "loop", "socket", "sparse")},
+    **{f"a witness is {kind}": c.special("acknowledged", kind) for kind in ("fifo", "folder", "zeros")},
     "a witness of noise": c.content("acknowledged", b"\xff" * 300),
     "a witness that is nested": c.witness(b"[" * 200),
-    "an empty witness": c.content("acknowledged", b""),
 }  # fmt: skip
 
 
@@ -339,38 +279,30 @@ def test_a_journal_of_another_program_deletes_no_file(place: Path) -> None:
 Certify = Callable[[dict[str, Any]], bytes]
 CERTIFICATES: dict[str, Certify] = {
     **{
-        f"{key} {what}": c.raw(key, text)
-        for key in ("scope", "events", "grid", "position")
+        f"scope {what}": c.raw("scope", text)
         for what, text in {
             "NaN": "NaN", "infinite": "-Infinity", "nested": DEEP, "nested deeper": DEEPER, "nested objects": '{"a":' * 900 + "1" + "}" * 900,
-            "5,000 digits": "9" * 5000, "float": "1e400", "truncated": "[", "control": '"\x01"',
+            "5,000 digits": "9" * 5000, "float": "1e400", "truncated": "[", "control": '"\x01"', "NaN inside": '{"choices": {"a": NaN}}',
+            "float inside": '{"choices": {"a": 1.5}}', "nested inside": '{"choices": ' + '{"a":' * 900 + "1" + "}" * 901,
         }.items()
     },
-    "scope with NaN inside": c.raw("scope", '{"choices": {"a": NaN}}'),
-    "scope with a float": c.raw("scope", '{"choices": {"a": 1.5}}'),
-    "scope nested inside": c.raw("scope", '{"choices": ' + '{"a":' * 900 + "1" + "}" * 901),
     "a key twice": lambda good: json.dumps(good).replace("{", '{"samples": 1, ', 1).encode(),
     "a key twice, inside": lambda good: json.dumps(good).replace('"kind"', '"kind": "add", "kind"', 1).encode(),
     **{
         f"{name} {value!r:.20}": c.in_certificate(name, value=value)
-        for name in ("events", "commitment", "position", "chain", "grid", "shape", "samples", "compacted", "scope", "library", "time", "files", "requests", "fingerprint", "signatures", "digest", "format")
-        for value in (..., [], {}, 1.5, True, -1, 10**400)
-        if (name, value) not in (("compacted", True), ("scope", {}), ("grid", {}), ("files", {}), ("requests", []))
-        and not (name in ("signatures", "digest", "format") and value is ...)
+        for name in ("events", "commitment", "position", "chain", "grid", "shape", "samples", "compacted", "scope", "library", "time", "files", "requests", "fingerprint")
+        for value in (..., 1.5)
     },
+    "a field more": c.in_certificate("digest", value="0" * 64),
     **{
         f"event {name} {value!r:.20}": c.in_certificate("events", 0, name, value=value)
         for name in ("event_id", "kind", "position", "time", "samples", "commitments")
-        for value in (..., None, [], {}, [[]], [{}], [None], True, 1.5, -1, 10**400, "x", "x" * 100_000, "\ud800")
+        for value in (..., [[]], 10**400)
     },
-    "commitments of lists": c.in_certificate("events", 0, "commitments", value=[[]] * 5),
     "commitments of other texts": c.in_certificate("events", 0, "commitments", value=["x"] * 5),
     "choices a list": c.in_certificate("scope", "choices", value=["calibration"]),
-    "choices text": c.in_certificate("scope", value={"choices": "x"}),
-    "snapshots a number": c.in_certificate("scope", "snapshots", value=3),
     "checkpoints of objects": c.in_certificate("scope", "checkpoints", value=[{}]),
     "shape of texts": c.in_certificate("shape", value={"features": "x", "classes": None}),
-    "grid of a list": c.in_certificate("grid", value={"limit": [1]}),
     "one event twice": lambda good: json.dumps(good | {"events": good["events"] * 2, "position": 9}).encode(),
     "empty": lambda good: b"",
     "white space": lambda good: b" " * 1_000_000,
@@ -379,23 +311,23 @@ CERTIFICATES: dict[str, Certify] = {
     "a list": lambda good: b"[" + json.dumps(good).encode() + b"]",
     "two of them": lambda good: json.dumps(good).encode() * 2,
 }  # fmt: skip
-WORDS = ("event event_id 'x", "event event_id '\\ud")
 
 
-@pytest.mark.parametrize("name", mostly_slow(CERTIFICATES, 8))
-@pytest.mark.parametrize("with_store", [False, True])
-def test_a_crafted_certificate(place: Path, name: str, with_store: bool) -> None:
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_a_crafted_certificate(place: Path, name: str) -> None:
     data = c.in_envelope(CERTIFICATES[name](c.flat((place / "c.json").read_text())))
     (place / "c.json").write_bytes(data)
-    store = ["--store", "s"] if with_store else []
-    said = run("verify", "c.json", *store, "--allow-unsigned")
-    if not with_store and name.startswith(WORDS):
-        assert said[0] == 0  # only a signature or the journal could tell
-        return
-    refused(*said)
-    if not with_store:
-        with pytest.raises(VerificationError):
-            verify(data, allow_unsigned=True)
+    refused(*run("verify", "c.json", "--allow-unsigned"))
+    with pytest.raises(VerificationError):
+        verify(data, allow_unsigned=True)
+
+
+@pytest.mark.parametrize("event_id", ["x" * 100_000, "\ud800"])
+def test_names_that_only_the_journal_can_refute(place: Path, event_id: str) -> None:
+    craft = c.in_certificate("events", 0, "event_id", value=event_id)
+    (place / "c.json").write_bytes(c.in_envelope(craft(c.flat((place / "c.json").read_text()))))
+    assert run("verify", "c.json", "--allow-unsigned")[0] == 0
+    refused(*check_store())
 
 
 ENVELOPES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -426,21 +358,15 @@ def test_a_crafted_envelope(place: Path, name: str) -> None:
     assert "not a certificate" in refused(*run("verify", "c.json", "--allow-unsigned"))
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
-def test_a_certificate_is_a_regular_file(place: Path, kind: str) -> None:
-    (place / "c.json").unlink()
-    c.make_special(place / "c.json", kind)
-    refused(*run("verify", "c.json", "--allow-unsigned"))
-    with pytest.raises(VerificationError), in_time():
-        Certificate.load("c.json")
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty"])
-@pytest.mark.parametrize("option", ["--exported-head", "--public-key"])
-def test_a_head_and_a_key_are_regular_files(place: Path, kind: str, option: str) -> None:
+@pytest.mark.parametrize("kind", c.SPECIAL)
+def test_certificate_head_and_key_are_regular_files(place: Path, kind: str) -> None:
     c.make_special(place / "other", kind)
-    code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
-    assert code == (3 if option == "--exported-head" else 1), said
+    refused(*run("verify", "other", "--allow-unsigned"))
+    with pytest.raises(VerificationError), in_time():
+        Certificate.load("other")
+    for option, expected in (("--exported-head", 3), ("--public-key", 1)):
+        code, said = run("verify", "c.json", "--allow-unsigned", option, "other")
+        assert code == expected, said
 
 
 @pytest.mark.parametrize("name", ["w", "sums"])
@@ -566,7 +492,7 @@ def craft_at_random(store: Path, dice: random.Random) -> None:
         (store / c.FILE).write_bytes(data)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_stores_at_random(place: Path, count: int) -> None:
     dice, codes = random.Random(count), []
     shutil.copytree("s", "kept")

@@ -17,7 +17,7 @@ from tests.support.lightning_tools import J, K, module, samples, truth
 from torchlssvm import KernelLSSVM, LSSVMHead
 from torchlssvm.corrections import Corrector, DeadLetters
 from torchlssvm.corrections.event_sources import FileSource, Item, IterableSource, QueueSource, as_source
-from torchlssvm.corrections.sample_hashes import hash_samples
+from torchlssvm.corrections.head_samples import hash_samples
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, to_primitives
 from torchlssvm.kernels import RBF

@@ -183,7 +183,6 @@ def test_differences_are_named():
         "per_class": LSSVMHead(J, K, grid=GRID),
         "grid": LSSVMHead(J, K, grid=FixedPoint(8.0), per_class=True),
         "needs a grid": LSSVMHead(J, K, grid=None, per_class=True),
-        "statistics=True": LSSVMHead(J, K, grid=GRID, statistics=False),
         "LSSVMHead": torch.nn.Linear(2, 2),
     }
     for text, other in others.items():

@@ -352,7 +352,7 @@ def deltas_and_ranks(rank, world):
     return error[0], kept, right, handed, own[0], (h.n, before) if rank == 1 else None, status(h).pending, sync(h).n
 
 
-def severed_heads_are_named(rank, world):
+def heads_saved_with_removals_pending_are_named(rank, world):
     """A checkpoint taken with removals pending: sync names it on all ranks; loaded everywhere, agree goes on."""
     h = sync(batch(range(40)) if rank == 0 else head())
     if rank == 1:
@@ -583,7 +583,7 @@ SCENARIOS = [
     removed_twice, copies_of_several_ranks, removed_and_added_again, what_one_rank_never_held, ids_net_out, diverged_ranks_are_named, copies_are_not_counted_again, star,
     a_removal_may_arrive_before_its_sample, one_file_on_two_ranks, few_samples_are_not_sent, nothing_is_implicit,
     classes_may_change, values_and_attached, empty_again, sums_that_would_overflow, ddp, added_twice, deltas_and_ranks,
-    severed_heads_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
+    heads_saved_with_removals_pending_are_named, a_saved_head_and_its_copy, not_certifiable_anywhere,
 ]  # fmt: skip
 
 
@@ -733,7 +733,7 @@ def test_deltas_and_ranks(result):
     assert [r[6:] for r in result] == [(False, 32)] * 4
 
 
-def test_severed_heads_are_named(result):
+def test_heads_saved_with_removals_pending_are_named(result):
     assert all(r == result[0] for r in result)
     kind, text, right, n = result[0]
     assert (kind, right, n) == ("ValueError", True, 39)

@@ -23,7 +23,7 @@ from torchlssvm.audit import ErasureReceipt
 from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF
 from torchlssvm.lightning import DataCorrection, DriftMonitor, FitHead, LabelAudit, OnlineProbe
-from torchlssvm.lightning.label_suspects import rank_suspects
+from torchlssvm.lightning.label_audit import rank_suspects
 from torchlssvm.store import SampleStore
 
 VAL = DataLoader(TensorDataset(X, Y), batch_size=16)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from tests.support.lightning_tools import Stop, indexed, interrupted, loader, module, quiet, samples, truth
-from torchlssvm.corrections.run_progress import RunProgress, may_have_forgotten
+from torchlssvm.corrections.seen_samples import RunProgress, may_have_forgotten
 from torchlssvm.errors import StoreError
 from torchlssvm.events import Add, Remove
 from torchlssvm.lightning import Indexed, ResumableLoader
@@ -232,7 +232,9 @@ def test_certificates_name_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     run.save_checkpoint(late)
     with SampleStore(store_at) as store:
         assert store.certificate("first").scope["checkpoints"] == kept[:1]  # step 8 and last came after the erasure
-        assert not store.knows_checkpoint(tmp_path / "kept" / "epoch=0-step=4.ckpt")  # removed by Lightning
+        assert (
+            str(tmp_path / "kept" / "epoch=0-step=4.ckpt") not in store.certificates.checkpoints()
+        )  # Lightning removed it
         second = store.apply(Remove(ids=["4"]))
         assert store.certificate(second.event_id).scope["checkpoints"] == sorted([*kept, str(late)])
         assert store.compact().checkpoints == sorted([*kept, str(late)])
@@ -277,7 +279,7 @@ def test_the_cursor_names_nobody_and_is_written_with_the_samples(tmp_path: Path)
         assert len(store) == 40
         assert (cursor.epoch, cursor.batches) == (0, 5)
         assert set(note) == {"start", "first", "epoch", "batches", "loader"}
-        assert note["loader"] == {"order": "as they are, 67 samples", "ranks": 1, "batch_size": 8}
+        assert note["loader"] == {"order": "SequentialSampler, 67 samples", "ranks": 1, "batch_size": 8}
         assert not may_have_forgotten(store)
         store.apply(Remove(ids=["3"]))
         store.compact()

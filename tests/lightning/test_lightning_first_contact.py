@@ -137,7 +137,7 @@ def test_predictions_are_written(tmp_path, ids):
     assert [row["sample"] for row in rows] == [f"s{i}" if ids else str(i) for i in range(len(x))]
     assert [int(row["predicted"]) for row in rows] == m.head.predict(x).tolist()
     scores = torch.tensor([[float(row[f"score_{k}"]) for k in range(K)] for row in rows], dtype=torch.float64)
-    assert torch.equal(scores, m.head(x))
+    torch.testing.assert_close(scores, m.head(x), rtol=1e-12, atol=1e-12)  # batches of other sizes: other last digits
 
 
 def test_callbacks_say_what_they_did(tmp_path, capsys):

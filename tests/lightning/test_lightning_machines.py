@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.lightning_tools import J, K, Network, Recorder, loader, quiet, samples
 from torchlssvm import (
+    CompactLSSVMHead,
     FixedPoint,
     IncrementalSVM,
     KernelLSSVM,
@@ -36,7 +37,7 @@ from torchlssvm.lightning import (
     OnlineProbe,
     ResumableLoader,
 )
-from torchlssvm.lightning.label_suspects import scores_without
+from torchlssvm.lightning.label_audit import scores_without
 from torchlssvm.store import SampleStore
 
 N = 45
@@ -49,7 +50,6 @@ def rbf() -> RBF:
 HEADS: dict[str, Callable[[int], Any]] = {
     "LSSVMHead": lambda J: LSSVMHead(J, K, grid=FixedPoint(64.0)),
     "LSSVMHead, float sums": lambda J: LSSVMHead(J, K, grid=None),
-    "LSSVMHead, compact": lambda J: LSSVMHead(J, K, statistics=False),
     "MarginHead": lambda J: MarginHead(J, K, rho=30.0, grid=FixedPoint(64.0)),
     "KernelLSSVM": lambda J: KernelLSSVM(rbf(), num_classes=K),
     "LagrangianSVM": lambda J: LagrangianSVM(rbf()),
@@ -60,7 +60,6 @@ HEADS: dict[str, Callable[[int], Any]] = {
     "OneVsOne of IncrementalSVM": lambda J: OneVsOne(IncrementalSVM(rbf()), K),
 }
 every_head = pytest.mark.parametrize("name", HEADS)
-COMPACT = "LSSVMHead, compact"
 
 
 def data(name: str, n: int = N) -> tuple[Tensor, Tensor]:
@@ -191,7 +190,7 @@ def test_scores_without_a_sample_are_those_of_a_machine_that_never_saw_it(name: 
             scores_without(head, x[:3], y[:3])
 
 
-@pytest.mark.parametrize("name", [name for name in HEADS if name != COMPACT])
+@every_head
 def test_drift_monitor(tmp_path: Path, name: str) -> None:
     x, y = data(name)
     head, ear = alone(name, x, y), Recorder()
@@ -217,8 +216,8 @@ def test_what_is_impossible_is_named(tmp_path: Path) -> None:
     train = DataLoader(TensorDataset(x, y), batch_size=15)
     with pytest.raises(ValueError, match="Bare has neither drift"):
         quiet(tmp_path, callbacks=[DriftMonitor()]).fit(Plain(Bare()), train)
-    with pytest.raises(ValueError, match="statistics=True"):
-        quiet(tmp_path, callbacks=[DriftMonitor()]).fit(Plain(alone(COMPACT, x, y)), train)
+    with pytest.raises(ValueError, match="CompactLSSVMHead has neither drift"):
+        quiet(tmp_path, callbacks=[DriftMonitor()]).fit(Plain(CompactLSSVMHead(J, K)), train)
 
 
 class Judge(Callback):
@@ -240,8 +239,6 @@ def test_all_are_silent_during_sanity_checking(tmp_path: Path, name: str) -> Non
         FitHead(when="validation", features=lambda x: x), DataCorrection([Add(ids=["a"], x=x[:1], y=y[:1])]), DriftMonitor(),
         LabelAudit(tmp_path / "a.jsonl", samples=lambda: ([], x, y)), judge,
     ]  # fmt: skip
-    if name == COMPACT:
-        del callbacks[2]
     keys = [callback.state_key for callback in callbacks]
     assert len(set(keys)) == len(keys)
     val = DataLoader(TensorDataset(x, y), batch_size=15)

@@ -51,6 +51,8 @@ class Reference:
             self.held |= new
             return True
         ids = event.ids or [i for i, (_, _, s) in self.held.items() if s == event.subject]
+        if isinstance(event, Remove):  # of those that are left
+            ids = [i for i in ids if i in self.held]
         if not ids or any(i not in self.held for i in ids):
             return False
         for k, i in enumerate(ids):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import solve_dense
-from torchlssvm import FixedPoint, LSSVMHead, RemovalError, VerificationError, verify
+from torchlssvm import CompactLSSVMHead, FixedPoint, LSSVMHead, RemovalError, VerificationError, verify
 from torchlssvm.functional.approximate import Approximation
 
 GRID = FixedPoint(16.0, bits=26)
@@ -18,7 +19,7 @@ OPTIONS = [
     {"intercept": "penalized"},
     {"intercept": "none"},
     {"intercept": "free", "class_weight": "balanced"},
-    {"intercept": "free", "statistics": False},
+    {"intercept": "free", "compact": True},
 ]
 
 
@@ -35,9 +36,11 @@ def removed(
     x, y = data()
     x, stays = GRID.snap(x), torch.ones(len(x), dtype=torch.bool)
     stays[rows] = False
-    head = LSSVMHead(x.shape[1], 3, rho=0.5, grid=GRID, **options).add(x, y)  # type: ignore[arg-type]
+    compact = "compact" in options
+    head: Any = CompactLSSVMHead(6, 3, rho=0.5) if compact else LSSVMHead(6, 3, rho=0.5, grid=GRID, **options)  # type: ignore[arg-type]
+    head.add(x, y)
     account = head.remove_approximate(x[rows] + noise, y[rows])
-    w, _ = solve_dense(x[stays], y[stays], 3, rho=0.5, **{k: v for k, v in options.items() if k != "statistics"})  # type: ignore[arg-type]
+    w, _ = solve_dense(x[stays], y[stays], 3, rho=0.5, **{k: v for k, v in options.items() if k != "compact"})  # type: ignore[arg-type]
     return account, (head.w - w).norm(), w
 
 
@@ -96,9 +99,27 @@ def test_a_marked_head_does_not_verify() -> None:
     x, y = data()
     head = LSSVMHead(6, 3).add(x, y)
     head.remove_approximate(x[:1] + 1e-4, y[:1])
-    event = {"event_id": "e", "kind": "remove", "position": 1, "time": "now", "samples": 0, "commitments": []}
+    event = {
+        "event_id": "e",
+        "kind": "remove",
+        "position": 1,
+        "time": "2026-01-01T00:00:00+00:00",
+        "samples": 0,
+        "commitments": [],
+    }
     certificate = Certificate(
-        [event], "00" * 32, 0, "00" * 32, None, None, {"features": 6, "classes": 3}, 79, False, {}, "x", "now"
+        [event],
+        "00" * 32,
+        0,
+        "00" * 32,
+        None,
+        None,
+        {"features": 6, "classes": 3},
+        79,
+        False,
+        {},
+        "x",
+        "2026-01-01T00:00:00+00:00",
     )
     with pytest.raises(VerificationError, match="remove_approximate"):
         verify(certificate, head=head, allow_unsigned=True)

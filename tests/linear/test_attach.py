@@ -665,12 +665,13 @@ def test_default_head_options_and_device() -> None:
     with pytest.raises(ValueError, match="rho"):
         attach(model, 4, rho=-1.0)
     assert_same_state(model, before)
-    with FakeTensorMode():
-        with torch.device("cuda"):
-            model = small_network()
-        clf = attach(model, 2)  # outside the context: the device is the model's
-        clf.add(torch.randn(6, 12, device="cuda"), torch.zeros(6, dtype=torch.long, device="cuda"))
-        assert clf(torch.randn(3, 12, device="cuda")).device.type == "cuda"
+
+
+@pytest.mark.cuda
+def test_the_head_is_on_the_device_of_the_model() -> None:
+    clf = attach(small_network().to("cuda"), 2)
+    clf.add(torch.randn(6, 12, device="cuda"), torch.zeros(6, dtype=torch.long, device="cuda"))
+    assert clf(torch.randn(3, 12, device="cuda")).device.type == "cuda"
 
 
 def test_default_head_keeps_what_was_added_in_inference_mode() -> None:

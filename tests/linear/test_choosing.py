@@ -18,7 +18,6 @@ from torchlssvm.functional.spectrum import cauchy, project, spectrum
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 GRID = FixedPoint(16.0)
 RHOS = np.logspace(-3, 4, 15)
@@ -163,10 +162,10 @@ def test_folds_survive_merging_and_removal() -> None:
     merged = LSSVMHead(3, 2, grid=GRID, folds=5).add(x[:30], y[:30], ids=ids[:30]).merge(other)
     assert torch.equal(merged.rho_path([0.1, 1.0], "kfold").errors, whole.rho_path([0.1, 1.0], "kfold").errors)
     fold = torch.tensor(fold_of(ids, 5))
-    some = of_folds(whole.statistics, [0, 3])
+    some = whole.statistics.of_folds([0, 3])
     mine = (fold == 0) | (fold == 3)
     assert some == Statistics(3, 2, grid=GRID).add(x[mine], y[mine])
-    assert of_folds(Statistics(3, 2, folds=3), [1]).empty
+    assert Statistics(3, 2, folds=3).of_folds([1]).empty
 
 
 def test_k_fold_of_pairs_and_of_targets() -> None:
@@ -193,12 +192,10 @@ def test_k_fold_of_pairs_and_of_targets() -> None:
     assert float(head.rho_path([1.0], "kfold").errors[0]) == pytest.approx(total / 60, rel=1e-9)
 
 
-def test_compact_form_float_targets_and_a_default_list() -> None:
+def test_float_targets_and_a_default_list() -> None:
     torch.manual_seed(0)
     x, t = torch.randn(50, 5).double(), torch.randn(50, 2).double()
-    compact, full = LSSVMHead(5, 2, statistics=False).add(x, t), LSSVMHead(5, 2, grid=None).add(x, t)
-    ours = compact.rho_path([0.1, 1.0, 10.0], "loo", x, t).errors
-    assert torch.allclose(ours, full.rho_path([0.1, 1.0, 10.0], "loo", x, t).errors, rtol=1e-9)
+    full = LSSVMHead(5, 2, grid=None).add(x, t)
     path = full.select_rho()
     assert len(path.rhos) == 100
     assert path.rhos.min() < full.rho <= path.rhos.max()
@@ -267,8 +264,6 @@ def test_bad_input() -> None:
         head.select_rho([1.0], score="accuracy")
     with pytest.raises(ValueError, match="score must be one of"):
         head.select_rho([1.0], score="beauty")
-    with pytest.raises(ValueError, match="needs statistics=True"):
-        LSSVMHead(3, 2, statistics=False).add(x, y).select_rho([1.0])
     folds = LSSVMHead(3, 2, folds=3).add(x, y, ids=range(30))
     with pytest.raises(ValueError, match="needs ids"):
         folds.select_rho([1.0], "kfold", x, y, score="accuracy")

@@ -74,8 +74,6 @@ def test_forms_of_columns_and_bad_ones():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
             head.restrict(bad)
-    with pytest.raises(ValueError, match="statistics=True"):
-        LSSVMHead(J, K, statistics=False).add(X, Y).restrict([0])
     assert LSSVMHead(J, K, normalize="sqrt").restrict([1, 2]).add(X[:, 1:3], Y).n == N
 
 

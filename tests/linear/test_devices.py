@@ -44,10 +44,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "values": {"grid": GRID, "targets": True},
     "values, float sums": {"grid": None, "targets": True, "intercept": "penalized"},
     "values, folds": {"grid": GRID, "targets": True, "folds": 2},
-    "compact": {"statistics": False},
-    "compact, penalized": {"statistics": False, "grid": GRID, "intercept": "penalized"},
-    "compact, weights": {"statistics": False, "class_weight": [1.0, 2.0, 0.5], "intercept": "none"},
-    "compact, values": {"statistics": False, "grid": GRID, "targets": True},
 }
 
 
@@ -219,7 +215,7 @@ def compare(form: str, J: int, device: str) -> None:
                     torch.testing.assert_close(mine[name].cpu(), value, rtol=0, atol=1e-9 * scale)
 
 
-SMALL = ["free", "compact"]
+SMALL = ["free"]
 
 
 @pytest.mark.cuda
@@ -230,7 +226,7 @@ def test_every_operation_on_a_gpu(form: str, J: int) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("form", "inside"), [*((form, False) for form in FORMS), ("free", True), ("compact", True)])
+@pytest.mark.parametrize(("form", "inside"), [*((form, False) for form in FORMS), ("free", True)])
 def test_moving(form: str, inside: bool) -> None:
     """To the GPU and back, alone and as a part of a module: everything moves, and the head goes on there."""
     head, samples = filled(form, 56, "cpu")

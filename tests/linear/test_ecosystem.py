@@ -171,8 +171,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "float sums": {"grid": None, "intercept": "none"},
     "balanced": {"grid": GRID, "class_weight": "balanced"},
     "ovo": {"grid": GRID, "multiclass": "ovo"},
-    "compact": {"statistics": False},
-    "compact, gridded": {"statistics": False, "grid": GRID, "intercept": "penalized"},
 }
 
 
@@ -532,7 +530,7 @@ def test_inputs_are_neither_written_to_nor_kept(form: str, dtype: torch.dtype) -
 def test_targets_are_neither_written_to_nor_kept() -> None:
     x = numbers()[0].double()
     y = x[:, :K].clone() / 2
-    for options in ({"grid": GRID}, {"grid": None}, {"statistics": False}):
+    for options in ({"grid": GRID}, {"grid": None}):
         heads = []
         for spoil in (False, True):
             head = LSSVMHead(J, K, **options).add(x[:N], y[:N])
@@ -609,8 +607,7 @@ def test_layout_in_memory_does_not_matter(form: str, layout: str) -> None:
         h.add(a[:N], y[:N])
         _ = h.w
         h.add(a[N:], y[N:]).remove(a[:4], y[:4])
-    if head.statistics is not None:
-        assert_same(bits(head), bits(plain))
+    assert_same(bits(head), bits(plain))
     torch.testing.assert_close(
         head(strange), plain(x), rtol=0, atol=1e-10
     )  # without statistics the products' order shows
@@ -646,8 +643,7 @@ def test_arrays_and_lists_are_taken(form: str, kind: str) -> None:
         _ = h.w
         h.add(f(x[N:]), f(y[N:]), weight=f(torch.ones(MORE))).remove(f(x[:4]), f(y[:4]))
         h.relabel(f(x[5:6]), f(y[5:6]), f(y[6:7])).update(add=(f(x[:1]), f(y[:1])), remove=(f(x[7:8]), f(y[7:8])))
-    if head.statistics is not None:
-        assert_same(bits(head), bits(plain))
+    assert_same(bits(head), bits(plain))
     torch.testing.assert_close(head(give(x)), plain(x), rtol=0, atol=1e-10)
     assert torch.equal(head.predict(give(x)), plain.predict(x))
 
@@ -655,7 +651,7 @@ def test_arrays_and_lists_are_taken(form: str, kind: str) -> None:
 def test_python_numbers_keep_all_their_digits() -> None:
     """A list is float64, as numpy's would be: what came as one can be removed as the other."""
     x = [[0.1, 1 / 3], [2 / 3, 0.7]]
-    for options in ({"grid": None}, {"grid": FixedPoint(1.0, bits=26)}, {"statistics": False}):
+    for options in ({"grid": None}, {"grid": FixedPoint(1.0, bits=26)}):
         head = LSSVMHead(2, 2, **options).add(x, [0, 1], weight=[3, 2])
         other = LSSVMHead(2, 2, **options).add(np.array(x), np.array([0, 1]), weight=np.array([3, 2]))
         assert torch.equal(head.w, other.w)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchlssvm import FixedPoint, GridError, LSSVMHead, NotFittedError, RemovalError, TorchLSSVMError
 
@@ -29,12 +28,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "float sums": {"grid": None},
     "balanced": {"grid": FixedPoint(8.0), "class_weight": "balanced"},
     "ovo": {"grid": FixedPoint(8.0), "multiclass": "ovo", "intercept": "penalized"},
-    "compact": {"statistics": False},
-    "compact, gridded": {"statistics": False, "grid": FixedPoint(8.0)},
 }
 GRIDDED = [name for name, options in FORMS.items() if isinstance(options.get("grid"), FixedPoint)]
-WITH_STATISTICS = [name for name, options in FORMS.items() if options.get("statistics", True)]
-COMPACT = [name for name in FORMS if name not in WITH_STATISTICS]
 
 
 class Data(NamedTuple):
@@ -134,7 +129,7 @@ def with_value(values: Tensor, value: float, *places: Any) -> Tensor:
 
 
 EVERY = list(FORMS)
-PLAIN = ["grid", "float sums", "compact", "compact, gridded"]  # the forms that take float targets
+PLAIN = ["grid", "float sums"]  # the forms that take float targets
 BAD: dict[str, Bad] = {
     "x too narrow": Bad("x", lambda x, y: x[:, :-1], ValueError, ("(B, 56)", "(3, 55)"), EVERY),
     "x too wide": Bad("x", lambda x, y: torch.cat([x, x], 1), ValueError, ("(B, 56)", "(3, 112)"), EVERY),
@@ -168,7 +163,7 @@ BAD: dict[str, Bad] = {
         lambda x, y: with_value(x.double(), 1e200, (0, 1)),
         ValueError,
         ("x holds", "1e+200", "rescale"),
-        ["float sums", "compact"],
+        ["float sums"],
     ),
     "fewer labels than rows": Bad("y", lambda x, y: y[:2], ValueError, ("(3, 56)", "(2,)", "x and y differ"), EVERY),
     "a scalar label": Bad("y", lambda x, y: y[0], ValueError, ("(3, 56)", "()", "x and y differ"), EVERY),
@@ -209,7 +204,7 @@ BAD: dict[str, Bad] = {
         lambda x, y: with_value(y, 1e4, (0, 2)),
         GridError,
         ("y holds", "10000.0", "FixedPoint"),
-        ["grid", "compact, gridded"],
+        ["grid"],
         "values",
     ),
     "too few weights": Bad("weight", lambda x, y: torch.ones(2), ValueError, ("weight", "(3,)", "(2,)"), EVERY),
@@ -323,7 +318,7 @@ def test_update_takes_tuples(form: str, argument: str, value: Any) -> None:
 def test_update_of_an_empty_head_decides_once() -> None:
     """Labels in one half and targets in the other do not mix, even while nothing is decided yet."""
     samples = data()
-    for options in ({}, {"statistics": False}):
+    for options in ({}, {"grid": None}):
         head = LSSVMHead(J, K, **options)
         mixed = {"add": (samples.x[:3], samples.y[:3]), "remove": (samples.x[:3], torch.zeros(3, K))}
         refused(lambda head=head, mixed=mixed: head.update(**mixed), ValueError, "labels", "values")
@@ -464,26 +459,7 @@ def test_not_positive_definite_is_found_at_once(form: str, rows: int, call: str,
     torch.testing.assert_close(head.w, w, rtol=0, atol=1e-8 * float(w.abs().max()))
 
 
-@pytest.mark.parametrize("form", COMPACT)
-@pytest.mark.parametrize("rows", [1, 20, 300])
-@pytest.mark.parametrize("call", ["remove", "update"])
-def test_not_positive_definite_is_found_without_statistics(
-    form: str, rows: int, call: str, dense: Callable[..., Any]
-) -> None:
-    options, samples = FORMS[form] | {"rho": 0.01}, narrow(420)
-    x, y = samples
-    head, twin = (LSSVMHead(J, K, **options).add(x[:400], y[:400]).add(x[400:402], y[400:402]) for _ in range(2))
-    refused(
-        lambda: REMOVALS[call](head, *bogus(samples, rows)), RemovalError, "positive definite", "Nothing was changed"
-    )
-    assert_untouched(head, twin)
-    head.remove(x[:40], y[:40])
-    kept = x[40:402].double() if head.grid is None else head.grid.snap(x[40:402])
-    w, _ = dense(kept, y[40:402], K, rho=0.01)
-    torch.testing.assert_close(head.w, w, rtol=0, atol=1e-7 * float(w.abs().max()))
-
-
-@pytest.mark.parametrize("form", WITH_STATISTICS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [12, 300])
 @pytest.mark.parametrize("unread", [False, True])
 def test_everything_removed_but_not_what_was_held(form: str, rows: int, unread: bool) -> None:
@@ -501,16 +477,7 @@ def test_everything_removed_but_not_what_was_held(form: str, rows: int, unread: 
     refused(lambda: head(x), NotFittedError)
 
 
-@pytest.mark.parametrize("form", COMPACT)
-def test_the_last_samples_are_others(form: str) -> None:
-    x, y = data()
-    head, twin = (LSSVMHead(J, K, **FORMS[form]).add(x[:3], y[:3]) for _ in range(2))
-    refused(lambda: head.remove(-x[:3], y[:3]), RemovalError, "last samples")
-    assert_untouched(head, twin)
-    assert head.remove(x[:3], y[:3]).n == 0
-
-
-@pytest.mark.parametrize("form", ["float sums", "compact"])
+@pytest.mark.parametrize("form", ["float sums"])
 def test_real_weights_come_to_zero(form: str) -> None:
     """0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not zero in floating point; no sample is left all the same."""
     x, y = data()
@@ -646,17 +613,15 @@ def test_predicting_on_bad_features(
     assert head(samples.x).isfinite().all()
 
 
+@pytest.mark.cuda
 def test_another_device_is_named_for_cuda() -> None:
-    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64)).refresh()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        there = torch.zeros(3, J, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
-        for call in (lambda: head.add(*there), lambda: head.remove(*there), lambda: head(there[0])):
-            refused(call, RuntimeError, "x is on cuda:0", "on cpu", "x.to('cpu')")
-        gpu = LSSVMHead(J, K, device="cuda")
-        refused(
-            lambda: gpu.add(torch.zeros(3, J), there[1]), RuntimeError, "x is on cpu", "on cuda:0", "x.to('cuda:0')"
-        )
-        refused(lambda: gpu.merge(head), ValueError, "device", "cuda", "cpu")
+    head = LSSVMHead(J, K).add(torch.zeros(3, J), torch.zeros(3, dtype=torch.int64))
+    there = torch.zeros(3, J, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
+    for call in (lambda: head.add(*there), lambda: head.remove(*there), lambda: head(there[0])):
+        refused(call, RuntimeError, "x is on cuda:0", "on cpu", "x.to('cpu')")
+    gpu = LSSVMHead(J, K, device="cuda").add(*there)
+    refused(lambda: gpu(torch.zeros(3, J)), RuntimeError, "x is on cpu", "on cuda:0", "x.to('cuda:0')")
+    refused(lambda: gpu.merge(head), ValueError, "device", "cuda", "cpu")
 
 
 # -- options ---------------------------------------------------------------------------------------------------------------
@@ -665,7 +630,7 @@ NO_RHO = [0, 0.0, -1.0, NAN, INF, -INF, "1", None, True, 1j, torch.tensor(-1.0),
 
 
 @pytest.mark.parametrize("value", NO_RHO, ids=repr)
-@pytest.mark.parametrize("form", ["grid", "compact"])
+@pytest.mark.parametrize("form", ["grid"])
 def test_rho_is_positive(value: Any, form: str, dense: Callable[..., Any]) -> None:
     refused(
         lambda: LSSVMHead(J, K, rho=value, **FORMS[form]),
@@ -831,7 +796,7 @@ def test_merging_with_something_else(call: str, other: Any) -> None:
     assert_untouched(head, twin)
 
 
-@pytest.mark.parametrize("form", WITH_STATISTICS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrong", ["more of a class", "larger", "others", "from nothing"])
 def test_subtracting_what_is_not_there(form: str, wrong: str, dense: Callable[..., Any]) -> None:
     head, twin, samples = twins(FORMS[form])
@@ -889,50 +854,6 @@ def test_forget_class_needs_sums_per_class(dense: Callable[..., Any]) -> None:
     refused(lambda: head.forget_class(1), ValueError, "per_class=True")
     assert_untouched(head, twin)
     assert_goes_on(head, FORMS["grid"], samples, dense)
-
-
-# -- what the compact form cannot do ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda h: h.digest(),
-        lambda h: h.drift(),
-        lambda h: h.refresh(),
-        lambda h: h.add_classes(1),
-        lambda h: h.forget_class(0),
-        lambda h: h.merge(LSSVMHead(J, K)),
-        lambda h: LSSVMHead(J, K).merge(h),
-        lambda h: operator.iadd(h, h),
-        lambda h: operator.isub(h, h),
-        lambda h: setattr(h, "class_weight", "balanced"),
-    ],
-    ids=["digest", "drift", "refresh", "add_classes", "forget_class", "merge", "merged", "+=", "-=", "class_weight"],
-)
-@pytest.mark.parametrize("form", COMPACT)
-def test_what_the_compact_form_cannot_do(
-    call: Callable[[LSSVMHead], Any], form: str, dense: Callable[..., Any]
-) -> None:
-    head, twin, samples = twins(FORMS[form])
-    refused(lambda: call(head), ValueError, "statistics=True", "compact form", "only w and P")
-    assert_untouched(head, twin)
-    assert_goes_on(head, FORMS[form], samples, dense)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"class_weight": "balanced"}, "class_weight"),
-        ({"class_weight": "complement"}, "class_weight"),
-        ({"multiclass": "ovo"}, "ovo"),
-        ({"per_class": True}, "per_class"),
-        ({"folds": 3}, "folds"),
-    ],
-    ids=repr,
-)
-def test_what_the_compact_form_cannot_be(options: dict[str, Any], word: str) -> None:
-    refused(lambda: LSSVMHead(J, K, statistics=False, **options), ValueError, word, "statistics=True", "compact form")
 
 
 def test_no_digest_without_a_grid() -> None:

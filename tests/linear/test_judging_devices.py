@@ -12,7 +12,6 @@ FORMS = {
     "balanced": {"grid": GRID, "class_weight": "balanced"},
     "float sums": {"grid": None},
     "values": {"grid": GRID},
-    "compact": {"statistics": False},
     "folds": {"grid": GRID, "folds": 3},
     "pairs": {"grid": GRID, "multiclass": "ovo"},
 }
@@ -34,9 +33,8 @@ def ask(form: str, device: str) -> dict[str, torch.Tensor]:
         out |= {"scores": head.influence(x, y, x[:5], on="scores"), "loss": head.influence(x, y, x[:5], y[:5])}
         top = head.most_influential(x, y, x[:5], y[:5], 3)
         out |= {"most": top.change, "helpful": top.helpful, "harm": top.harm}
-    if form != "compact":
-        out |= {"gcv": head.rho_path([0.1, 1.0]).errors}
-    if form not in ("compact", "pairs"):
+    out |= {"gcv": head.rho_path([0.1, 1.0]).errors}
+    if form != "pairs":
         out |= {"uncertainty": head.uncertainty(x)}
     if form == "folds":
         out["kfold"] = head.rho_path([0.1, 1.0], "kfold").errors

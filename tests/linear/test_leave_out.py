@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.conftest import solve_dense
 from torchlssvm import (
+    CompactLSSVMHead,
     FixedPoint,
     IncrementalSVM,
     KernelLSSVM,
@@ -130,11 +131,10 @@ def test_multiplicities(data, form) -> None:
         assert torch.allclose(head(z) + change[i], truth[1:], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-def test_float_targets_real_weights_and_the_compact_form(statistics) -> None:
+def test_float_targets_and_real_weights() -> None:
     torch.manual_seed(1)
     x, t, weight = torch.randn(30, 4).double(), torch.randn(30, 2).double(), 0.5 + torch.rand(30).double()
-    head = LSSVMHead(4, 2, rho=0.7, grid=None, statistics=statistics).add(x, t, weight=weight)
+    head = LSSVMHead(4, 2, rho=0.7, grid=None).add(x, t, weight=weight)
     one = head.leave_one_out(x, t, weight=weight)
     shift = head.influence(x, t, x[:3], what="relabel", y_new=t + 1, weight=weight, on="scores")
     loss = head.influence(x, t, x[:3], t[:3], weight=weight)
@@ -251,7 +251,7 @@ def test_cross_validation_by_replacing_folds(data) -> None:
     x, y, _, _ = data
     ids = [f"s{i}" for i in range(N)]
     fold = torch.tensor(fold_of(ids, 4))
-    for head in (LSSVMHead(J, K, grid=GRID), LSSVMHead(J, K, grid=GRID, folds=4), LSSVMHead(J, K, statistics=False)):
+    for head in (LSSVMHead(J, K, grid=GRID), LSSVMHead(J, K, grid=GRID, folds=4), CompactLSSVMHead(J, K)):
         scores = cross_validate(head, x, y, folds=4, ids=ids)
         assert head.n == 0
         for f in range(4):

@@ -298,7 +298,6 @@ def test_leverage_of_the_other_forms() -> None:
     x, y = problem(60)
     ovr = LSSVMHead(5, 3, grid=GRID).add(x, y)
     assert torch.allclose(LSSVMHead(5, 3, grid=GRID, multiclass="ovo").add(x, y).leverage(x), ovr.leverage(x))
-    assert torch.allclose(LSSVMHead(5, 3, statistics=False, grid=GRID).add(x, y).leverage(x), ovr.leverage(x))
 
 
 def test_probabilities_of_pairs_and_batches() -> None:
@@ -334,8 +333,6 @@ def test_bad_input() -> None:
         LSSVMHead(5, 3).predict_proba(x)
     with pytest.raises(NotFittedError):
         LSSVMHead(5, 3).leverage(x)
-    with pytest.raises(ValueError, match="statistics"):
-        LSSVMHead(5, 3, statistics=False).add(x, y).uncertainty(x)
     with pytest.raises(ValueError, match="ovr"):
         LSSVMHead(5, 3, multiclass="ovo").add(x, y).uncertainty(x)
 

@@ -106,11 +106,9 @@ def test_setting_and_refusing():
     for make in (lambda: LSSVMHead(J, K, rho="loo"), lambda: LSSVMHead(J, K, rho=0)):
         with pytest.raises(ValueError, match=r"rho \(or 'gcv'\) must be"):
             make()
-    with pytest.raises(ValueError, match="statistics=True"):
-        LSSVMHead(J, K, rho="gcv", statistics=False)
-    with pytest.raises(ValueError, match="select_rho"):
+    with pytest.raises(ValueError, match="k-fold"):
         MarginHead(J, K, rho="gcv")
-    with pytest.raises(ValueError, match="select_rho"):
+    with pytest.raises(ValueError, match="k-fold"):
         MarginHead(J, K).rho = "gcv"
 
 
@@ -138,12 +136,10 @@ def test_a_calibration_of_another_rho_is_void():
     assert head.refresh().calibration is not None
 
 
-def test_attach_chooses_and_a_compact_or_margin_head_does_not():
+def test_attach_chooses():
     x, y = samples()
     clf = attach(nn.Linear(J, 5), K).fit([(x, y)])
     assert clf.head.rho == truth(clf.head, x, y)
-    assert attach(nn.Linear(J, 5), K, statistics=False).head.rho == 1.0
-    assert attach(nn.Linear(J, 5), K, "margin").fit([(x, y)]).head.rho == 1.0
     assert attach(nn.Linear(J, 5), K, rho=2.0).fit([(x, y)]).head.rho == 2.0
 
 

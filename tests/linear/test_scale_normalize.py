@@ -171,28 +171,26 @@ def test_normalized_rows_have_one_form_everywhere():
 
 
 @pytest.mark.parametrize("normalize", ["l2", "sqrt"])
-@pytest.mark.parametrize("statistics", [True, False], ids=["statistics", "compact"])
-def test_a_normalizing_head_is_a_head_on_normalized_rows(normalize, statistics):
+def test_a_normalizing_head_is_a_head_on_normalized_rows(normalize):
     grid = FixedPoint(32.0)
-    head = LSSVMHead(J, K, grid=grid, normalize=normalize, statistics=statistics).add(X.float(), Y)
+    head = LSSVMHead(J, K, grid=grid, normalize=normalize).add(X.float(), Y)
     z = normalized(X.float().double(), normalize)
-    plain = LSSVMHead(J, K, grid=grid, statistics=statistics).add(z, Y)
+    plain = LSSVMHead(J, K, grid=grid).add(z, Y)
     for a, b in ((head, X.float()), (plain, z)):
         a.remove(b[GONE], Y[GONE])
         a.relabel(b[-3:], Y[-3:], (Y[-3:] + 1) % K)
     assert torch.equal(head.w, plain.w)
     assert torch.allclose(head(X.float()), plain(z), rtol=0, atol=1e-12)
-    if statistics:
-        assert torch.equal(head.statistics.M, plain.statistics.M)
-        assert head.digest() != plain.digest()  # the header says what was done to the rows
-        y = Y.clone()
-        y[-3:] = (y[-3:] + 1) % K
-        keep = ~GONE
-        assert torch.equal(head.leave_one_out(X.float()[keep], y[keep]), plain.leave_one_out(z[keep], y[keep]))
-        assert torch.equal(head.leverage(X.float()), plain.leverage(z))
-        part = X.float()[40:41]
-        assert torch.equal(head.influence(part, y[40:41], X.float()[:5], on="scores"),
-                           plain.influence(z[40:41], y[40:41], z[:5], on="scores"))  # fmt: skip
+    assert torch.equal(head.statistics.M, plain.statistics.M)
+    assert head.digest() != plain.digest()  # the header says what was done to the rows
+    y = Y.clone()
+    y[-3:] = (y[-3:] + 1) % K
+    keep = ~GONE
+    assert torch.equal(head.leave_one_out(X.float()[keep], y[keep]), plain.leave_one_out(z[keep], y[keep]))
+    assert torch.equal(head.leverage(X.float()), plain.leverage(z))
+    part = X.float()[40:41]
+    assert torch.equal(head.influence(part, y[40:41], X.float()[:5], on="scores"),
+                       plain.influence(z[40:41], y[40:41], z[:5], on="scores"))  # fmt: skip
 
 
 def test_bad_rows_are_named_as_they_came():
@@ -204,8 +202,6 @@ def test_bad_rows_are_named_as_they_came():
     for options in ({"normalize": "l1"}, {"scale": "max"}, {"scale": True}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be one of None"):
             LSSVMHead(2, 2, **options)
-    with pytest.raises(ValueError, match=r"scale='std' needs statistics=True"):
-        LSSVMHead(2, 2, scale="std", statistics=False)
     with pytest.raises(ValueError, match=r"scale='std' moves"):
         LSSVMHead(J, K, scale="std").add(X, Y).remove_approximate(X[:2], Y[:2])
 
@@ -310,7 +306,7 @@ def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
     clf = attach(torch.nn.Linear(J, 10), K, normalize="sqrt", scale="std").add(X, Y)
     truth = LSSVMHead(J, K, normalize="sqrt", scale="std").add(X, Y)
     assert clf.head.digest() == truth.digest()
-    arguments = ["--features", str(J), "--classes", str(K), "--normalize", "sqrt", "--scale", "std"]
+    arguments = ["--in-features", str(J), "--classes", str(K), "--normalize", "sqrt", "--scale", "std"]
     assert cli.main(["init", str(tmp_path / "s"), *arguments]) == 0
     with SampleStore(tmp_path / "s") as store:
         store.apply(Add(ids=[str(i) for i in range(N)], x=X, y=Y))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchlssvm import LSSVMHead
+from torchlssvm import CompactLSSVMHead, LSSVMHead
 
 datasets = pytest.importorskip("sklearn.datasets")
 linear_model = pytest.importorskip("sklearn.linear_model")
@@ -39,8 +39,14 @@ def test_ridge_classifier(name, standardised, form):
     x, y = load(name, standardised)
     K = int(y.max()) + 1
     grid = LSSVMHead(x.shape[1], K).add(x, y).grid
-    head = LSSVMHead(x.shape[1], K, rho=2.0, grid=grid, statistics=form == "statistics").add(x, y)
     snapped = grid.snap(x)
+    head = (
+        LSSVMHead(x.shape[1], K, rho=2.0, grid=grid)
+        if form == "statistics"
+        else CompactLSSVMHead(x.shape[1], K, rho=2.0)
+    )
+    x = snapped
+    head.add(x, y)
     third = len(x) // 3
     agree(head, linear_model.RidgeClassifier(alpha=2.0, solver="cholesky").fit(snapped.numpy(), y.numpy()), snapped)
     head.remove(x[:third], y[:third])
@@ -128,7 +134,8 @@ def test_every_third_sample_removed(name, standardised, form):
     x, y = load(name, standardised)
     K = int(y.max()) + 1
     grid = LSSVMHead(x.shape[1], K).add(x, y).grid
-    head = LSSVMHead(x.shape[1], K, grid=grid, statistics=form == "statistics").add(x, y)
+    x = grid.snap(x)
+    head = (LSSVMHead(x.shape[1], K, grid=grid) if form == "statistics" else CompactLSSVMHead(x.shape[1], K)).add(x, y)
     keep = np.arange(len(x)) % 3 > 0
     head.remove(x[::3], y[::3])
     snapped = grid.snap(x)
@@ -146,8 +153,8 @@ def test_ridge_regression_as_given(name, intercept, weighted, form):
     x, _ = load(name)
     target, x = x[:, :2].clone(), x[:, 2:]
     weight = 0.1 + torch.rand(len(x), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    options = {"grid": None} if form == "statistics" else {"statistics": False}
-    head = LSSVMHead(x.shape[1], 2, rho=0.7, intercept="free" if intercept else "none", **options)
+    kind, options = (LSSVMHead, {"grid": None}) if form == "statistics" else (CompactLSSVMHead, {})
+    head = kind(x.shape[1], 2, rho=0.7, intercept="free" if intercept else "none", **options)
     head.add(x, target, weight=weight if weighted else None)
     model = linear_model.Ridge(alpha=0.7, fit_intercept=intercept, solver="cholesky")
     for keep in (np.ones(len(x), dtype=bool), np.arange(len(x)) % 3 > 0):
@@ -163,8 +170,8 @@ def test_multiplicities_without_statistics():
     x, y = load("wine")
     grid = LSSVMHead(x.shape[1], 3).add(x, y).grid
     weight = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(2))
-    head = LSSVMHead(x.shape[1], 3, grid=grid, statistics=False).add(x, y, weight=weight)
-    snapped = grid.snap(x)
+    x = snapped = grid.snap(x)
+    head = CompactLSSVMHead(x.shape[1], 3).add(x, y, weight=weight)
     model = linear_model.RidgeClassifier(alpha=1.0, solver="cholesky")
     agree(head, model.fit(snapped.numpy(), y.numpy(), sample_weight=weight.numpy()), snapped)
     head.remove(x[::3], y[::3], weight=weight[::3])

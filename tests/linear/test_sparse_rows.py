@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, MarginHead, RemovalError, Statistics
+from torchlssvm.distributed import agree
 from torchlssvm.functional.row_normalization import normalized
 
 X = torch.randn(40, 9, generator=torch.Generator().manual_seed(0)) * (torch.arange(360).reshape(40, 9) % 4 == 0)
@@ -99,21 +100,16 @@ def test_sparse_rows_with_targets_and_large_weights():
     torch.testing.assert_close(floats[0].statistics.M, floats[1].statistics.M)
 
 
-@pytest.mark.parametrize("per_class", [False, True])
-def test_sparse_rows_after_an_agreement(per_class):
-    """What ranks agreed on is kept beside what came since, and rows that wait are not lost."""
+def test_sparse_rows_after_an_agreement():
+    """What came since is summed on its own, and rows that wait are not lost."""
     x, y = wide_rows()
     other, labels = wide_rows(seed=1)
-    options = {"grid": 8.0, "per_class": per_class}
-    stats = Statistics(600, 3, **options).add(other[:300], labels[:300])
-    stats.mark()
-    stats.add(other[300:305], labels[300:305]).add(x.to_sparse(), y).add(other[305:310], labels[305:310])
-    assert stats.agreed() == Statistics(600, 3, **options).add(other[:300], labels[:300])
-    new = Statistics(600, 3, **options).add(torch.cat([other[300:310], x]), torch.cat([labels[300:310], y]))
-    assert stats.pending() == new
-    assert (
-        stats.remove(x.to_sparse(), y).digest() == Statistics(600, 3, **options).add(other[:310], labels[:310]).digest()
-    )
+    head = agree(LSSVMHead(600, 3, grid=8.0).add(other[:300], labels[:300]))
+    head.add(other[300:305], labels[300:305]).add(x.to_sparse(), y).add(other[305:310], labels[305:310])
+    new = Statistics(600, 3, grid=8.0).add(torch.cat([other[300:310], x]), torch.cat([labels[300:310], y]))
+    assert head.pending.statistics == new
+    truth = Statistics(600, 3, grid=8.0).add(other[:310], labels[:310])
+    assert head.remove(x.to_sparse(), y).digest() == truth.digest()
 
 
 def test_rows_that_are_not_well_formed():
@@ -163,4 +159,3 @@ def test_sparse_rows_are_never_made_dense(monkeypatch):
 def test_bytes_are_named_beforehand():
     assert LSSVMHead(1000, 10).planned_bytes == 3 * 8 * 1000**2
     assert LSSVMHead(1000, 10, multiclass="ovo").planned_bytes == 12 * 8 * 1000**2
-    assert LSSVMHead(1000, 10, statistics=False).planned_bytes == 2 * 8 * 1000**2

@@ -225,13 +225,10 @@ def outcome(h: LSSVMHead, before: LSSVMHead, after: LSSVMHead) -> str:
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["read", "unread"])
-@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"statistics": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"per_class": True}], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_exception_at_every_accumulating_call(operation: str, options: dict[str, Any], unread: bool) -> None:
     """Planted before and after the first and the second call of each function that the operation calls."""
-    compact = not options.get("statistics", True)
-    if compact and operation in ("merge", "digest"):
-        pytest.skip("the compact form has neither")
     before, after = prepare(options, unread), prepare(options, unread)
     counters = [Failing(Planted(), at=0) for _ in CALLS]  # never: they count
     with ExitStack() as stack:
@@ -312,7 +309,7 @@ def test_two_thousand_signals() -> None:
 # -- moving ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"statistics": False}, {"multiclass": "ovo"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"multiclass": "ovo"}], ids=str)
 def test_a_move_that_fails_leaves_the_head_where_it_was(options: dict[str, Any]) -> None:
     h, twin = (head(**options).add(X, Y) for _ in range(2))
     for device in ("meta", "cuda:7"):

@@ -74,7 +74,7 @@ def test_storage_is_smaller_than_the_data(recipe: ModuleType, monkeypatch: pytes
     sizes = recipe.storage(recipe.Task(None))
     J, n = 64, 1438
     assert sizes["raw data, float32 pixels and int64 labels"] == n * (4 * J + 8)
-    assert sizes["w and P = I - C, the compact form"] == 8 * J * (J + 2)
+    assert sizes["w and C, the compact form"] == 8 * J * (J + 2)
     assert sizes["statistics"] < sizes["saved state_dict, with statistics"] < n * (4 * J + 8)
 
 

@@ -105,7 +105,9 @@ def test_it_opens_with_erasures_requests_and_work_to_be_done(place) -> None:
     assert "&lt;b&gt;Art. 17" in opening
     assert "rho" not in opening.replace("torchlssvm", "")
     with SampleStore(place / "store", readonly=True) as store:
-        assert str(place / "report.html") in store.checkpoints()  # certificates name it after the next erasure
+        assert (
+            str(place / "report.html") in store.certificates.checkpoints()
+        )  # certificates name it after the next erasure
 
 
 def test_harm_is_what_retraining_a_half_says(place) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchlssvm import (
     AttachedClassifier,
+    CompactLSSVMHead,
     FixedPoint,
     KernelLSSVM,
     LSSVMHead,
@@ -332,7 +333,7 @@ def test_a_saved_file_is_on_the_certificate_of_a_later_erasure(data, tmp_path):
     clf = attach(network(), K, store=tmp_path / "store").fit(named(data))
     clf.save(tmp_path / "clf.pt")
     clf.remove(subject="u4")
-    assert any("clf.pt" in name for name in clf.store.older_files(clf.store.position)["checkpoints"])
+    assert any("clf.pt" in name for name in clf.store.certificates.checkpoints_before(clf.store.position))
     again = AttachedClassifier.load(tmp_path / "clf.pt", network())
     assert again.head.n == N  # the file is older
     joined = AttachedClassifier.load(tmp_path / "clf.pt", network(), store=tmp_path / "store")
@@ -379,7 +380,7 @@ def test_a_store_that_refuses_leaves_the_network_as_it_was(data, tmp_path):
 @pytest.mark.parametrize("kind", ["kernel", "without statistics", "margin", "lssvm"])
 def test_a_loader_that_fails_leaves_any_head_as_it_was(data, kind, verb):
     x, y = data[0], data[1] % 2
-    head = {"kernel": KernelLSSVM(RBF(1.0)), "without statistics": LSSVMHead(24, 2, statistics=False)}.get(kind, kind)
+    head = {"kernel": KernelLSSVM(RBF(1.0)), "without statistics": CompactLSSVMHead(24, 2)}.get(kind, kind)
     clf = attach(network(), 2, head)
     clf.add(x, y)
     before = clf(x)
@@ -421,4 +422,4 @@ def test_a_file_written_beside_an_erasure_is_named(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", save)
     clf.save(tmp_path / "c.pt")
-    assert clf.store.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}
+    assert clf.store.certificates.checkpoints() == {str(tmp_path / "c.pt"): erased[0].position - 1}

@@ -79,7 +79,7 @@ class Model:
                 head.add(x[None], torch.tensor([y]))
             assert store.head.digest() == head.digest()
             assert store.recompute() == (len(self.samples), head.digest())
-            return store.recovery
+            return store.live.recovery
 
 
 class Zygote:
@@ -241,5 +241,5 @@ def test_the_process_is_told_what_recovery_did(tmp_path: Path, caplog: pytest.Lo
     caplog.set_level("INFO", logger="torchlssvm.store")
     time.sleep(0)
     with SampleStore(tmp_path / "live") as store:
-        assert store.recovery in caplog.text
+        assert store.live.recovery in caplog.text
         assert "was not closed" in caplog.text

@@ -172,12 +172,12 @@ def test_a_crash_before_the_receipt_is_written_loses_no_nonce(store: SampleStore
     process.join()
     assert process.exitcode == 9
     with SampleStore(tmp_path / "store") as again:
-        assert again.unwritten_receipts() == ["erasure"]
+        assert again.receipts.unwritten() == ["erasure"]
         with pytest.raises(StoreError, match="not compacted"):
             again.compact()
         with pytest.raises(ValueError, match="inside the store"):
             again.write_receipt(["erasure"], again.path / "receipt.json")
-        assert again.unwritten_receipts() == ["erasure"]
+        assert again.receipts.unwritten() == ["erasure"]
         receipt = again.write_receipt(["erasure"], tmp_path / "receipt.json")
         with pytest.raises(FileExistsError):
             again.write_receipt(["erasure"], tmp_path / "receipt.json")
@@ -226,7 +226,7 @@ def test_two_handles_and_snapshots_see_the_entries_of_requests(store: SampleStor
     with SampleStore(tmp_path / "store") as again:
         again.requests.open("customer-0", request_id="R-2")
     with SampleStore(tmp_path / "store") as again:
-        assert "snapshot" in again.recovery
+        assert "snapshot" in again.live.recovery
 
 
 def test_receipts_of_many_samples_are_checked_in_one_pass(store: SampleStore) -> None:

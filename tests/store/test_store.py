@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.support.faults import Failing, replaced
-from tests.support.store_file import write_locked
+from tests.support.store_file import relearned, write_locked
 from torchlssvm import FixedPoint, GridError, LSSVMHead, RemovalError
 from torchlssvm.errors import StoreBusyError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
@@ -50,21 +50,8 @@ def store(tmp_path: Path) -> Iterator[SampleStore]:
         yield opened
 
 
-def fresh(store: SampleStore) -> LSSVMHead:
-    """A head that learned the surviving rows, in another order, on the grids that the store's head has."""
-    config, stats = store.head.config(), store.head.statistics
-    if stats is not None and stats.exact:
-        for name, grid in (("grid", stats.grid), ("target_grid", stats.target_grid)):
-            config[name] = [grid.limit.hex(), grid.bits, grid.headroom] if grid is not None else "auto"
-    head = LSSVMHead.from_config(config)
-    folds = head.statistics is not None and head.statistics.folds
-    for part in list(store.batches(size=7))[::-1]:
-        head.add(part.x, part.y, ids=part.ids if folds else None)
-    return head
-
-
 def agree(store: SampleStore) -> bool:
-    return store.head.digest() == fresh(store).digest() and len(store) == store.head.n
+    return store.head.digest() == relearned(store).digest() and len(store) == store.head.n
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -341,7 +328,7 @@ def test_automatic_grid_survives_a_rebuild(tmp_path: Path) -> None:
     for path in (tmp_path / "s").glob("*.snapshot.pt"):
         path.unlink()
     with SampleStore(tmp_path / "s") as store:
-        assert "rebuilt" in store.recovery
+        assert "rebuilt" in store.live.recovery
         assert (store.head.grid, store.head.digest()) == (grid, digest)
 
 
@@ -354,9 +341,7 @@ def test_automatic_grid_survives_a_rebuild(tmp_path: Path) -> None:
         {"folds": 4},
         {"intercept": "penalized", "rho": 0.25},
         {"grid": "auto"},
-        {"grid": FixedPoint(10.0, bits=18)},
         {"grid": FixedPoint(8.0, bits=6)},
-        {"grid": FixedPoint(8.0, bits=14)},
         {"grid": FixedPoint(8.0, bits=26)},
         {"class_weight": torch.tensor([1.0, 2.0, 3.0])},
     ],
@@ -375,8 +360,7 @@ def test_every_form_of_head(tmp_path: Path, options: dict[str, Any]) -> None:
         assert agree(store)
 
 
-@pytest.mark.parametrize("grid", [None, "auto", FixedPoint(64.0)], ids=str)
-@pytest.mark.parametrize("width", [1, K])
+@pytest.mark.parametrize(("grid", "width"), [(None, K), ("auto", 1), (FixedPoint(64.0), K)], ids=str)
 def test_float_targets(tmp_path: Path, grid: Any, width: int) -> None:
     x, _ = data()
     y = torch.randn(N, width, generator=torch.Generator().manual_seed(3))
@@ -391,17 +375,16 @@ def test_float_targets(tmp_path: Path, grid: Any, width: int) -> None:
         assert store.get(["sample-1"]).y.shape == (1, width)
 
 
-@pytest.mark.parametrize("options", [{"grid": None}, {"statistics": False}], ids=str)
-def test_heads_without_a_digest(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_heads_without_a_digest(tmp_path: Path) -> None:
     x, y = data()
-    with SampleStore(tmp_path / "s", head=new_head(**options)) as store:
+    with SampleStore(tmp_path / "s", head=new_head(grid=None)) as store:
         store.apply(Add(ids=ids_of(), x=x, y=y, subject=users_of()))
         receipt = store.apply(Remove(subject="user-0"))
         assert receipt.digest is None
         with pytest.raises(RemovalError):
             store.apply([Remove(subject="user-1"), Remove(subject="nobody")])
         scores = store.head(x)
-        assert torch.allclose(fresh(store)(x), scores, atol=1e-8)
+        assert torch.allclose(relearned(store)(x), scores, atol=1e-8)
     with SampleStore(tmp_path / "s") as store:
         assert torch.allclose(store.head(x), scores, atol=1e-8)
 
@@ -416,7 +399,7 @@ def test_closed_and_opened(store: SampleStore, tmp_path: Path) -> None:
     with SampleStore(tmp_path / "store") as again:
         assert again.head is not head
         assert again.head.digest() == digest
-        assert "loaded the snapshot" in again.recovery
+        assert "loaded the snapshot" in again.live.recovery
         assert agree(again)
     given = new_head()
     with SampleStore(tmp_path / "store", head=given) as again:
@@ -438,13 +421,9 @@ def test_opened_without_a_clean_stop(store: SampleStore, tmp_path: Path) -> None
         digest = running.head.digest()
         running._db.close()  # as a killed process leaves it
         again = SampleStore(tmp_path / "store")
-        assert again.recovery == done
-        assert again.head.digest() == digest
+        assert (again.live.recovery, again.head.digest()) == (done, digest)
         assert agree(again)
         again._db.close()  # without writing a snapshot
-        if "rolled" not in done:
-            break
-        next(iter((tmp_path / "store").glob("*.snapshot.pt"))).exists()
 
 
 def test_the_options_of_the_head_are_kept(store: SampleStore, tmp_path: Path) -> None:
@@ -689,11 +668,10 @@ def test_readers(store: SampleStore, tmp_path: Path) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dataset_view(store: SampleStore, workers: int) -> None:
+def test_dataset_view(store: SampleStore) -> None:
     view = store.dataset()
     assert len(view) == N
-    x, y = zip(*DataLoader(view, batch_size=16, num_workers=workers), strict=True)
+    x, y = zip(*DataLoader(view, batch_size=16, num_workers=2), strict=True)
     rows = next(iter(store.batches()))
     assert torch.equal(torch.cat(x), rows.x)
     assert torch.equal(torch.cat(y), rows.y)
@@ -701,7 +679,7 @@ def test_dataset_view(store: SampleStore, workers: int) -> None:
     with pytest.raises(IndexError):
         view[N]
     store.apply(Remove(ids=["sample-0"]))
-    with pytest.raises(StoreError, match="erased"):
+    with pytest.raises(RemovalError, match="sample-0"):
         view[0]
 
 
@@ -733,16 +711,6 @@ def test_numbers(store: SampleStore) -> None:
     assert (numbers["samples"], numbers["subjects"], numbers["events"]) == (N, 5, 1)
     assert numbers["labels"] == {"0": 14, "1": 13, "2": 13}
     assert numbers["digest"] == store.head.digest()
-
-
-def test_ids_that_are_numbers(tmp_path: Path) -> None:
-    x, y = data()
-    with SampleStore(tmp_path / "s", head=new_head()) as store:
-        store.apply(Add(ids=torch.arange(N), x=x.numpy(), y=np.asarray(y)))
-        store.apply(Remove(ids=[3, 4]))
-        assert 3 not in store
-        assert "5" in store
-        assert agree(store)
 
 
 def test_events_larger_than_a_batch(tmp_path: Path) -> None:

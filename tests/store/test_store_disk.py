@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.faults import replaced
+from tests.support.store_file import relearned
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.errors import StoreDiskError, StoreError
@@ -28,13 +29,6 @@ GRID = FixedPoint(8.0)
 def add(i: int, n: int = 20) -> Add:
     x = torch.randn(n, J, generator=torch.Generator().manual_seed(i))
     return Add(ids=[f"{i}-{k}" for k in range(n)], x=x, y=torch.arange(n) % K, subject=f"s{i}", event_id=f"e{i}")
-
-
-def truth(store: SampleStore) -> str:
-    head = LSSVMHead(J, K, grid=GRID)
-    for rows in store.batches():
-        head.add(rows.x, rows.y)
-    return head.digest()
 
 
 class Disk:
@@ -90,15 +84,15 @@ def test_a_full_disk_acknowledges_nothing(disk: Disk) -> None:
                 refused = str(error)
                 break
         assert "samples.sqlite" in refused
-        assert store.head.digest() == truth(store)
+        assert store.head.digest() == relearned(store).digest()
         assert store.position == 1 + 2 * (i - 1)
         with pytest.raises(StoreDiskError):
             store.apply(add(i, 200))
-        assert store.head.digest() == truth(store)
+        assert store.head.digest() == relearned(store).digest()
         assert i > 1 or store.head.digest() == before
         disk.empty()
         assert store.apply(add(i)).applied
-        assert store.head.digest() == truth(store)
+        assert store.head.digest() == relearned(store).digest()
         assert store.recompute() == (len(store), store.head.digest())
 
 
@@ -110,11 +104,11 @@ def test_a_corrector_blames_no_event_for_the_disk(tmp_path: Path) -> None:
     limited(store, 30)
     with pytest.raises(StoreDiskError, match="full"):
         corrector.apply(given)
-    assert store.head.digest() == truth(store)
+    assert store.head.digest() == relearned(store).digest()
     limited(store, 1 << 20)
     assert [o.status for o in corrector.apply(given)] == ["refused", "applied", "applied", "applied"]
     assert len(store) == 920
-    assert store.head.digest() == truth(store)
+    assert store.head.digest() == relearned(store).digest()
     store.close()
     with pytest.raises(StoreError, match="closed"):
         corrector.apply([Remove(subject="s1")])
@@ -132,7 +126,7 @@ def test_closing_on_a_full_disk_says_so_and_loses_nothing_else(disk: Disk, caplo
     disk.empty()
     with SampleStore(disk.path / "s") as again:
         assert (again.head.digest(), len(again)) == (digest, 80)
-        assert again.head.digest() == truth(again)
+        assert again.head.digest() == relearned(again).digest()
 
 
 def test_options_that_cannot_be_kept_are_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +176,7 @@ def test_a_folder_that_is_gone_acknowledges_nothing(tmp_path: Path, how: str, ca
     if how == "moved":
         with SampleStore(tmp_path / "elsewhere") as again:
             assert (again.position, len(again)) == (2, 19)
-            assert again.head.digest() == truth(again)
+            assert again.head.digest() == relearned(again).digest()
 
 
 def test_a_folder_that_goes_while_an_event_is_written(tmp_path: Path) -> None:

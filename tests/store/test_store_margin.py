@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchlssvm import FixedPoint, LSSVMHead, MarginHead, VerificationError, verify
-from torchlssvm.errors import StoreError
+from torchlssvm import FixedPoint, MarginHead, VerificationError, verify
 from torchlssvm.events import Add, Relabel, Remove, Replace
 from torchlssvm.store import SampleStore
 
@@ -91,7 +90,7 @@ def test_snapshots_hold_no_rows_and_start_the_next_solve(tmp_path):
     held = torch.load(file, weights_only=True)["statistics"]
     assert set(held) == {"w", "b", "active"}
     with SampleStore(tmp_path / "s") as again:
-        assert "snapshot" in again.recovery
+        assert "snapshot" in again.live.recovery
         torch.testing.assert_close(again.head.w, w, rtol=1e-12, atol=1e-12)
         assert sum(s.rounds for s in again.head.solver.states) < sum(rounds)
         again.apply(Remove(ids=["s0"]))
@@ -117,22 +116,6 @@ def test_preview_copies_and_undo_leave_the_head_as_it_was(tmp_path):
     store.close()
     with SampleStore(tmp_path / "s") as again:
         assert (again.head.rho, again.head.class_weight) == (3.0, "balanced")
-
-
-def test_a_head_of_another_kind_is_refused(tmp_path):
-    filled(tmp_path / "s")[0].close()
-    with pytest.raises(ValueError, match="type is 'LSSVMHead', not 'MarginHead'"):
-        SampleStore(tmp_path / "s", head=LSSVMHead(J, K, grid=GRID))
-
-
-def test_a_head_changed_behind_the_store_is_noticed(tmp_path):
-    store, x, y = filled(tmp_path / "s")
-    store.head.remove(x[:1], y[:1])
-    with pytest.raises(StoreError, match="behind the store's back"):
-        store.apply(Remove(ids=["s5"]))
-    store.restore()
-    same(store.head, MarginHead(J, K, grid=GRID).add(x, y))
-    store.close()
 
 
 @pytest.mark.cuda

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.store_file import relearned
 from torchlssvm import FixedPoint, LSSVMHead
 from torchlssvm.errors import NotFittedError, StoreError
 from torchlssvm.events import Add, Relabel, Remove, Replace
@@ -39,14 +40,6 @@ def together(works: list[Callable[[], None]]) -> list[BaseException]:
     return errors
 
 
-def truth(store: SampleStore) -> str:
-    """The digest of a head that learned the rows of the store."""
-    head = LSSVMHead(J, K, grid=GRID)
-    for rows in store.batches(size=5):
-        head.add(rows.x, rows.y)
-    return head.digest()
-
-
 def change(store: SampleStore, thread: int, rounds: int) -> None:
     """Add, relabel, replace and remove samples of its own; some events are refused on the way."""
     rng = random.Random(thread)
@@ -68,10 +61,10 @@ def test_four_threads_change_a_store(tmp_path: Path, runs: int) -> None:
         with SampleStore(tmp_path / f"{run}", head=LSSVMHead(J, K, grid=GRID), snapshot_rows=9) as store:
             assert together([lambda t=t: change(store, t, 8) for t in range(4)]) == []
             assert (len(store), store.position) == (4 * (16 - 2), len(store.history()))
-            assert store.head.digest() == truth(store)
+            assert store.head.digest() == relearned(store).digest()
             assert store.recompute() == (56, store.head.digest())
         with SampleStore(tmp_path / f"{run}") as again:
-            assert again.head.digest() == truth(again)
+            assert again.head.digest() == relearned(again).digest()
 
 
 @pytest.mark.parametrize("runs", [2, pytest.param(100, marks=pytest.mark.slow)])
@@ -126,12 +119,9 @@ def test_threads_predict_while_others_change(tmp_path: Path, runs: int) -> None:
                         continue
 
             assert together([lambda: write(0), lambda: write(1), read, read]) == []
-            assert store.head.digest() == truth(store)
+            assert store.head.digest() == relearned(store).digest()
             assert store.recompute() == (len(store), store.head.digest())
-            fresh = LSSVMHead(J, K, grid=GRID)
-            for rows in store.batches():
-                fresh.add(rows.x, rows.y)
-            assert torch.allclose(head.refresh().w, fresh.w, atol=1e-12)
+            assert torch.allclose(head.refresh().w, relearned(store).w, atol=1e-12)
 
 
 def test_a_handle_is_closed_while_others_work(tmp_path: Path) -> None:
@@ -156,4 +146,4 @@ def test_a_handle_is_closed_while_others_work(tmp_path: Path) -> None:
     assert all("closed" in reason for reason in refused)
     with SampleStore(tmp_path / "s") as again:
         assert sorted(again.find()) == sorted(added)  # exactly what was acknowledged
-        assert again.head.digest() == truth(again)
+        assert again.head.digest() == relearned(again).digest()

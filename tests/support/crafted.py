@@ -157,6 +157,9 @@ def special(name: str, kind: str) -> Craft:
     return craft
 
 
+SPECIAL = ("fifo", "folder", "zeros", "null", "loop", "socket", "sparse", "noise", "empty")
+
+
 def make_special(path: Path, kind: str) -> None:
     """A name that is no regular file, or one with nothing good in it."""
     if kind == "fifo":

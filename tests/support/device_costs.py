@@ -144,7 +144,6 @@ OPERATIONS: dict[str, Callable[[], Prepared]] = {
         lambda h, x, y: h.remove(x[:1], y[:1]).w, class_weight="balanced"
     ),
     "remove one, read w, one against one": head_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w, multiclass="ovo"),
-    "remove one, read w, compact": head_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w, statistics=False),
     "burst of 1,000 events, read w": burst,
     "MarginHead: add one, read w": margin_operation(lambda h, x, y: h.add(x[:1] * 0.5, y[:1]).w),
     "MarginHead: remove one, read w": margin_operation(lambda h, x, y: h.remove(x[:1], y[:1]).w),

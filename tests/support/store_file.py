@@ -1,4 +1,4 @@
-"""The file of a store as another program sees it: read, and locked."""
+"""A store as another program sees its file, read and locked; and the head that its rows give."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+from torchlssvm import LSSVMHead
+from torchlssvm.store import SampleStore
 
 
 def read(folder: Path | str, sql: str) -> list[tuple[Any, ...]]:
@@ -22,3 +25,15 @@ def write_locked(folder: Path | str) -> Iterator[None]:
         db.execute("BEGIN IMMEDIATE")
         yield
         db.execute("ROLLBACK")
+
+
+def relearned(store: SampleStore) -> LSSVMHead:
+    """A head that learned the rows of a store, in another order, on the grids that the store's head has."""
+    config, stats = store.head.config(), store.head.statistics
+    if stats.exact:
+        for name, grid in (("grid", stats.grid), ("target_grid", stats.target_grid)):
+            config[name] = [grid.limit.hex(), grid.bits, grid.headroom] if grid is not None else "auto"
+    head = LSSVMHead.from_config(config)
+    for part in list(store.batches(size=7))[::-1]:
+        head.add(part.x, part.y, ids=part.ids if stats.folds else None)
+    return head

@@ -80,14 +80,17 @@ def find_label_errors(
     where classes lie in a row, so that one of them is never far enough from all the rest together (pixels, for one).
 
     Args:
-        head: an :class:`~torchlssvm.LSSVMHead` that holds them.
+        head: a linear head that holds them; ``groups`` are not for a ``CompactLSSVMHead``.
         x: (n, J), as added.
         y: (n,), as added.
         weight: (n,), as added.
         ids: of the samples, for ``events``.
         groups: (n,), e.g. users who may have mislabelled all of their samples: scores are then leave-group-out.
     """
-    scores = head.leave_one_out(x, y, weight=weight, groups=groups, pairs="least")
+    options = {} if groups is None else {"groups": groups}
+    if getattr(head, "multiclass", "ovr") == "ovo":
+        options["pairs"] = "least"
+    scores = head.leave_one_out(x, y, weight=weight, **options)
     labels = torch.as_tensor(y, device=scores.device)
     return from_scores(scores, labels, ids)
 

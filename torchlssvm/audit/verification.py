@@ -76,7 +76,7 @@ def verify(
         allow_unsigned: accept a certificate without a signature, or leave its signature unchecked without a key.
         opening: of the certificate's commitment (:meth:`SampleStore.opening`), for a head without its store.
         preprocessing: of the classifier's inputs, where it is part of the fingerprint.
-        fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.functional.freivalds`) instead of summing
+        fast: check the sums against the rows by Freivalds' test (:mod:`torchlssvm.statistics.sum_check`) instead of summing
             the rows again: it takes the time of reading them, and wrong sums pass with a probability below 2^-60.
     """
     cert = read_certificate(certificate)
@@ -88,7 +88,8 @@ def verify(
     machine = getattr(head, "head", head)
     threads = threads_for(machine.in_features**3) if isinstance(machine, LSSVMHead) else nullcontext()
     with store.view(), threads:  # journal, rows and head of one position, whatever is written meanwhile
-        store.follow(machine)
+        if store.live.adapter is not None and store.live.adapter.head is machine:
+            store.live.follow()
         return Report(checks | _check_state(cert, head, store, opened, preprocessing, fast))
 
 
@@ -305,7 +306,7 @@ def _check_network(head: Any, cert: Certificate, preprocessing: Any) -> Check | 
 
 
 def _check_head(head: Any, is_expected: Callable[[str], bool], store: SampleStore | None) -> Check:
-    if not isinstance(head, LinearHead) or head.statistics is None or not head.statistics.exact:
+    if not isinstance(head, LinearHead) or not head.statistics.exact:
         return _check_without_digest(head, store)
     reason = head.uncertifiable
     if reason is not None:

@@ -47,7 +47,7 @@ def samples_to_erase(options: argparse.Namespace, store: SampleStore) -> list[di
     request = store.requests.get(options.request)
     if request.forgotten:
         raise ValueError(f"the request {request.id!r} is {request.state}, and its names are no longer kept")
-    targets: list[dict[str, Any]] = [{"subject": s} for s in request.named("subject") if store.count_of(s)]
+    targets: list[dict[str, Any]] = [{"subject": s} for s in request.named("subject") if store.find(subject=s)]
     held = [i for i in request.named("id") if i in store]
     subjects = {t["subject"] for t in targets}
     ids = [i for i, s in zip(held, store.get(held).subjects if held else [], strict=True) if s not in subjects]
@@ -155,7 +155,7 @@ def remove(options: argparse.Namespace) -> int:
             said["still_held"] = [n.name for n in left]
             if left:
                 text.append(f"request {options.request} is not done: samples are held of {listed(said['still_held'])}")
-        waiting = [e for e in store.unwritten_receipts() if e in done]
+        waiting = [e for e in store.receipts.unwritten() if e in done]
         said["receipt"] = str(out) if waiting else None
         text.append(write_receipt(store, waiting, out) if waiting else "no receipt is written: there was one before")
         if options.compact:
@@ -222,7 +222,7 @@ def receipt(options: argparse.Namespace) -> int:
         if options.request is not None:
             events = store.requests.get(options.request).events
         else:
-            events = options.event or store.unwritten_receipts()
+            events = options.event or store.receipts.unwritten()
         if not events:
             raise ValueError("no receipt is waiting to be written")
         said = {"receipt": str(options.out), "events": list(events), "samples": store.receipt(events).samples}

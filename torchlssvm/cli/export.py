@@ -42,7 +42,7 @@ def export(options: argparse.Namespace) -> int:
                 write_head(store, temporary) if options.format == "pt" else write_samples(store, temporary)
             )
             os.replace(temporary, options.out)
-            store.forget_checkpoint(temporary)
+            store.certificates.forget(temporary)
         finally:
             temporary.unlink(missing_ok=True)
     what = "the head" if options.format == "pt" else "the samples"

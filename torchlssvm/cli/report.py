@@ -48,7 +48,7 @@ def report(options: argparse.Namespace) -> int:
             )  # fmt: skip
         except BaseException:
             if not options.out.exists():
-                store.forget_checkpoint(options.out)
+                store.certificates.forget(options.out)
             raise
     data = {
         "report": str(options.out),

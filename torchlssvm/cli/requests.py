@@ -122,7 +122,7 @@ def close_request(options: argparse.Namespace) -> int:
 
 def held_names(store: SampleStore, request: ErasureRequest) -> dict[str, int]:
     """The names of a request that are still kept, and the number of samples held of each."""
-    counts = {s: store.count_of(s) for s in request.named("subject")}
+    counts = {s: len(store.find(subject=s)) for s in request.named("subject")}
     return counts | {i: int(i in store) for i in request.named("id")}
 
 

@@ -188,7 +188,7 @@ def compare_with_store(store: SampleStore, event: Add, which: list[int], toleran
     plain = head.grid is None or head.normalize is not None  # stored as they are
     x = event.x[which].to(torch.float64) if plain else head.grid.snap(event.x[which])
     y = event.y[which]
-    targets = None if head.statistics is None else head.statistics.target_grid
+    targets = head.statistics.target_grid
     if y.is_floating_point() and targets is not None:
         y = targets.snap(y.reshape(rows.y.shape))
     here = rows.x.to(torch.float64)

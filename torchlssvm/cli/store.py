@@ -288,5 +288,5 @@ def pending_to_json(waiting: Pending) -> dict[str, Any]:
         "kind": type(event).__name__.lower(),
         "ids": None if event.ids is None else list(event.ids),
         "subject": None if event.ids is not None else event.subject,
-        "on_watch": waiting.applied > 0,
+        "on_watch": waiting.on_watch,
     }

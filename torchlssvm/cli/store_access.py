@@ -51,7 +51,7 @@ def open_store(options: argparse.Namespace, readonly: bool = False) -> SampleSto
 def watched_store(options: argparse.Namespace, doing: str, readonly: bool = True) -> Iterator[SampleStore]:
     """Open the store with a progress bar that moves as samples are read."""
     with open_store(options, readonly) as store, progress(options, doing) as advance:
-        store.watch(advance)
+        store.table.on_read = advance
         yield store
 
 

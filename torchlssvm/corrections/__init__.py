@@ -1,8 +1,7 @@
 """Corrections of data in use: event sources, a corrector that applies each event once, and the samples a run has seen."""
 
 from torchlssvm.corrections.corrector import Corrector
-from torchlssvm.corrections.dead_letters import DeadLetters
-from torchlssvm.corrections.event_sources import as_source
-from torchlssvm.corrections.outcome import Outcome
+from torchlssvm.corrections.event_sources import DeadLetters, as_source
+from torchlssvm.corrections.pending_events import Outcome
 
 __all__ = ["Corrector", "DeadLetters", "Outcome", "as_source"]

@@ -1,4 +1,4 @@
-"""Sources of corrections: a file that is being appended to, a queue, any iterable. No Trainer in here.
+"""Sources of corrections: a file that is being appended to, a queue, any iterable; and a file for those that fail.
 
 A source is read without waiting and remembers where it stands. ``cursor`` is a number that goes into a checkpoint, and
 ``seek(cursor)`` goes back there, so that what was read after the checkpoint is read again:
@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchlssvm.errors import StoreError
-from torchlssvm.events import Event, EventBase, from_primitives
+from torchlssvm.events import Event, EventBase, from_primitives, to_primitives
+from torchlssvm.store.journal import now
 
-__all__ = ["FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
+__all__ = ["DeadLetters", "FileSource", "Item", "IterableSource", "QueueSource", "Source", "as_source"]
 
 log = logging.getLogger("torchlssvm.corrections")
 
@@ -100,11 +101,11 @@ class FileSource:
             return items
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
-            now = [about.st_dev, about.st_ino]
-            if self.cursor and self.identity not in (None, now):
+            found = [about.st_dev, about.st_ino]
+            if self.cursor and self.identity not in (None, found):
                 log.warning("%s is another file than the one read before: it is read from its start", self.path)
                 self.cursor = 0
-            self.identity = now
+            self.identity = found
             if about.st_size < self.cursor:
                 raise StoreError(
                     f"{self.path} has become shorter than the {self.cursor} bytes that were read of it: events are appended, "
@@ -240,3 +241,41 @@ def as_source(given: Any) -> Source:
     raise ValueError(
         f"source must be a path to a JSONL file, a queue or an iterable of events; got {type(given).__name__}"
     )
+
+
+class DeadLetters:
+    """A JSONL file of events that could not be applied: time, reason and event. Mend one and feed it again under a new id.
+
+    A run that is resumed may refuse the same thing for the same reason once more; it is written once.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._written: set[str] | None = None
+
+    def write(self, item: Item, reason: str) -> None:
+        """Append an event and the reason; both are on the disk when this returns."""
+        letter = {"reason": reason, "event": item.raw if item.event is None else to_primitives(item.event)}
+        key = json.dumps(letter, default=str)
+        if self._written is None:
+            self._written = self._read()
+        if key in self._written:
+            return
+        self._written.add(key)
+        line = json.dumps({"time": now(), **letter}, default=str)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> set[str]:
+        """Read the letters of the file, without their times; a line cut short by a crash is passed over."""
+        found: set[str] = set()
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
+            try:
+                letter = json.loads(line)
+                found.add(json.dumps({"reason": letter["reason"], "event": letter["event"]}))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found

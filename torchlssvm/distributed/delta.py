@@ -22,7 +22,7 @@ from torchlssvm.functional.sample_identity import shared_key
 from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.attach import AttachedClassifier
 from torchlssvm.linear.checkpoint import checksum, pack
-from torchlssvm.linear.membership import RowCounts, batch_fingerprints
+from torchlssvm.linear.membership import RowCounts, rows_of
 from torchlssvm.linear.pending import Tracking, add_counts, add_weights
 from torchlssvm.statistics import Statistics
 from torchlssvm.untrusted import load_tensors
@@ -44,7 +44,7 @@ def head_of(target: Any) -> LSSVMHead:
     head = target.head if isinstance(target, AttachedClassifier) else target
     if not isinstance(head, LSSVMHead):
         raise ValueError(f"needed an LSSVMHead, or what attach() returns with one; got {type(head).__name__}")
-    if not head.need_statistics("exchanging changes").exact:
+    if not head.statistics.exact:
         raise ValueError(
             "exchanging changes needs a grid: float64 sums depend on the order; use grid=FixedPoint(limit)"
         )
@@ -217,7 +217,7 @@ class Delta:
         self.statistics.change([(batch, sign)])
         add_weights(self.weights, batch, sign)
         if self.rows is not None and len(batch):
-            self.rows.add(batch_fingerprints(batch, self.key), sign)
+            self.rows.add(rows_of(batch, self.key).hashed(self.key), sign)
         return self
 
     @property

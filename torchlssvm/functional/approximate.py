@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -59,16 +60,20 @@ class Approximation:
 
 
 def approximation(
-    P: Tensor, rho: float, w: Tensor, x: Tensor, mean: Tensor | float, residuals: Tensor, weights: Tensor, total: float
-) -> Approximation:
+    P: Tensor, rho: float, w: Tensor, b: Tensor, x: Tensor, y: Tensor, weights: Tensor,
+    mean: Tensor | None, total: float | None,
+) -> Approximation:  # fmt: skip
     """Figures of a removal, from the system after it; letters as in the module's docstring.
 
-    P: (D, D); w: (J, K); x: (L, D), the rows removed, with the constant feature if D = J + 1; mean: (D,) or 0;
-    residuals: (L, K); weights: (L,); total: the weight n' of what is left, infinite if the mean is no part of the system.
+    P: (D, D), D = J + 1 with a penalized intercept; w: (J, K); b: (K,); x: (L, J), the rows removed; y: (L, K), their targets;
+    weights: (L,); mean: (J,) and total: the mean and weight n' of what is left, for a free intercept, else None.
     """
     J = w.shape[0]
+    residuals = y - (x @ w + b)  # (L, K)
+    if P.shape[0] > J:
+        x = torch.nn.functional.pad(x, (0, 1), value=1.0)
     inverse = P / rho  # (D, D)
-    centred = x - mean
+    centred = x if mean is None else x - mean
     reach = centred @ inverse  # (L, D): A^-1 (x_i - mu)
     r2 = (residuals * residuals).sum(1)  # (L,)
     cross = (residuals * (reach @ inverse[:, :J] @ w)).sum(1)
@@ -82,7 +87,7 @@ def approximation(
         _distances=float((weights * centred.norm(dim=1)).sum()),
         _largest=float(x.norm(dim=1).max()) if len(x) else 0.0,
         _weights=float(weights.sum()),
-        _share=float(weights.sum()) / total,
+        _share=0.0 if total is None else float(weights.sum()) / total,
         _rho=rho,
         _smallest=rho / norm_P,
     )

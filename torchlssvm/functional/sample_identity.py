@@ -1,10 +1,11 @@
 """How a sample is recognised: keyed fingerprints of rows on a grid, keyed hashes of ids, and the fold of an id.
 
-With the key a row can be recognised, without it no guess can be tested. A row of integers q is multiplied by a few secret
-integer vectors r, and the products q . r are hashed under the key together with the row's fold and label. Two different rows
-give the same product with one vector for at most one of the 2^17 values of any single entry of r, so with four vectors with a
-probability of at most 2^-68. The products themselves would give the vectors away to a reader who knows as many rows as there
-are columns; the hashes do not.
+With the key a row can be recognised, without it no guess can be tested. A row of integers q is multiplied by four secret
+integer vectors r. Two different rows give the same product with one vector for at most one of the 2^17 values of any single
+entry of r. The four products are folded into two words of 64 bits, by secret odd factors: two different rows share both words
+with a probability of about 2^-68. In memory a row is known by its words, which cost a product of matrices for many rows. They
+would give the vectors away to a reader who knows as many rows as there are columns, so files and messages hold fingerprints: a
+hash of the words under the key, with the row's label and fold.
 
 The products are exact in float64: an entry of q is at most 2^26 steps, one of r less than 2^16 in magnitude, and a product runs
 over at most 2^11 columns, so every partial sum stays within 2^53. Wider rows are taken in blocks, added up as int64.
@@ -73,6 +74,19 @@ def fold_of(ids: Iterable[Any], folds: int) -> list[int]:
 def id_hash(sample_id: Any, key: bytes) -> bytes:
     """BLAKE2b-128 of an id under a key."""
     return hashlib.blake2b(str(sample_id).encode(), digest_size=FINGERPRINT_BYTES, key=key).digest()
+
+
+@lru_cache(maxsize=16)
+def key_factors(key: bytes, device: torch.device) -> Tensor:
+    """Two secret odd factors (2,) int64 of a key."""
+    stream = hashlib.shake_256(b"torchlssvm-row-factors-1" + key).digest(16)
+    return torch.from_numpy(np.frombuffer(stream, "<i8").astype(np.int64) | 1).to(device)
+
+
+def row_words(rows: Tensor, vectors: Tensor, factors: Tensor) -> Tensor:
+    """Words (B, 2) int64 of rows, linear in them modulo 2^64. rows, vectors as for :func:`products`."""
+    p = products(rows, vectors)
+    return p[:, 0::2] + p[:, 1::2] * factors
 
 
 @lru_cache(maxsize=16)

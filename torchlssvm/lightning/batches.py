@@ -1,4 +1,4 @@
-"""Datasets whose samples have ids, and a loader that goes on in the middle of an epoch."""
+"""Datasets whose samples have ids, a loader that goes on in the middle of an epoch, and the order in which a loader goes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from torchlssvm.lightning import ranks
+
+RANDOM_ORDER = "random"
+"""The order of a sampler that draws a new one each time."""
 
 
 class Indexed(Dataset[Any]):
@@ -101,3 +115,35 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on behind the batches that are done; at the end of an epoch, from the start of the next."""
         self._start = state["batches"] if state["batches"] < len(self) else 0
+
+
+def order_of(sampler: Any) -> str | None:
+    """Describe a sampler's order, in the same words for the same order; None for a sampler of another kind.
+
+    >>> order_of(EpochSampler(67, seed=3)), order_of(RandomSampler(range(5)))
+    ('EpochSampler, 67 samples, seed 3', 'random')
+    """
+    if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+        return RANDOM_ORDER
+    if not isinstance(sampler, EpochSampler | SequentialSampler | DistributedSampler):
+        return None
+    given = sampler.dataset if isinstance(sampler, DistributedSampler) else sampler
+    seed = sampler.seed if getattr(sampler, "shuffle", True) and hasattr(sampler, "seed") else None
+    text = f"{type(sampler).__name__}, {len(given)} samples" + ("" if seed is None else f", seed {seed}")  # type: ignore[arg-type]
+    if not hasattr(given, "_sampler"):
+        return text
+    before = order_of(given._sampler)  # Lightning's wrapper around a sampler of one's own
+    return before if before in (None, RANDOM_ORDER) else f"{before}, {text}"
+
+
+def describe(loader: Any) -> dict[str, Any]:
+    """Describe what the content of a train loader's batches depends on, for a run that is resumed."""
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
+    size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
+    return {"order": order_of(sampler), "ranks": ranks.count(), "batch_size": size}
+
+
+def describe_difference(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the differences between two descriptions; empty if there are none."""
+    return "; ".join(f"{name} was {then[name]!r}, is {now[name]!r}" for name in now if then[name] != now[name])

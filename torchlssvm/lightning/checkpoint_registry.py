@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from torchlssvm.store import SampleStore
+from torchlssvm.store.certificate_issuer import lasting_name
 
 
 class RegisteringCheckpointIO(CheckpointIO):
@@ -35,7 +36,7 @@ class RegisteringCheckpointIO(CheckpointIO):
         """Write a checkpoint and register it."""
         position = self.store.head_position
         with self._open() as store:
-            if not store.knows_checkpoint(path):
+            if lasting_name(path) not in store.certificates.checkpoints():
                 store.register_checkpoint(path, position)
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             store.register_checkpoint(path, position)
@@ -48,7 +49,7 @@ class RegisteringCheckpointIO(CheckpointIO):
         """Remove a checkpoint and take it off the store's list."""
         self.inner.remove_checkpoint(path)
         with self._open() as store:
-            store.forget_checkpoint(path)
+            store.certificates.forget(path)
 
     def teardown(self) -> None:
         """Tear down the inner plugin."""

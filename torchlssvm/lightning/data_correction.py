@@ -16,9 +16,8 @@ from torch import Tensor
 
 from torchlssvm.audit.certificate import Certificate
 from torchlssvm.corrections.corrector import UNCERTIFIED_NOTE, Corrector
-from torchlssvm.corrections.dead_letters import DeadLetters
-from torchlssvm.corrections.event_sources import FileSource, Item, as_source
-from torchlssvm.corrections.outcome import Outcome
+from torchlssvm.corrections.event_sources import DeadLetters, FileSource, Item, as_source
+from torchlssvm.corrections.pending_events import Outcome
 from torchlssvm.errors import StoreBusyError, StoreDiskError, TorchLSSVMError, VerificationError
 from torchlssvm.lightning import ranks
 from torchlssvm.lightning.checkpoint_registry import register_with
@@ -316,7 +315,7 @@ class DataCorrection(Callback):
 
     def _write_receipt(self, store: SampleStore, removed: list[str]) -> None:
         """Write the receipt of removals beside their certificate, unless it is written: first, so that none goes without."""
-        waiting = [e for e in store.unwritten_receipts() if e in removed]
+        waiting = [e for e in store.receipts.unwritten() if e in removed]
         if waiting and self.certificates is not None:
             numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
             paths = (self.certificates / f"position_{store.position}{n}.receipt.json" for n in numbers)

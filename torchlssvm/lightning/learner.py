@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 
 from torchlssvm.backbone_hash import fingerprint
 from torchlssvm.corrections.corrector import Corrector
-from torchlssvm.corrections.run_progress import RUN_NAME_BYTES, RunProgress, may_have_forgotten
-from torchlssvm.corrections.seen_samples import SeenSamples
+from torchlssvm.corrections.head_samples import HeadSamples
+from torchlssvm.corrections.seen_samples import RunProgress, SeenSamples, may_have_forgotten, new_run_name
 from torchlssvm.events import Add
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe_difference
+from torchlssvm.lightning.batches import RANDOM_ORDER, describe_difference
 from torchlssvm.linear import LinearHead
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store import SampleStore
 
 T = TypeVar("T")
@@ -51,7 +51,13 @@ class Learner:
     @property
     def empty(self) -> bool:
         """True if the head holds no samples."""
-        return self.corrector.samples.count == 0
+        return SampleAdapter(self.head).count == 0
+
+    @property
+    def named(self) -> HeadSamples:
+        """The samples of a head without a store."""
+        assert isinstance(self.corrector.samples, HeadSamples)
+        return self.corrector.samples
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -67,7 +73,7 @@ class Learner:
 
         def work() -> None:
             if not self.empty:  # a checkpoint was loaded before: the store knows better
-                self.corrector.samples.clear()
+                SampleAdapter(self.head).clear()
             store = SampleStore(path, head=self.head, fingerprint=fingerprint(backbone), **options)
             self.seen = SeenSamples(store)
             self.corrector = Corrector(self.head, store, self.seen)
@@ -90,7 +96,7 @@ class Learner:
             if self.store is not None or not ranks.are_several():
                 self.corrector.apply_pending()
             if self.store is None:
-                return run or secrets.token_hex(RUN_NAME_BYTES)
+                return run or new_run_name()
             self.progress = RunProgress.begin(self.store, epoch) if run is None else RunProgress.resume(self.store, run)
             self.forgetful = may_have_forgotten(self.store, self.progress.start)
             if self.forgetful or (run is None and may_have_forgotten(self.store)):
@@ -132,7 +138,7 @@ class Learner:
         ranks.on_first(work)
 
     def _copy_first_rank(self) -> None:
-        if isinstance(self.head, LinearHead) and self.head.statistics is not None:
+        if isinstance(self.head, LinearHead):
             ranks.copy_from_first(self.head)
 
     def close(self) -> None:
@@ -177,7 +183,7 @@ class Learner:
         if ids is None:
             ranks.agree_on_grid(self.head, x)
             if len(x):
-                self.corrector.complete = False
+                self.named.complete = False
                 self.head.add(x, y)
                 for observer in self.observers:
                     observer(None, x, y)
@@ -187,7 +193,7 @@ class Learner:
         ranks.agree_on_grid(self.head, x[learned])
         if new:
             events = [make_addition(x, y, ids, subjects, learned)] if learned else []
-            self.seen.record_held(self.corrector.unusable)
+            self.seen.record(self.corrector.unusable)
             self.corrector.learn(events, settle=not (ranks.are_several() and ranks.is_summed(self.head)))
             for event in events:
                 self.seen.record(event.ids, event.event_id)
@@ -201,7 +207,7 @@ class Learner:
         left_out = self.forgetful and progress is not None and progress.passed(*at)
         events, skipped = [], 0
         for x, y, ids, subjects in parts:
-            self.seen.record_held(i for i in ids if i in store)
+            self.seen.record(i for i in ids if i in store)
             new = self.seen.new(ids)
             if left_out:
                 self.left_out += len(new)
@@ -214,7 +220,7 @@ class Learner:
         if progress is not None:
             self.progress = progress.after(*at)
         notes = {} if self.progress is None or self.progress == progress else self.progress.note()
-        self.seen.record_held(self.corrector.unusable)
+        self.seen.record(self.corrector.unusable)
         self.corrector.learn(events, notes)
         for event in events:
             self._tell(event)
@@ -261,10 +267,10 @@ class Learner:
 
     def merge_seen(self) -> None:
         """Merge the sets of seen samples across ranks."""
-        corrector = self.corrector
-        states = ranks.gather((corrector.hashes, corrector.complete, self.seen.hashes))
-        corrector.hashes = {name: value for held, *_ in states for name, value in held.items()}
-        corrector.complete = all(complete for _, complete, _ in states)
+        named = self.named
+        states = ranks.gather((named.hashes, named.complete, self.seen.hashes))
+        named.hashes = {name: value for held, *_ in states for name, value in held.items()}
+        named.complete = all(complete for _, complete, _ in states)
         self.seen.hashes = set().union(*(hashes for *_, hashes in states))
 
     # -- what goes into a checkpoint -----------------------------------------------------------------------------------

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
+from torchlssvm.backbones import build
 from torchlssvm.errors import NotFittedError
 from torchlssvm.functional.grid import FixedPoint, grid_to_text
 from torchlssvm.lightning import ranks
-from torchlssvm.lightning.backbones import classifier
+from torchlssvm.lightning.batches import RANDOM_ORDER, describe, describe_difference
 from torchlssvm.lightning.checkpoint_registry import register_with
 from torchlssvm.lightning.learner import Learner
-from torchlssvm.lightning.loader_order import RANDOM_ORDER, describe, describe_difference
-from torchlssvm.linear import LinearHead, LSSVMHead
+from torchlssvm.linear import LinearHead, LSSVMHead, head_class
+from torchlssvm.linear.attach import AttachedClassifier, attach
 from torchlssvm.linear.labelled_batches import TrainingBatch, check_names, unpack
 
 MAX_RECALLED_CLASSES = 50
@@ -434,7 +435,7 @@ class LSSVMModule(LightningModule):
         """Save what all ranks learned; weights are solved anew, so that they do not depend on the way there."""
         if self._trainer is not None:
             self._synchronize()
-        if isinstance(self.head, LinearHead) and self.head.statistics is not None and self.head.n:
+        if isinstance(self.head, LinearHead) and self.head.n:
             self.head.refresh()
         state, prefix = checkpoint["state_dict"], "classifier.head."  # it was taken before the ranks added up
         for name in [name for name in state if name.startswith(prefix)]:
@@ -482,3 +483,33 @@ def unpack_inputs(batch: Any, names: dict[str, str] | None = None) -> Tensor:
     if found is None:
         raise ValueError(f"a batch to predict is a tensor, a tuple, or a dict with {known[0]!r}; got {sorted(batch)}")
     return found  # type: ignore[no-any-return]
+
+
+def classifier(
+    backbone: str | nn.Module,
+    num_classes: int,
+    weights: str | None,
+    in_features: int | None,
+    feature_map: nn.Module | None,
+    head: nn.Module | str | None,
+    options: dict[str, Any],
+) -> AttachedClassifier:
+    """A head on a network, with a feature map in between if there is one."""
+    if isinstance(backbone, str) and backbone == "identity":
+        if in_features is None and feature_map is None:
+            raise ValueError("backbone 'identity' takes data that are features: give in_features, their number")
+        backbone = nn.Flatten(1)
+        in_features = in_features or int(feature_map.in_features)  # type: ignore[union-attr, arg-type]
+    elif isinstance(backbone, str) and weights is None:
+        raise ValueError(
+            f"{backbone} needs weights: a member of torchvision's enum such as 'DEFAULT', 'pretrained' (timm), a file, 'auto', "
+            "or 'random' for a network whose features mean little"
+        )
+    model = build(backbone, None if weights == "random" else weights) if isinstance(backbone, str) else backbone
+    if feature_map is None:
+        return attach(model, num_classes, head, in_features=in_features, **options)
+    plain = attach(model, num_classes, in_features=in_features)
+    width = int(feature_map.out_features)  # type: ignore[arg-type]
+    through = nn.Sequential(plain.backbone, nn.Flatten(1), feature_map)
+    made = head if isinstance(head, nn.Module) else head_class(head or "lssvm")(width, num_classes, **options)
+    return AttachedClassifier(through, made, width)

@@ -69,7 +69,7 @@ def on_first(work: Callable[[], T]) -> T:
 
 def is_summed(head: Any) -> bool:
     """True if ranks add up what they learned (a head on a grid); else all of them learn the same."""
-    return isinstance(head, LSSVMHead) and head.statistics is not None and head.statistics.exact
+    return isinstance(head, LSSVMHead) and head.statistics.exact
 
 
 def add_up(head: Any) -> None:

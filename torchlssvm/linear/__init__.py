@@ -6,14 +6,16 @@ from torchlssvm._lazy import lazy_names
 
 if TYPE_CHECKING:
     from torchlssvm.linear.head import LSSVMHead
-    from torchlssvm.linear.kinds import HEAD_KINDS, LinearHead, head_class
+    from torchlssvm.linear.kinds import HEAD_KINDS, head_class
+    from torchlssvm.linear.linear_head import LinearHead
     from torchlssvm.linear.margin_head import MarginHead
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "torchlssvm.linear.head": ["LSSVMHead"],
-        "torchlssvm.linear.kinds": ["HEAD_KINDS", "LinearHead", "head_class"],
+        "torchlssvm.linear.kinds": ["HEAD_KINDS", "head_class"],
+        "torchlssvm.linear.linear_head": ["LinearHead"],
         "torchlssvm.linear.margin_head": ["MarginHead"],
     },
 )

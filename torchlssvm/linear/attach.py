@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,16 @@ from torchlssvm.backbone_hash import module_hash
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional.checks import is_fake
 from torchlssvm.linear.head import LSSVMHead
-from torchlssvm.linear.kinds import HEAD_TYPES, LinearHead, head_class
+from torchlssvm.linear.kinds import HEAD_TYPES, head_class
 from torchlssvm.linear.labelled_batches import TrainingBatch, batches_of
+from torchlssvm.linear.linear_head import LinearHead
 from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.untrusted import load_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from torchlssvm.store.attached_samples import AttachedSamples
 
 CLASSIFIER_FORMAT = "torchlssvm-classifier-1"
 """Format of a saved classifier; it changes when files can no longer be read as before."""
@@ -68,7 +71,7 @@ def attach(
             sample, so that ``clf.remove(subject="u42")`` is exact whatever the batch size. The head is what the store says:
             ``rho`` and ``class_weight`` are the store's unless they are given here, other options have to be the same.
         head_options: passed on to the head that is made on the device of the model. ``rho`` is ``"gcv"`` unless given (see
-            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and ``clf.head.select_rho()`` chooses by k-fold.
+            :class:`~torchlssvm.LSSVMHead`); a ``MarginHead`` has 1.0, and chooses by k-fold with ``rho=None``.
 
     Example:
         >>> import torch
@@ -132,7 +135,7 @@ def _attach(
     if kind is not None:
         tensors = [*model.buffers(), *model.parameters()]  # the last one is where the features come out
         usual: dict[str, Any] = {"device": tensors[-1].device if tensors else None}
-        if kind is LSSVMHead and head_options.get("statistics", True):
+        if kind is LSSVMHead:
             usual["rho"] = "gcv"
         head = kind(J, num_classes, **{**usual, **head_options})
     head = _checked_head(head, J, num_classes)
@@ -147,32 +150,6 @@ def _attach(
     if isinstance(model, nn.Linear):
         return AttachedClassifier(nn.Identity(), head, J, deterministic=deterministic)
     return AttachedClassifier(model, head, J, None if last.timm else last.path, deterministic)
-
-
-class KeptSamples(Protocol):
-    """Samples that are kept beside a classifier, with ids and subjects: a store drives its head."""
-
-    store: Any
-
-    def __len__(self) -> int: ...
-
-    def follow(self) -> None:
-        """Bring the head up to date with what other processes have written."""
-
-    def refresh(self) -> None:
-        """Choose what is chosen from data anew, at the end of a fit."""
-
-    def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
-        """Add samples x (B, J), y (B,); ``again``: those held already are passed over. Returns the number added."""
-
-    def remove(self, ids: Any, subject: str | None) -> Any:
-        """Remove samples by ids or subject; returns the receipt."""
-
-    def relabel(self, ids: Any, y: Any) -> Any:
-        """Give samples the labels y (B,); returns the receipt."""
-
-    def register(self, path: Any, position: int | None = None) -> None:
-        """Note that a file holds the head as it is now, or as it was at a position of the journal."""
 
 
 class AttachedClassifier(nn.Module):
@@ -214,7 +191,7 @@ class AttachedClassifier(nn.Module):
         _check_deterministic(deterministic)
         self._batch_size = int(deterministic)
         self._tried = self._batch_size <= 1
-        self.samples: KeptSamples | None = None
+        self.samples: AttachedSamples | None = None
         """The samples in a store, if there is one."""
 
     @property
@@ -385,9 +362,9 @@ class AttachedClassifier(nn.Module):
         if store is not None:
             self.join(store)
         if self.samples is not None:
-            if len(self.samples):
+            if len(self.store):
                 raise ValueError(
-                    f"{self.store} holds {len(self.samples)} samples, and fit would start anew: clf.add(loader) adds to them "
+                    f"{self.store} holds {len(self.store)} samples, and fit would start anew: clf.add(loader) adds to them "
                     "(samples that are there by their ids are passed over); for another classifier take another folder"
                 )
             self.add(loader, progress=progress)
@@ -436,7 +413,7 @@ class AttachedClassifier(nn.Module):
         head = self.head
         samples = SampleAdapter(head)
         aside: Any = None
-        if samples.count and isinstance(head, LinearHead) and head.statistics is not None:
+        if samples.count and isinstance(head, LinearHead):
             aside = type(head).from_config(head.config(), device=head.device)
             if not anew and head.statistics.exact:
                 chosen = head.statistics.choices
@@ -469,7 +446,7 @@ class AttachedClassifier(nn.Module):
         if aside is not None:
             with head.locked():
                 if anew:
-                    head.adopt(None)
+                    head.clear()
                 head.merge(aside)
         if not learned or learned[0] is machine:
             return self
@@ -537,8 +514,8 @@ class AttachedClassifier(nn.Module):
     def _finish_fit(self) -> None:
         """Choose what is chosen from data anew, and solve, at the end of a fit."""
         if self.samples is not None:
-            self.samples.refresh()
-        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead) and self.head.statistics is not None:
+            self.samples.store.refresh()
+        elif SampleAdapter(self.head).count and isinstance(self.head, LinearHead):
             self.head.refresh()
 
     def save(self, path: str | os.PathLike[str], backbone: bool = True) -> None:
@@ -569,7 +546,7 @@ class AttachedClassifier(nn.Module):
                 os.remove(beside)
             raise
         if self.samples is not None:
-            self.samples.register(path, position)
+            self.samples.store.register_checkpoint(path, position)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module, store: Any = None) -> AttachedClassifier:

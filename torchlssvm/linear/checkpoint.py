@@ -1,4 +1,7 @@
-"""Saving, loading, copying and moving a head. Checkpoints hold tensors only, and never a raw sample.
+"""Saving, loading, copying and moving a head. Checkpoints hold tensors only.
+
+Those of a least-squares head never hold a raw sample. A margin head needs its samples, so its checkpoints hold them: on
+the grid as integers, in an order that depends on the samples alone. Treat such a file as you treat the data set.
 
 What a head changed since machines last agreed is saved as :mod:`torchlssvm.linear.pending` says.
 """
@@ -8,8 +11,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,27 +20,34 @@ from torch import Tensor
 from torchlssvm.errors import VerificationError
 from torchlssvm.functional import checks
 from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
-from torchlssvm.linear.compact_solver import CompactSolver
+from torchlssvm.functional.grid import grid_from_json, grid_to_json
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.locking import give_lock
 from torchlssvm.linear.membership import HeldRows, RowCounts
 from torchlssvm.linear.pending import Pending, Tracking
-from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
+from torchlssvm.linear.solvers import SolverOptions, make_solver
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import GridChoices
 from torchlssvm.statistics.statistics import ROW_OPTIONS
 
 if TYPE_CHECKING:
+    from torchlssvm.linear.grid_rows import GridRows
     from torchlssvm.linear.head import LSSVMHead
+    from torchlssvm.linear.linear_head import LinearHead
     from torchlssvm.linear.margin_head import MarginHead
 
-HEAD_FORMAT = "torchlssvm-head-1"
-"""Format of a saved head; it changes when files can no longer be read as before."""
+FORMAT = 1
+"""Format of a saved head; files with another number are refused."""
 
-BUFFER_NAMES = ("w", "b", "C")
-"""Buffers of a head, as its state dict names them."""
+SAMPLE_NAMES = ("samples.q", "samples.labels", "samples.copies", "samples.grid")
+"""Saved tensors that hold the samples of a margin head."""
+
+MARGIN_NAMES = (*SAMPLE_NAMES, "solution.w", "solution.b", "solution.proofs", "solution.sides")
+LEAST_SQUARES_NAMES = ("P", "solution.w", "statistics.meta", "statistics.counts")
+OPTIONAL_NAMES = (
+    "statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "membership",
+    "pending.counts", "pending.sums", "pending.meta", "pending.rows",
+)  # fmt: skip
 
 
 class LiveBuffers(dict[str, Any]):
@@ -47,7 +57,7 @@ class LiveBuffers(dict[str, Any]):
     the head never computes from them, and overwriting one changes nothing.
     """
 
-    def __init__(self, head: LSSVMHead | MarginHead, kept: dict[str, Any]):
+    def __init__(self, head: LinearHead, kept: dict[str, Any]):
         super().__init__(kept)
         self.head = head
         self._inverse_of: tuple[int, int, Tensor, int] | None = (
@@ -60,7 +70,7 @@ class LiveBuffers(dict[str, Any]):
         head = self.head
         with head.locked(), torch.inference_mode(False), torch.no_grad():
             head.check_whole()
-            for name in [n for n in names if n in BUFFER_NAMES]:
+            for name in [n for n in names if n in head._buffer_names]:
                 old = super().get(name)
                 # In a process group nothing shows that it is unchanged: DistributedDataParallel writes to buffers.
                 if name == "C" and self._is_current(old) and not shared:
@@ -105,13 +115,13 @@ def published(head: Any, name: str) -> Tensor:
     if name == "C":
         P: Tensor = head.solve(inverse=True)[2]
         return torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P
-    value: Tensor = head.solve()[BUFFER_NAMES.index(name)]
+    value: Tensor = head.solve()[0 if name == "w" else 1]
     return value
 
 
-def make_live(head: LSSVMHead | MarginHead, kept: dict[str, Any] | None = None) -> None:
+def make_live(head: LinearHead, kept: dict[str, Any] | None = None) -> None:
     """Give the head its buffers."""
-    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(BUFFER_NAMES)))
+    object.__setattr__(head, "_buffers", LiveBuffers(head, kept or dict.fromkeys(head._buffer_names)))
 
 
 def pack(meta: dict[str, Any]) -> Tensor:
@@ -119,7 +129,7 @@ def pack(meta: dict[str, Any]) -> Tensor:
     return bytes_to_tensor(json.dumps(meta, sort_keys=True).encode())
 
 
-def save_options(head: LSSVMHead | MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def save_options(head: LinearHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Options and choices made from data, as JSON fields, and the tensor of a calibration that is not void."""
     weight, choices = head.class_weight, head.data_choices
     numbers = checks.to_host(weight) if isinstance(weight, Tensor) else None
@@ -134,53 +144,72 @@ def save_options(head: LSSVMHead | MarginHead) -> tuple[dict[str, Any], dict[str
     return meta | {"calibration": choices.calibration.describe()}, {"calibration": choices.calibration.values.clone()}
 
 
-def save(head: LSSVMHead) -> dict[str, Tensor]:
-    """State beside the buffers: P, the solution's own coordinates, the statistics, the options."""
+def save(head: LinearHead) -> dict[str, Tensor]:
+    """State beside the buffers: the statistics or the rows, the solution's own coordinates, the options."""
     with torch.inference_mode(False), torch.no_grad():
         meta, out = save_options(head)
-        out["P"] = head.P.clone()
-        meta |= {
-            "format": HEAD_FORMAT,
-            "multiclass": head.multiclass,
-            "statistics": head.statistics is not None,
-            "uncertifiable": head.uncertifiable,
-        } | head.row_options()
-        if head.statistics is not None:
-            out |= {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
-            out |= {f"statistics.{k}": v for k, v in head.statistics.state().items()}
-            known = head.statistics.exact and not checks.is_fake(head.statistics.counts)
-            meta["digest"] = head.statistics.digest() if known else None
-            meta["unchecked"] = head.unchecked
-            if head.checked:
-                out["membership"] = bytes_to_tensor(head.rows.to_bytes())
-            if head.statistics.exact:
-                mark_pending(head)
-                meta["pending"], changes = head.pending.save()
-                out |= {f"pending.{k}": v for k, v in changes.items()}
-                if changes and head.rows.changed is not None:
-                    out["pending.rows"] = torch.from_numpy(head.rows.changed.to_array())
-        else:
-            solver = head.solver
-            assert isinstance(solver, CompactSolver)
-            s = solver.solution
-            out |= {
-                "solution.w": s.w.clone(),
-                "solution.beta": s.beta.clone(),
-                "solution.mu": s.mu.clone(),
-                "counts": solver.counts.clone(),
-            }
-            meta |= {"n": solver.n, "base": s.n, "kind": solver.choices.kind}
-            meta |= {"grid": grid_to_json(head.grid), "target": grid_to_json(solver.choices.target_grid)}
+        more, parts = _margin_parts(head) if _keeps_rows(head) else _least_squares_parts(head)
+        out |= parts
+        meta |= {"format": FORMAT, "type": type(head).__name__} | more | head._row_options()
         return out | {"options": pack(meta | {"checksum": checksum(out)})}
+
+
+def _least_squares_parts(head: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    stats = head.statistics
+    out = {"P": head.P.clone()}
+    out |= {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
+    out |= {f"statistics.{k}": v for k, v in stats.state().items()}
+    meta: dict[str, Any] = {
+        "multiclass": head.multiclass,
+        "uncertifiable": head.uncertifiable,
+        "digest": stats.digest() if stats.exact else None,
+        "unchecked": head.unchecked,
+    }
+    if head.checked:
+        out["membership"] = bytes_to_tensor(head.rows.to_bytes())
+    if stats.exact:
+        mark_pending(head)
+        meta["pending"], changes = head.pending.save()
+        out |= {f"pending.{k}": v for k, v in changes.items()}
+        if changes and head.rows.changed is not None:
+            out["pending.rows"] = torch.from_numpy(head.rows.changed.to_array())
+    return meta, out
 
 
 def mark_pending(head: LSSVMHead) -> None:
     """Give what is pending an id, before it is copied or saved, and note whether removals are part of it."""
-    assert head.statistics is not None
     head.rows.flush()
     head.pending.named(head.statistics)
     if head.rows.changed is not None:
         head.pending.shrunk = head.rows.changed.negative > 0
+
+
+def _margin_parts(head: MarginHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    out = save_samples(head) | {f"solution.{k}": v.clone() for k, v in head.solver.state().items()}
+    return {"digest": head.statistics.digest()}, out | {"solution.sides": head.solver.sides_in_saved_order()}
+
+
+def save_samples(head: MarginHead) -> dict[str, Tensor]:
+    """The samples of a margin head on their grid, in an order that depends on the samples alone."""
+    rows = {f"samples.{k}": v for k, v in head.samples.state().items()}
+    return rows | {"samples.grid": pack({"grid": grid_to_json(head.statistics.choices.grid)})}
+
+
+def load_samples(head: MarginHead, state: dict[str, Tensor]) -> tuple[Statistics, GridRows]:
+    """Statistics and rows from what :func:`save_samples` returned; ValueError when they do not fit."""
+    rows = head.samples.empty()
+    rows.load({k.removeprefix("samples."): v for k, v in state.items() if k in SAMPLE_NAMES[:3]}, head.num_classes)
+    stats = head.statistics.zero()
+    if rows.n:
+        grid = grid_from_json(json.loads(tensor_to_bytes(state["samples.grid"]).decode())["grid"])
+        if grid is None:
+            raise ValueError("the saved rows have no grid")
+        wanted = head.statistics.requested.grid
+        if wanted is not None and wanted != grid:
+            raise ValueError(f"the grid is {grid} in the saved head and {wanted} here")
+        stats.decide("labels", grid)
+        stats.change([(stats.check(grid.dequantize(rows.q), rows.labels, rows.copies, gridded=True), 1)])
+    return stats, rows
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
@@ -194,10 +223,8 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def checksum(state: dict[str, Tensor]) -> str | None:
-    """SHA-256 of saved tensors, with their names and shapes; None when they carry no data."""
-    if checks.is_fake(*state.values()):
-        return None
+def checksum(state: dict[str, Tensor]) -> str:
+    """SHA-256 of saved tensors, with their names and shapes."""
     total = hashlib.sha256()
     for name, value in sorted(state.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
@@ -219,12 +246,14 @@ class LoadProblems(NamedTuple):
         errors += self.errors
 
 
-def load_meta(head: LSSVMHead | MarginHead, state: dict[str, Tensor], form: str) -> dict[str, Any]:
+def load_meta(head: LinearHead, state: dict[str, Tensor]) -> dict[str, Any]:
     """The JSON fields of a saved head; ValueError for another format, or where an option that cannot change differs."""
     meta = json.loads(tensor_to_bytes(state["options"]).decode())
-    if not isinstance(meta, dict) or meta.get("format") != form:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-        raise ValueError(f"not the options of such a head: the format is {found!r}, not {form!r}")
+        raise ValueError(f"the saved head has format {found!r}, this version reads format {FORMAT}")
+    if meta["type"] != type(head).__name__:
+        raise ValueError(f"the saved head is a {meta['type']}")
     for name in ("intercept", "multiclass", *ROW_OPTIONS):
         saved = meta.get(name, "ovr" if name == "multiclass" else None)
         if saved != getattr(head, name):
@@ -234,13 +263,13 @@ def load_meta(head: LSSVMHead | MarginHead, state: dict[str, Tensor], form: str)
 
 def check_tensors(state: dict[str, Tensor], names: list[str], meta: dict[str, Any]) -> None:
     """VerificationError if the saved tensors of these names, but for the buffers, are not those of the checksum."""
-    kept = {k: v for k, v in state.items() if k in names and k not in (*BUFFER_NAMES, "options")}
+    kept = {k: v for k, v in state.items() if k in names and k not in ("w", "b", "C", "options")}
     if checksum(kept) != meta["checksum"]:
         raise VerificationError("the saved tensors do not have the checksum saved with them: the state is damaged")
 
 
 def load_options(
-    head: LSSVMHead | MarginHead, state: dict[str, Tensor], meta: dict[str, Any]
+    head: LinearHead, state: dict[str, Tensor], meta: dict[str, Any]
 ) -> tuple[SolverOptions, Calibration | None]:
     """Options of the solver and the calibration, from what :func:`save_options` returned."""
     weight, calibration = meta["class_weight"], None
@@ -251,65 +280,72 @@ def load_options(
     return SolverOptions(float(meta["rho"]), head.intercept, weight), calibration
 
 
-def load(head: LSSVMHead, state: dict[str, Tensor]) -> LoadProblems:
+def load(head: LinearHead, state: dict[str, Tensor]) -> LoadProblems:
     """Load what :func:`save` and the buffers wrote; with a problem, nothing is changed.
 
     A damaged state (tensors or statistics that do not have the checksum or digest saved with them) is a VerificationError.
     """
+    margin = _keeps_rows(head)
+    needed, optional = (MARGIN_NAMES, ()) if margin else (LEAST_SQUARES_NAMES, OPTIONAL_NAMES)
+    needed, optional = (*head._buffer_names, "options", *needed), (*optional, "calibration")
+    problems = LoadProblems(
+        [k for k in needed if k not in state], [k for k in state if k not in (*needed, *optional)], []
+    )
+    if problems.missing:
+        return problems
     with torch.inference_mode(False), torch.no_grad():
-        needed = [*BUFFER_NAMES, "P", "options", "solution.w"]
-        needed += (
-            ["statistics.meta", "statistics.counts"]
-            if head.statistics is not None
-            else ["counts", "solution.beta", "solution.mu"]
-        )
-        optional = ["statistics.sums", "solution.beta", "solution.mu", "solution.n", "solution.b", "calibration"]
-        optional += ["pending.counts", "pending.sums", "pending.meta", "pending.rows", "membership"]
-        problems = LoadProblems(
-            [k for k in needed if k not in state], [k for k in state if k not in needed + optional], []
-        )
-        if problems.missing:
-            return problems
         try:
-            meta = load_meta(head, state, HEAD_FORMAT)
-            if meta["statistics"] != (head.statistics is not None):
-                raise ValueError(f"statistics={meta['statistics']} in the saved head, {not meta['statistics']} here")
-            P, w = (_moved(state[k], head.device) for k in ("P", "w"))
-            expected = tuple(_shapes(head)["P"])
-            if tuple(P.shape) != expected or tuple(w.shape) != _shapes(head)["w"]:
-                raise ValueError(
-                    f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {expected}, {_shapes(head)['w']}"
-                )
-            check_tensors(state, needed + optional, meta)
-            if head.statistics is None and grid_to_json(head.grid) != meta["grid"]:
-                raise ValueError(f"the grid is {grid_from_json(meta['grid'])} in the saved head and {head.grid} here")
-            solution = {k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}
+            meta = load_meta(head, state)
+            check_tensors(state, [*needed, *optional], meta)
             options, calibration = load_options(head, state, meta)
-            statistics, rows, pending = head.statistics, head.rows, Pending()
-            solver: Solver
-            if head.statistics is not None:
-                statistics = head.statistics.zero()
-                statistics.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
-                if statistics.exact and statistics.digest() != meta["digest"]:
-                    raise VerificationError(
-                        "the saved statistics do not have the digest saved with them: the state is damaged"
-                    )
-                if statistics.exact:
-                    changes = {k[8:]: v for k, v in state.items() if k.startswith("pending.")}
-                    pending = Pending.load(meta["pending"], changes, statistics)
-                rows = _load_rows(head, meta, state, statistics, pending)
-                solver = restored = make_solver(statistics, options, head.multiclass)
-                restored.restore(solution, P)
-            else:
-                solver = compact = CompactSolver(head.in_features, head.num_classes, options, head.device)
-                _load_compact(compact, head.grid, meta, solution, P, state["counts"])
+            choices = DataChoices.from_json(meta.get("made", {}), calibration)
+            install = (_built_margin if margin else _built_least_squares)(head, state, meta, options)
             with head.locked():
-                choices = DataChoices.from_json(meta.get("made", {}), calibration)
-                head.replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
+                install()
                 head.data_choices = choices
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-            problems.errors.append(f"LSSVMHead: {error}")
-        return problems
+            problems.errors.append(f"{type(head).__name__}: {error}")
+    return problems
+
+
+def _check_digest(statistics: Statistics, digest: str | None) -> None:
+    if statistics.exact and statistics.digest() != digest:
+        raise VerificationError("the saved statistics do not have the digest saved with them: the state is damaged")
+
+
+def _built_least_squares(
+    head: Any, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
+) -> Callable[[], None]:
+    """Build the parts of a saved head aside; what is returned puts them into this one."""
+    P, w = (_moved(state[k], head.device) for k in ("P", "w"))
+    shapes = _shapes(head)
+    if tuple(P.shape) != shapes["P"] or tuple(w.shape) != shapes["w"]:
+        raise ValueError(f"P, w have shapes {tuple(P.shape)}, {tuple(w.shape)}; needed {shapes['P']}, {shapes['w']}")
+    statistics = head.statistics.zero()
+    statistics.load({k[11:]: v for k, v in state.items() if k.startswith("statistics.")})
+    _check_digest(statistics, meta["digest"])
+    pending = Pending()
+    if statistics.exact:
+        changes = {k[8:]: v for k, v in state.items() if k.startswith("pending.")}
+        pending = Pending.load(meta["pending"], changes, statistics)
+    rows = _load_rows(head, meta, state, statistics, pending)
+    solver = make_solver(statistics, options, head.multiclass)
+    solver.restore({k[9:]: _moved(v, head.device) for k, v in state.items() if k.startswith("solution.")}, P)
+    return lambda: head._replace_parts(statistics, solver, rows, pending, meta.get("uncertifiable"))
+
+
+def _built_margin(
+    head: Any, state: dict[str, Tensor], meta: dict[str, Any], options: SolverOptions
+) -> Callable[[], None]:
+    """Build the parts of a saved head aside; what is returned puts them into this one."""
+    statistics, rows = load_samples(head, state)
+    _check_digest(statistics, meta["digest"])
+    if options.class_weight is not None and not statistics.per_class:
+        raise ValueError("class_weight is set in the saved head, and this one has no sums per class")
+    solver = type(head.solver)(rows, statistics, options)
+    solution = {k[9:]: v for k, v in state.items() if k.startswith("solution.")}
+    solver.restore(solution, solution["sides"])
+    return lambda: head._replace_parts(statistics, rows, solver)
 
 
 def _load_rows(
@@ -328,20 +364,6 @@ def _load_rows(
     return rows
 
 
-def _load_compact(
-    solver: CompactSolver,
-    grid: FixedPoint | None,
-    meta: dict[str, Any],
-    solution: dict[str, Tensor],
-    P: Tensor,
-    counts: Tensor,
-) -> None:
-    if meta["kind"] is not None:
-        solver.choices = GridChoices(meta["kind"], grid, grid_from_json(meta["target"]))
-        solver.counts, solver.n = _moved(counts, solver.device), float(meta["n"])
-        solver.solution.set_base(solution["w"], solution["beta"], solution["mu"], float(meta["base"]), P=P)
-
-
 def _shapes(head: LSSVMHead) -> dict[str, tuple[int, ...]]:
     J, K = head.in_features, head.num_classes
     D = J + (head.intercept == "penalized")
@@ -358,19 +380,27 @@ def freeze(head: LSSVMHead) -> dict[str, Any]:
     with head.locked(), torch.inference_mode(False), torch.no_grad():
         head.solve()
         head.solver.drop_raw_samples()
-        if head.statistics is not None and head.statistics.exact:
+        if head.statistics.exact:
             mark_pending(head)
         return attributes(head) | {"_view": None}
 
 
-def attributes(head: LSSVMHead | MarginHead) -> dict[str, Any]:
+def freeze_margin(head: MarginHead) -> dict[str, Any]:
+    """Attributes of a margin head for pickling: matrices that can be rebuilt are left out."""
+    with head.locked(), torch.inference_mode(False), torch.no_grad():
+        head.solve()
+        rows = head.samples.copy()
+        return attributes(head) | {"samples": rows, "solver": head.solver.copy_in_saved_order(rows)}
+
+
+def attributes(head: LinearHead) -> dict[str, Any]:
     """Attributes of a head for :func:`thaw`: without its lock and the weights that it published, the buffers as they are."""
     buffers = {k: dict.__getitem__(head._buffers, k) for k in head._buffers}
     kept = {name: value for name, value in vars(head).items() if name != "_lock"}
     return kept | {"_published": None, "_buffers": buffers}
 
 
-def thaw(head: LSSVMHead | MarginHead, state: dict[str, Any]) -> None:
+def thaw(head: LinearHead, state: dict[str, Any]) -> None:
     """Restore what :func:`attributes` returned, outside of inference mode: its tensors could not be changed later."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
@@ -381,7 +411,7 @@ def thaw(head: LSSVMHead | MarginHead, state: dict[str, Any]) -> None:
     make_live(head, buffers)
 
 
-def options_on(head: LSSVMHead | MarginHead, device: torch.device) -> SolverOptions:
+def options_on(head: LinearHead, device: torch.device) -> SolverOptions:
     """The options of a head on a device it moves to; RuntimeError for the meta device."""
     if device.type == "meta":
         raise RuntimeError(
@@ -391,25 +421,27 @@ def options_on(head: LSSVMHead | MarginHead, device: torch.device) -> SolverOpti
     return SolverOptions(head.rho, head.intercept, weight.to(device) if isinstance(weight, Tensor) else weight)
 
 
-def move(head: LSSVMHead, device: torch.device) -> None:
+def move(head: LinearHead, device: torch.device) -> None:
     """Move everything to another device, or nothing: the state is built there first, and then replaces this one."""
     if device == head.device:
         return
     with head.locked(), torch.inference_mode(False), torch.no_grad():
-        options = options_on(head, device)
-        solution = head.solver.state()
-        P = head.P.to(device, copy=True)
-        statistics, old = head.statistics, head.solver
-        moved = {k: v.to(device, copy=True) for k, v in solution.items()}
-        solver: Solver
-        if isinstance(old, CompactSolver):
-            solver = compact = CompactSolver(head.in_features, head.num_classes, options, device)
-            compact.copy_from(old, moved, P)
+        options, statistics = options_on(head, device), head.statistics.to(device)
+        solution = {k: v.to(device, copy=True) for k, v in head.solver.state().items()}
+        if _keeps_rows(head):
+            rows, sides = head.samples.to(device), head.solver.sides_in_saved_order().to(device)
+            active = type(head.solver)(rows, statistics, options)
+            active.restore(solution, sides)
+            head._replace_parts(statistics, rows, active)
         else:
-            assert statistics is not None
-            statistics = statistics.to(device)
-            solver = restored = make_solver(statistics, options, head.multiclass)
-            restored.restore(moved, P)
-        head.rows.flush()  # products that wait to be hashed would stay behind on the old device
-        head.replace_parts(statistics, solver, head.rows, head.pending.to(device), head.uncertifiable)
+            least: Any = head
+            solver = make_solver(statistics, options, head.multiclass)
+            solver.restore(solution, least.P.to(device, copy=True))
+            least.rows.flush()  # products that wait to be hashed would stay behind on the old device
+            least._replace_parts(statistics, solver, least.rows, least.pending.to(device), least.uncertifiable)
         make_live(head)
+
+
+def _keeps_rows(head: Any) -> TypeGuard[MarginHead]:
+    """True for a margin head, whose checkpoints hold its samples."""
+    return bool(head.keeps_rows)

@@ -97,7 +97,7 @@ def row_option(head: LSSVMHead, columns: Tensor) -> str | None:
 
 def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
     """A new head on some columns; see :meth:`torchlssvm.LSSVMHead.restrict`. columns: (k,), checked."""
-    stats = head.need_statistics("restrict")
+    stats = head.statistics
     normalize = row_option(head, columns)
     config = head.config() | {"in_features": len(columns), "normalize": normalize, "scale": scale}
     out = type(head).from_config(config, device=head.device)
@@ -105,7 +105,7 @@ def restrict(head: LSSVMHead, columns: Tensor, scale: str | None) -> LSSVMHead:
     if not sums.empty:
         out.rows.drop(UNKNOWN_ROWS)
         solver = make_solver(sums, out.solver.options, out.multiclass)
-        out.replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
+        out._replace_parts(sums, solver, out.rows, Pending(), head.uncertifiable)
     if "rho" in head.data_choices.made:
         out.data_choices.made["rho"] = head.data_choices.made["rho"]
     return out

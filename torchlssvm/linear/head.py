@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchlssvm.errors import InterruptedUpdateError, NotFittedError, NumericalWarning, RemovalError
+from torchlssvm.errors import NumericalWarning, RemovalError
 from torchlssvm.functional import checks
-from torchlssvm.functional.approximate import Approximation
+from torchlssvm.functional.approximate import Approximation, approximation
 from torchlssvm.functional.grid import FixedPoint, GridOption, as_grid, grid_to_json
 from torchlssvm.functional.modes import exactly
-from torchlssvm.functional.row_normalization import normalized
-from torchlssvm.functional.threads import PASS_WORK, threads_for
+from torchlssvm.functional.threads import threads_for
 from torchlssvm.functional.votes import votes
 from torchlssvm.linear import checkpoint, column_selection
-from torchlssvm.linear.approximate_removal import INEXACT_REMOVAL, remove_approximate
 from torchlssvm.linear.column_selection import Selection
-from torchlssvm.linear.compact_solver import CompactSolver
-from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
 from torchlssvm.linear.diagnostics import rho_rule, uncertainty
-from torchlssvm.linear.diagnostics.calibration import Calibration
 from torchlssvm.linear.diagnostics.influence import Measure, influence
 from torchlssvm.linear.diagnostics.influence_ranking import Influential, most_influential
 from torchlssvm.linear.diagnostics.leave_one_out import leave_one_out
 from torchlssvm.linear.diagnostics.rho_selection import RhoPath, rho_path
 from torchlssvm.linear.diagnostics.whitened_problems import HeadView
-from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.linear_head import LinearHead, check_class_weight
+from torchlssvm.linear.locking import exclusive
 from torchlssvm.linear.membership import HeldRows, StagedRows
+from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.pending import Pending
-from torchlssvm.linear.solution import NotPositiveDefinite, relative_distance
-from torchlssvm.linear.solvers import Solver, SolverOptions, make_solver
+from torchlssvm.linear.solution import NotPositiveDefinite
+from torchlssvm.linear.solvers import SharedSolver, Solver, make_solver, real_targets
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.batch import GridChoices, SampleBatch, check_batch, joint_changes
+from torchlssvm.statistics.batch import GridChoices, SampleBatch
 from torchlssvm.statistics.statistics import Evidence, Integrity
 
 if TYPE_CHECKING:
@@ -45,12 +42,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FixedPoint", "LSSVMHead"]
 
+INEXACT_REMOVAL = "remove_approximate took out samples that may not be, bit for bit, those that were added"
+"""Reason why a head can no longer be certified, and why its rows are no longer known."""
 
 UNKNOWN_ROWS = "it was merged with a head whose rows are not known, or known under another key"
 """Reason why removals are not checked against the rows held."""
 
 
-class LSSVMHead(nn.Module):
+class LSSVMHead(LinearHead):
     r"""Least-squares SVM head: one pass to learn, one exact call to add, remove, relabel or merge.
 
     Minimizes :math:`\rho |w_k|^2 + \sum_n (w_k^T \phi_n + b_k - y_{nk})^2` for each output k, with y = +1 for the class and
@@ -76,8 +75,6 @@ class LSSVMHead(nn.Module):
         grid: a :class:`FixedPoint`, a number (its limit, the largest feature), ``"auto"`` (a power of two from the first
             batch), or None for float64 sums.
         target_grid: the same for float targets.
-        statistics: False keeps w and P only, the paper's compact form; features are then used as given unless ``grid`` is
-            a :class:`FixedPoint`.
         per_class: keep sums per class; None means when ``class_weight`` or ``"ovo"`` needs it. ``forget_class`` needs it.
         folds: keep sums for so many folds, chosen by a hash of the sample's id.
         normalize: normalization of each row before the grid, from its own numbers alone: ``"l2"`` divides it by its length (a
@@ -90,8 +87,8 @@ class LSSVMHead(nn.Module):
         device: where the state lives.
 
     Attributes:
-        statistics: the sums of the samples held; None in the compact form.
-        solver: makes weights of the statistics (in the compact form: keeps them).
+        statistics: the sums of the samples held.
+        solver: makes weights of the statistics.
         rows: fingerprints of the rows held.
         data_choices: the choices made from data, rho and a calibration.
         pending: what changed since machines last agreed, for :mod:`torchlssvm.distributed`.
@@ -110,10 +107,8 @@ class LSSVMHead(nn.Module):
         True
     """
 
-    _lock: Any  # a threading.RLock, which has no type of its own
-    keeps_rows = False
-    normalize: str | None = None
-    """Row normalization before the grid: None, "l2" or "sqrt"."""
+    solver: Solver
+    _buffer_names = ("w", "b", "C")
 
     def __init__(
         self,
@@ -134,194 +129,46 @@ class LSSVMHead(nn.Module):
         membership: bool = True,
         device: torch.device | str | None = None,
     ):
-        super().__init__()
-        give_lock(self)
-        checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
         checks.one_of(multiclass, "multiclass", ("ovr", "ovo"))
         device = torch.empty(0, device=device).device
         weight = check_class_weight(class_weight, num_classes, device)
         grid, target_grid = as_grid(grid), as_grid(target_grid, "target_grid")
         needs_classes = weight is not None or multiclass == "ovo"
-        if per_class is False and needs_classes and statistics:
+        if per_class is False and needs_classes:
             raise ValueError(
                 "per_class=False does not go with class_weight or multiclass='ovo', which need sums per class"
             )
-        by_rule = isinstance(rho, str) and rho == "gcv"
-        self._options = SolverOptions(1.0 if by_rule else checks.positive(rho, "rho (or 'gcv')"), intercept, weight)
-        self._multiclass = multiclass
-        # The arguments are checked by Statistics, in either form.
         sums = Statistics(
             in_features, num_classes, grid=grid, target_grid=target_grid, folds=folds, device=device,
             per_class=needs_classes if per_class is None else per_class, normalize=normalize, scale=scale,
         )  # fmt: skip
-        self.normalize = normalize
-        if not statistics:
-            for name, on in (
-                ("class_weight='balanced' or 'complement'", self._options.follows_counts),
-                ("multiclass='ovo'", multiclass == "ovo"),
-                ("per_class", bool(per_class)),
-                ("folds", folds > 0),
-                ("scale='std'", scale is not None),
-                ("rho='gcv'", by_rule),
-            ):
-                if on:
-                    raise ValueError(f"{name} needs statistics=True: the compact form keeps only w and P")
-        self.statistics: Statistics | None = sums if statistics else None
+        super().__init__(sums, rho, intercept, weight)
+        self.multiclass = multiclass
         self.requested = GridChoices(
             None,
             grid if isinstance(grid, FixedPoint) else None,
             target_grid if isinstance(target_grid, FixedPoint) else None,
         )
-        self.solver: Solver
-        if statistics:
-            self.solver, impossible = make_solver(sums, self._options, multiclass), None
-            if not sums.exact:
-                impossible = "without a grid (grid=None) a row has no exact form to be recognised by"
-        else:
-            self.solver = CompactSolver(in_features, num_classes, self._options, device)
-            impossible = "the compact form (statistics=False) keeps only w and P"
-        self._in_features, self._num_classes = in_features, num_classes
+        self.solver = make_solver(sums, self._options, multiclass)
+        impossible = None if sums.exact else "without a grid (grid=None) a row has no exact form to be recognised by"
         self.rows = HeldRows(impossible, bool(membership))
-        self.data_choices = DataChoices.for_rho("gcv" if by_rule else None)
         self.pending = Pending()
-        self.version = 0
         self._vouched = False
         self._uncertifiable: str | None = None
-        self.integrity = Integrity()
-        self._solving = False  # set while caches are computed: what was interrupted is computed again
-        self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
         self._view: tuple[int, HeadView] | None = None  # a cache, for the version it was made for
-        checkpoint.make_live(self)
+
+    def _rho_number(self, value: Any) -> float | None:
+        return None if isinstance(value, str) and value == "gcv" else checks.positive(value, "rho (or 'gcv')")
+
+    def _best_rho(self) -> float | None:
+        return rho_rule.choose(self.view()) if rho_rule.is_choosable(self.statistics) else None
 
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    @property
-    def in_features(self) -> int:
-        """J, the number of features."""
-        return self._in_features
-
-    @property
-    def num_classes(self) -> int:
-        """K, the number of classes or targets."""
-        return self._num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the state."""
-        return self._source.device
-
-    @property
-    def intercept(self) -> str:
-        """Treatment of the constant: "free", "penalized" or "none"."""
-        return self._options.intercept
-
-    @property
-    def multiclass(self) -> str:
-        """One class against the rest, "ovr", or against each other one, "ovo"."""
-        return self._multiclass
-
-    @property
-    def scale(self) -> str | None:
-        """Scale of the features at the solve: None, as they are, or "std", standardised."""
-        return None if self.statistics is None else self.statistics.scale
-
-    @property
-    def grid(self) -> FixedPoint | None:
-        """The grid in use; None while ``"auto"`` has seen no data, or without a grid."""
-        return self.requested.grid if self.statistics is None else self.statistics.grid
-
-    @property
-    def target_grid(self) -> FixedPoint | None:
-        """The grid of float targets; None while ``"auto"`` has seen no data, or without one."""
-        return self.requested.target_grid if self.statistics is None else self.statistics.target_grid
-
-    @property
-    def counts(self) -> Tensor:
-        """Samples per class (K,)."""
-        return self._source.counts.clone()
-
-    @property
-    def n(self) -> int | float:
-        """The number of samples held (their total weight)."""
-        return self._source.n
-
-    @property
-    def rho(self) -> float:
-        """The regularization; setting it costs one solve at the next read. ``"gcv"`` lets it be chosen from then on."""
-        stats = self.statistics
-        if self.data_choices.made and stats is not None and not stats.empty and self.data_choices.rho_is_open:
-            self.solve()
-        return self._options.rho
-
-    @rho.setter
-    @exclusive
-    def rho(self, value: float | str) -> None:
-        if isinstance(value, str) and value == "gcv":
-            self.need_statistics("rho='gcv'")
-            self.data_choices.record("rho", "gcv", rule=True, state=ChoiceState.OPEN)
-            self._published = None
-            return
-        value = checks.positive(value, "rho (or 'gcv')")
-        with self.changing(same_samples=True):
-            self.solver.set_rho(value)
-            self.data_choices.made.pop("rho", None)
-            self.data_choices.outdate_calibration()
-
-    @exclusive
-    def choose_rho(self) -> Self:
-        """Choose rho again if ``"gcv"`` is its rule and samples have changed since; nothing happens otherwise."""
-        choices = self.data_choices
-        if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
-            self._choose_rho()
-        return self
-
-    def _choose_rho(self) -> None:
-        """Choose rho by GCV; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
-        choices, before = self.data_choices, self.data_choices.made["rho"]
-        # Not open while it is chosen: reading the weights would choose again.
-        choices.record("rho", "gcv", rule=True, state=ChoiceState.STALE)
-        try:
-            value = rho_rule.choose(self.view()) if rho_rule.is_choosable(self.need_statistics("rho='gcv'")) else None
-        except BaseException:
-            choices.made["rho"] = before
-            raise
-        rho = 1.0 if value is None else value
-        if rho != self._options.rho:
-            with self.changing(same_samples=True):
-                self.solver.set_rho(rho)
-                choices.outdate_calibration()
-        choices.record("rho", "gcv", rule=True, state=ChoiceState.OPEN if value is None else ChoiceState.CURRENT)
-
-    @property
-    def class_weight(self) -> str | Tensor | None:
-        """Weights by class, a copy; settable at any time when sums are kept per class."""
-        weight = self._options.class_weight
-        return weight.clone() if isinstance(weight, Tensor) else weight
-
-    @class_weight.setter
-    def class_weight(self, value: str | Tensor | None) -> None:
-        stats = self.need_statistics("changing class_weight")
-        weight = check_class_weight(value, self.num_classes, self.device)
-        if weight is not None and not stats.per_class:
-            raise ValueError("class_weight needs sums per class: build the head with per_class=True")
-        with self._lock, self.changing():
-            self._options.class_weight = weight
-            self.solver.reset()
 
     @property
     def P(self) -> Tensor:
         """P = I - C = rho A^-1: (J, J), (J+1, J+1) when penalized, (pairs, ...) for ovo. Do not write to it."""
         return self.solve(inverse=True)[2]
-
-    @property
-    def weight(self) -> Tensor:
-        """w as nn.Linear has it, (K, J)."""
-        return self.solve()[0].mT
-
-    @property
-    def bias(self) -> Tensor:
-        """b (K,), as nn.Linear has it."""
-        return self.solve()[1]
 
     @property
     def planned_bytes(self) -> int:
@@ -332,19 +179,12 @@ class LSSVMHead(nn.Module):
         >>> f"{LSSVMHead(20_000, 10).planned_bytes / 1e9:.1f} GB"
         '9.6 GB'
         """
-        stats, square = self.statistics, 8 * self._in_features**2
-        if stats is None:
-            return 2 * square
-        groups = (self._num_classes if stats.per_class else 1) * max(1, stats.folds)
+        stats, square = self.statistics, 8 * self.in_features**2
+        groups = (self.num_classes if stats.per_class else 1) * max(1, stats.folds)
         return (groups + 2) * square
 
     @property
-    def checked(self) -> bool:
-        """True when a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
-        return self.unchecked is None
-
-    @property
-    def unchecked(self) -> str | None:
+    def unchecked(self) -> str | None:  # type: ignore[override]
         """Why removals are not checked against the rows held; None while they are.
 
         They are tested all the same: what would leave sums that cannot be those of samples is refused within the call.
@@ -371,112 +211,47 @@ class LSSVMHead(nn.Module):
             finally:
                 self._vouched = before
 
-    def locked(self) -> AbstractContextManager[Any]:
-        """A context in which no other thread reads or changes the head: several calls as one."""
-        lock: AbstractContextManager[Any] = self._lock
-        return lock
-
     @property
-    def uncertifiable(self) -> str | None:
+    def uncertifiable(self) -> str | None:  # type: ignore[override]
         """Why the head can no longer be certified to hold exactly the samples it was given; None while it can."""
         return self._uncertifiable
 
     def mark_uncertifiable(self, reason: str | None) -> None:
         """Record why the head cannot be certified any more; an earlier reason stays, and an empty head has none."""
-        self._uncertifiable = None if self._source.empty else self._uncertifiable or reason
+        self._uncertifiable = None if self.statistics.empty else self._uncertifiable or reason
 
     def config(self) -> dict[str, Any]:
         """The options as primitives; ``LSSVMHead.from_config`` makes an empty head like this one from them."""
         stats, weight = self.statistics, self._options.class_weight
-        float_sums = stats is not None and not stats.exact
         return {
-            "in_features": self._in_features,
-            "num_classes": self._num_classes,
+            "in_features": self.in_features,
+            "num_classes": self.num_classes,
             "rho": self._options.rho,
             "intercept": self._options.intercept,
             "class_weight": weight.tolist() if isinstance(weight, Tensor) else weight,
-            "multiclass": self._multiclass,
-            "grid": None if float_sums else grid_to_json(self.requested.grid) or "auto",
+            "multiclass": self.multiclass,
+            "grid": grid_to_json(self.requested.grid) or "auto" if stats.exact else None,
             "target_grid": grid_to_json(self.requested.target_grid) or "auto",
-            "statistics": stats is not None,
-            "per_class": None if stats is None else stats.per_class,
-            "folds": 0 if stats is None else stats.folds,
+            "per_class": stats.per_class,
+            "folds": stats.folds,
             "membership": self.rows.recorded,
-        } | self.row_options()
-
-    def row_options(self) -> dict[str, str]:
-        """Options ``normalize`` and ``scale``, where they are used: files without them are as version 0.1.0 wrote them."""
-        both = {"normalize": self.normalize, "scale": self.scale}
-        return {name: value for name, value in both.items() if value is not None}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
-        """An empty head with the options of another one."""
-        return cls(**checkpoint.arguments(config), device=device)
+        } | self._row_options()
 
     def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
         """Scores x @ w + b (votes for ovo), float64; differentiable in x."""
-        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
-        x = checks.scored_features(x, self.in_features, self.device, sparse=True)
-        scores = (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
+        scores = super().forward(x)
         return votes(scores, self.num_classes) if self.multiclass == "ovo" else scores
 
-    def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
-        """The class with the highest score."""
-        scores: Tensor = self(x)
-        return scores.argmax(1)
-
     @exclusive
-    def digest(self) -> str:
-        """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
-        with threads_for(PASS_WORK * self.in_features**2):
-            return self.need_statistics("a digest").digest()
-
-    @exclusive
-    def drift(self) -> float:
-        """The largest relative deviation of the weights in use from those solved from statistics. Costs a solve."""
-        self.need_statistics("drift")
-        w = self.solve()[0]
-        if self.n == 0:
-            return 0.0
-        exact = self.solved_anew()[0]
-        return relative_distance(w, exact)
-
-    @exclusive
-    def solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def _solved_anew(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """w, b and, if asked for, P as a solve from the statistics gives them; those in use stay as they are."""
-        solver = make_solver(self.need_statistics("a solve from statistics"), self._options, self._multiclass)
+        self.check_whole()
+        solver = make_solver(self.statistics, self._options, self.multiclass)
         P = solver.inverse() if inverse else None
         w, b = solver.weights()
         return w, b, w if P is None else P
 
-    @exclusive
-    def refresh(self) -> LSSVMHead:
-        """Solve from statistics now: weights are then bit for bit those of a fresh head with the same data.
-
-        With ``rho="gcv"`` rho is chosen again first, if samples have changed since it was.
-        """
-        self.need_statistics("refresh")
-        self.choose_rho()
-        with self.changing(same_samples=True):
-            self.solver.reset()
-        self.solve()
-        return self
-
     # -- changing ------------------------------------------------------------------------------------------------------
-
-    @exclusive
-    def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
-        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
-
-        Sparse rows, scipy's or torch's, are summed as they are.
-        """
-        return self.apply_changes([(self.check(x, y, weight, ids, sparse=True), 1)])
-
-    @exclusive
-    def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
-        """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
-        return self.apply_changes([(self.check(x, y, weight, ids, sparse=True), -1)])
 
     @exclusive
     def remove_approximate(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Approximation:
@@ -485,74 +260,54 @@ class LSSVMHead(nn.Module):
         The result is not the head that never saw them, and ``uncertifiable`` says so from then on. Returns what it can be off
         by: ``estimate(sigma)`` for noise of that standard deviation in each feature, ``bound(delta)`` at worst.
         """
-        return remove_approximate(self, x, y, weight, ids)
+        if self.multiclass == "ovo":
+            raise ValueError("remove_approximate works on one shared system: use multiclass='ovr'")
+        if self.scale is not None:
+            raise ValueError(
+                "remove_approximate holds for features as they are: scale='std' moves with the samples removed"
+            )
+        batch = self.check(x, y, weight, ids, sparse=False)
+        if len(batch) and batch.size >= self.n:
+            raise ValueError(f"all {self.n} samples would be removed: there is nothing left to estimate, use remove")
+        self._apply_changes([(batch, -1)], rough=True)
+        w, b, P = self.solve(inverse=True)  # a removal that cannot be is found here, and rolled back
+        grid = batch.choices.grid
+        rows = batch.x.to(torch.float64) if grid is None else grid.snap(batch.x)  # (L, J)
+        weights = torch.ones(len(batch), dtype=torch.float64, device=self.device) if batch.mult is None else batch.mult
+        by_class = class_weights(self.class_weight, self.counts.to(torch.float64))
+        if batch.labels is not None and by_class is not None:
+            weights = weights * by_class[batch.labels]
+        if len(batch):
+            self.mark_uncertifiable(INEXACT_REMOVAL)
+        mean, total = None, None
+        if self.intercept == "free":
+            assert isinstance(self.solver, SharedSolver)
+            solution = self.solver.solution
+            mean, total = solution.mu * math.sqrt(self.rho), float(solution.n)
+        return approximation(P, self.rho, w, b, rows, real_targets(batch, self.num_classes), weights, mean, total)
 
     @exclusive
-    def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> LSSVMHead:
-        """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids)."""
-        return self.apply_changes(joint_changes(partial(self.check, sparse=True), add, remove))
-
-    @exclusive
-    def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> LSSVMHead:
+    def relabel(self, x: Any, y_old: Any, y_new: Any, weight: Any = None, ids: Any = None) -> Self:
         """Give samples held new labels (or targets): P and C stay as they are, unless weights depend on the label."""
-        old = self.check(x, y_old, weight, ids)
-        new = self.check(x, y_new, weight, ids)
+        old = self.check(x, y_old, weight, ids, sparse=False)
+        new = self.check(x, y_new, weight, ids, sparse=False)
         stats = self.statistics
-        plain = stats is not None and not stats.per_class and not stats.folds and old.labels is not None
         if not len(old):
             return self
-        if stats is not None and plain:
-            rows, ((old, _), (new, _)) = self.rows.stage([(old, -1), (new, 1)])
-            with threads_for(0), self.changing():
-                q = stats.relabel(old, new, self._evidence())
-                self.solver.relabelled(old, new, q)
-                self._record([(old, -1), (new, 1)], rows)
-        elif stats is None and self._options.class_weight is None:
-            with self.changing():
-                self.solver.relabelled(old, new, None)
-        else:
-            self.apply_changes([(old, -1), (new, 1)])
+        if stats.per_class or stats.folds or old.labels is None:
+            return self._apply_changes([(old, -1), (new, 1)])
+        rows, ((old, _), (new, _)) = self.rows.stage([(old, -1), (new, 1)])
+        with threads_for(0), self.changing():
+            q = stats.relabel(old, new, self._evidence())
+            self.solver.relabelled(old, new, q)
+            self._record([(old, -1), (new, 1)], rows)
         return self
 
     @exclusive
-    def replace(
-        self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None
-    ) -> LSSVMHead:
-        """Exchange samples held for others. ids: for folds."""
-        return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
-
-    def merge(self, other: LSSVMHead) -> LSSVMHead:
-        """Add everything the other head has learned: same shapes, same grid."""
-        return self._merge(other, 1)
-
-    def __iadd__(self, other: LSSVMHead) -> LSSVMHead:
-        """Add everything the other head has learned, as :meth:`merge`."""
-        return self._merge(other, 1)
-
-    def __isub__(self, other: LSSVMHead) -> LSSVMHead:
-        """Remove everything the other head has learned."""
-        return self._merge(other, -1)
-
-    @exclusive
-    def add_classes(self, k: int) -> LSSVMHead:
-        """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
-        stats = self.need_statistics("add_classes")
-        if isinstance(self._options.class_weight, Tensor):
-            raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
-        checks.natural(k, "k")
-        with self.changing():
-            stats.add_classes(k)
-            if self.pending.statistics is not None:
-                self.pending.statistics.add_classes(k)
-            self.pending.id = None  # deltas taken before have fewer classes
-            self._num_classes = stats.num_classes
-            self.solver.reset()
-        return self
-
-    @exclusive
-    def forget_class(self, c: int) -> LSSVMHead:
+    def forget_class(self, c: int) -> Self:
         """Unlearn all samples of one class, without them. The class keeps its number."""
-        stats = self.need_statistics("forget_class")
+        stats = self.statistics
+        self.check_whole()
         if not stats.per_class:
             raise ValueError("forgetting a class needs statistics per class: use per_class=True")
         checks.label(c, self.num_classes)
@@ -773,29 +528,6 @@ class LSSVMHead(nn.Module):
         return self
 
     @exclusive
-    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
-        """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
-        calibration = uncertainty.calibrate_on(self.view(), scores, y, method)
-        self.data_choices.record_calibration(calibration)
-        return self
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The map from scores to probabilities, if it was made for the samples held now."""
-        return self.data_choices.calibration
-
-    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
-        """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
-
-        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
-        ``calibrate`` is called again.
-        """
-        scores: Tensor = self(x)
-        if self.num_classes < 2 or self._kind == "values":
-            raise ValueError("probabilities need labels: this head holds float targets")
-        return self.data_choices.probabilities(scores, calibrated)
-
-    @exclusive
     def leverage(self, x: Any, relative: bool = False) -> Tensor:
         """Leverage of inputs, their distance from the samples held: g = 1/n + (x - mu)^T A^-1 (x - mu) (B,), from P. x: (B, J).
 
@@ -808,46 +540,29 @@ class LSSVMHead(nn.Module):
         """The standard error of each score (B, K): sigma_k sqrt(g), sigma_k^2 = rss_k / (n - dof). x: (B, J)."""
         return uncertainty.uncertainty(self.view(), x)
 
-    @property
-    def choices(self) -> dict[str, Choice]:
-        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
-        return self.data_choices.listed(self.rho)
-
     # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
 
     @exclusive
     def sample_state(self) -> dict[str, Tensor]:
         """All that the head holds of its samples, for :meth:`adopt`: the statistics."""
-        return self.need_statistics("sample_state").state()
+        self.check_whole()
+        return self.statistics.state()
 
     @exclusive
     def derived(self) -> dict[str, Tensor]:
         """All that follows from samples and options, as it is in use: w, b and P."""
         return dict(zip(("w", "b", "P"), self.solve(inverse=True), strict=True))
 
-    def derived_anew(self) -> dict[str, Tensor]:
-        """w, b and P as the statistics alone give them; those in use stay as they are."""
-        return dict(zip(("w", "b", "P"), self.solved_anew(inverse=True), strict=True))
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """State from which :meth:`resume` makes the head again: the statistics."""
-        return self.sample_state()
-
-    def resume(self, state: dict[str, Tensor]) -> None:
-        """Restore a :meth:`snapshot`; ValueError when it does not fit."""
-        self.adopt(state)
-
     @exclusive
     def adopt(self, state: dict[str, Tensor] | None) -> None:
         """Put saved statistics in the place of those held; None empties the head."""
-        fresh = None if self.statistics is None else self.statistics.zero()
-        if fresh is not None and state is not None:
+        fresh = self.statistics.zero()
+        if state is not None:
             fresh.load(state)
         self.integrity = Integrity()  # anything interrupted before is replaced
         with self.integrity:
             self._published, self._solving = None, True
-            if self.statistics is not None and fresh is not None:
-                self.statistics.__dict__.update(fresh.__dict__)
+            self.statistics.__dict__.update(fresh.__dict__)
             if state is None:
                 self.rows.changed = None
                 self.rows.clear()
@@ -861,8 +576,8 @@ class LSSVMHead(nn.Module):
             self.data_choices.outdate()
             self._solving = False
 
-    def replace_parts(
-        self, statistics: Statistics | None, solver: Solver, rows: HeldRows, pending: Pending,
+    def _replace_parts(
+        self, statistics: Statistics, solver: Solver, rows: HeldRows, pending: Pending,
         uncertifiable: str | None,
     ) -> None:  # fmt: skip
         """Put parts that were built aside in the place of those held: anything interrupted before is replaced."""
@@ -874,126 +589,55 @@ class LSSVMHead(nn.Module):
                 self._published, self._view, self._solving = None, None, False
                 self.version += 1
 
-    def check_whole(self) -> None:
-        """InterruptedUpdateError if a change was interrupted."""
-        for part in (self, self.statistics):
-            if part is not None and part.integrity.torn:
-                part.integrity.check()
+    def _solve_afresh(self) -> None:
+        self.solver.reset()
 
-    @property
-    def torn(self) -> bool:
-        """True if a change was interrupted; one that another thread is making is waited for."""
-        with self._lock:
-            try:
-                self.check_whole()
-            except InterruptedUpdateError:
-                return True
-        return False
-
-    @contextmanager
-    def changing(self, same_samples: bool = False) -> Iterator[None]:
-        """Change the state: readers wait, an interruption is noticed, choices and published weights are out of date.
-
-        ``same_samples``: choices made from data stay as they are. Needs the lock.
-        """
-        self.check_whole()
-        with self.integrity:
-            self._published, self._solving = None, True
-            yield
-            self.version += 1
-            if not same_samples and self.data_choices.made:
-                self.data_choices.outdate()
-            self._solving = False
-
-    def invalidate(self) -> Self:
-        """Forget everything computed from the statistics, after they were changed from outside."""
-        with self._lock, self.changing():
-            self.solver.reset()
-        return self
+    def _make_room(self, k: int) -> None:
+        if self.pending.statistics is not None:
+            self.pending.statistics.add_classes(k)
+        self.pending.id = None  # deltas taken before have fewer classes
+        self.solver.reset()
 
     def solve(self, inverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Bring w, b and, if asked for, P up to date, and return them."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self.check_whole()
-            if self._solving and self.statistics is not None:
+            if self._solving:
                 self.solver.reset()
-            if self.data_choices.made and self.data_choices.rho_is_open and not self._source.empty:
+            if self.data_choices.rho_is_open and not self.statistics.empty:
                 self._choose_rho()
-            self._published = None
-            compact = self.statistics is None  # nothing is behind its weights: an interruption has to be noticed
-            with self.integrity if compact else nullcontext():
-                self._solving = True
-                P = self.solver.inverse() if inverse else None
-                w, b = self.solver.weights()
-                self._solving = False
-            self._published = None if self._source.empty else (w, b)
+            self._published, self._solving = None, True
+            P = self.solver.inverse() if inverse else None
+            w, b = self.solver.weights()
+            self._solving = False
+            self._published = None if self.statistics.empty else (w, b)
             return w, b, w if P is None else P
 
     def view(self) -> HeadView:
         """Read-only view of the present state, for :mod:`torchlssvm.linear.diagnostics`; NotFittedError without samples."""
         w, b = self._published or self._fitted_weights()
         if self._view is None or self._view[0] != self.version:
-            target = self.target_grid if self._kind == "values" else None
-            exact = self.requested.grid is not None if self.statistics is None else self.statistics.exact
+            stats = self.statistics
+            target = self.target_grid if stats.kind == "values" else None
             view = HeadView(
-                self.in_features, self.num_classes, self.multiclass, self.device, self._options, self.statistics,
-                self.solver, w, b, self.n, self.counts.to(torch.float64), exact, GridChoices(self._kind, self.grid, target),
-                self.normalize,
+                self.in_features, self.num_classes, self.multiclass, self.device, self._options, stats, self.solver, w, b,
+                self.n, self.counts.to(torch.float64), stats.exact, GridChoices(stats.kind, self.grid, target), self.normalize,
             )  # fmt: skip
             self._view = (self.version, view)
         return self._view[1]
 
-    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
-        """w and b, up to date; NotFittedError without samples."""
-        with self._lock:
-            self.solve()
-            if self._published is None:
-                raise NotFittedError("the head holds no samples: call add(x, y) first")
-            return self._published
-
-    @property
-    def _source(self) -> Statistics | CompactSolver:
-        """The part that counts the samples held: the statistics, or the solver of the compact form."""
-        if self.statistics is not None:
-            return self.statistics
-        assert isinstance(self.solver, CompactSolver)
-        return self.solver
-
-    @property
-    def _kind(self) -> str | None:
-        """Kind of what is held, "labels" or "values"; None while empty."""
-        source = self._source
-        return source.choices.kind if isinstance(source, CompactSolver) else source.kind
-
-    def need_statistics(self, what: str) -> Statistics:
-        """Statistics, for what is named; ValueError in the compact form, InterruptedUpdateError after an interruption."""
-        if self.statistics is None:
-            raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
-        with self._lock:  # a change that another thread is making is none that was interrupted
-            self.check_whole()
-        return self.statistics
-
     def check(
         self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
-        sparse: bool = False,
+        gridded: bool = False, sparse: bool = True,
     ) -> SampleBatch:  # fmt: skip
-        """A checked batch, for :meth:`apply_changes`. ``like``: one that goes in together with it and decides first.
+        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
 
-        ``sparse``: many sparse rows stay sparse.
+        ``gridded``: the rows are normalized and on the grid already. ``sparse``: many sparse rows stay sparse.
         """
-        if self.statistics is not None:
-            changed = self.pending.statistics
-            if like is None and changed is not None and not changed.empty:
-                like = changed  # where everything was removed: what was agreed on stays decided
-            batch = self.statistics.check(x, y, weight, ids, like, sparse=sparse)
-        else:
-            assert isinstance(self.solver, CompactSolver)
-            choices = self.solver.choices if like is None or not self.solver.empty else like.choices
-            batch = check_batch(
-                x, y, weight, ids, J=self.in_features, K=self.num_classes, folds=0, device=self.device,
-                exact=self.requested.grid is not None, choices=choices, wanted=self.requested,
-                normalize=self.normalize,
-            )  # fmt: skip
+        changed = self.pending.statistics
+        if like is None and changed is not None and not changed.empty:
+            like = changed  # where everything was removed: what was agreed on stays decided
+        batch = self.statistics.check(x, y, weight, ids, like, gridded, sparse=sparse)
         if batch.labels is None and len(batch) and (self._options.class_weight is not None or self.multiclass == "ovo"):
             raise ValueError("class_weight and multiclass='ovo' need labels (B,), got float targets")
         return batch
@@ -1004,7 +648,7 @@ class LSSVMHead(nn.Module):
             return Evidence.PROVEN
         return Evidence.COUNTS if rough or self._uncertifiable is not None else Evidence.SUMS
 
-    def apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> LSSVMHead:
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]], rough: bool = False) -> Self:
         """Change the state by checked batches, all or none. ``rough``: what is removed is only roughly what is held."""
         changes = [(b, s) for b, s in changes if b.size]
         if not changes:
@@ -1012,10 +656,6 @@ class LSSVMHead(nn.Module):
         stats, removes = self.statistics, any(s < 0 for _, s in changes)
         if removes:
             self.check_whole()  # before rows are missed that an interrupted update may have lost
-        if stats is None:
-            with self.changing():
-                self.solver.changed(changes, None)
-            return self
         evidence = self._evidence(rough)
         rows, changes = (StagedRows(), changes) if rough else self.rows.stage(changes)
         before = stats.copy() if removes and evidence is not Evidence.PROVEN else None
@@ -1039,14 +679,13 @@ class LSSVMHead(nn.Module):
         try:
             yield
         except RemovalError:
-            if before is not None and self.statistics is not None:
+            if before is not None:
                 self.statistics.take_over(before)
                 self.solver.reset()
             raise
 
     def _test_sums(self, evidence: Evidence) -> None:
         """RemovalError if the sums cannot be those of samples."""
-        assert self.statistics is not None
         stats = self.statistics
         if stats.drained:
             stats.canonicalize()
@@ -1065,7 +704,7 @@ class LSSVMHead(nn.Module):
     def _record(self, changes: list[tuple[SampleBatch, int]], rows: StagedRows) -> None:
         """Count what was summed: its rows, and what is pending for other machines."""
         self.rows.commit(rows)
-        if self.statistics is not None and self.statistics.exact:
+        if self.statistics.exact:
             self.pending.change(changes, torch.distributed.is_available() and torch.distributed.is_initialized())
 
     def _emptied(self, stats: Statistics) -> None:
@@ -1080,17 +719,19 @@ class LSSVMHead(nn.Module):
         self.solver.reset()
 
     @exactly
-    def _merge(self, other: LSSVMHead, sign: int) -> LSSVMHead:
+    def _merge(self, other: LSSVMHead, sign: int) -> Self:
         if not isinstance(other, LSSVMHead):
             raise ValueError(f"can only merge with another LSSVMHead, got {type(other).__name__}")
-        mine, theirs = self.need_statistics("merging"), other.need_statistics("merging")
+        mine, theirs = self.statistics, other.statistics
         if self.intercept != other.intercept or self.multiclass != other.multiclass:
             raise ValueError(
                 f"cannot merge heads: intercept {self.intercept!r}, multiclass {self.multiclass!r} here and "
                 f"{other.intercept!r}, {other.multiclass!r} there"
             )
-        first, second = sorted((self, other), key=id)  # one order for all threads: none waits for another for ever
+        heads: list[LSSVMHead] = [self, other]
+        first, second = sorted(heads, key=id)  # one order for all threads: none waits for another for ever
         with first.locked(), second.locked():
+            self.check_whole()
             other.check_whole()
             theirs = theirs.copy() if mine is theirs else theirs
             mine.compatible(theirs)
@@ -1120,55 +761,6 @@ class LSSVMHead(nn.Module):
 
     # -- nn.Module -----------------------------------------------------------------------------------------------------
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
-        del recurse
-        checkpoint.move(self, fn(torch.empty(0, device=self.device)).device)
-        return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        with self._lock:  # weights and sums of one state
-            super()._save_to_state_dict(destination, prefix, keep_vars)
-            if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
-                destination.update({prefix + k: destination[prefix + k].clone() for k in checkpoint.BUFFER_NAMES})
-            destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        problems = checkpoint.load(self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)})
-        problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
-
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: no raw sample is ever in there."""
         return checkpoint.freeze(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`__getstate__` returned."""
-        checkpoint.thaw(self, state)
-
-    def extra_repr(self) -> str:
-        """Shape, options and count."""
-        form = "" if self.statistics is not None else ", statistics=False"
-        pairs = ", multiclass='ovo'" if self.multiclass == "ovo" else ""
-        form += "".join(f", {name}={value!r}" for name, value in self.row_options().items())
-        shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
-        return f"{shape}, n={self.n:g}, rho={self._options.rho:g}, intercept={self.intercept!r}{pairs}{form}"
-
-
-def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor | None:
-    """None, "balanced", "complement" or positive weights (K,)."""
-    if value is None or isinstance(value, str):
-        checks.one_of(value, "class_weight (or a tensor)", (None, "balanced", "complement"))
-        return value
-    try:
-        weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        allowed = f"None, 'balanced', 'complement' or {K} numbers in the order of the classes"
-        raise ValueError(f"class_weight must be {allowed}; got {type(value).__name__}") from error
-    if weight.shape != (K,):
-        raise ValueError(f"class_weight must have shape ({K},), got {tuple(weight.shape)}")
-    if not checks.is_fake(weight) and not bool((torch.isfinite(weight) & (weight > 0)).all()):
-        raise ValueError(f"class_weight must be finite and > 0, got {weight.tolist()}")
-    return weight

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from torchlssvm.linear.head import LSSVMHead
 from torchlssvm.linear.margin_head import MarginHead
 
-LinearHead: TypeAlias = LSSVMHead | MarginHead
-"""A head with the verbs of ``LSSVMHead``; ``config``, ``sample_state`` and ``adopt`` make another one like it."""
-
-HEAD_KINDS: dict[str, type[LinearHead]] = {"lssvm": LSSVMHead, "margin": MarginHead}
+HEAD_KINDS: dict[str, type[LSSVMHead] | type[MarginHead]] = {"lssvm": LSSVMHead, "margin": MarginHead}
 """The linear heads by the names that users give them."""
 
-HEAD_TYPES: dict[str, type[LinearHead]] = {kind.__name__: kind for kind in HEAD_KINDS.values()}
+HEAD_TYPES: dict[str, type[LSSVMHead] | type[MarginHead]] = {kind.__name__: kind for kind in HEAD_KINDS.values()}
 """The linear heads by their classes' names, as files and stores have them."""
 
 
-def head_class(kind: str) -> type[LinearHead]:
+def head_class(kind: str) -> type[LSSVMHead] | type[MarginHead]:
     """The class of a linear head by its name; ValueError for another one."""
     if kind not in HEAD_KINDS:
         raise ValueError(f"head must be a module or one of {', '.join(map(repr, HEAD_KINDS))}, got {kind!r}")

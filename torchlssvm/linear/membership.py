@@ -24,13 +24,13 @@ from torchlssvm.errors import RemovalError
 from torchlssvm.functional import checks
 from torchlssvm.functional.sample_identity import (
     KEY_BYTES,
-    SECRET_VECTORS,
+    key_factors,
     key_vectors,
     keyed_hashes,
-    products,
+    row_words,
     shared_key,
 )
-from torchlssvm.functional.sparse_rows import pick, with_values
+from torchlssvm.functional.sparse_rows import with_values
 from torchlssvm.functional.threads import PASS_WORK, threads_for
 from torchlssvm.statistics.batch import SampleBatch
 
@@ -41,7 +41,10 @@ FINGERPRINTED_NUMBERS = 2**20
 """Numbers (8 MiB) that are put on the grid at a time, so that they stay in the cache."""
 
 WAITING_ROWS = 4096
-"""Rows that wait at most to be hashed: a removal that comes next hashes them in a few milliseconds."""
+"""Rows that wait at most to be read: a removal that comes next reads them in about a millisecond."""
+
+MANY_ROWS = 64
+"""Rows from which on those of each class are counted together."""
 
 WAITING_BATCHES = 256
 """Batches that wait at most: each is a few small tensors, for single rows 20 times as large as their hash."""
@@ -53,26 +56,50 @@ REMOVAL_REMEDY = (
 )
 
 
-class Fingerprints(NamedTuple):
-    """Rows in the order of a batch: (fold, label) with -1 where there is none, fingerprint, and count of each."""
+class RowList(NamedTuple):
+    """Rows in the order of a batch: (fold, label) with -1 where there is none, words or fingerprint (16 bytes), and count."""
 
     groups: list[tuple[int, int]]
-    hashes: list[bytes]
+    rows: list[bytes]
     counts: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        words: NDArray[np.int64],
+        labels: NDArray[Any] | None,
+        folds: NDArray[Any] | None,
+        mult: NDArray[Any] | None,
+    ) -> RowList:
+        """Rows by their words (B, 2), with labels, folds and multiplicities (B,); all on the host."""
+        none = [-1] * len(words)
+        groups = zip(*(none if t is None else t.tolist() for t in (folds, labels)), strict=True)
+        counts = [1] * len(words) if mult is None else mult.astype(np.int64).tolist()
+        return cls(list(groups), split_words(words), counts)
+
+    def hashed(self, key: bytes) -> RowList:
+        """The same rows by their fingerprints; these are given by their words."""
+        words = np.frombuffer(b"".join(self.rows), np.int64).reshape(-1, 2)
+        return self._replace(rows=keyed_hashes(key, np.column_stack([words, np.array(self.groups, np.int64)])))
+
+
+def split_words(words: NDArray[np.int64]) -> list[bytes]:
+    """Words (B, 2) as 16 bytes for each row."""
+    return np.ascontiguousarray(words).view("V16").ravel().tolist()
 
 
 class RowCounts:
-    """A multiset of rows, or with negative counts a change of one: a count for each fingerprint, by (fold, label).
+    """A multiset of rows, or with negative counts a change of one: a count for each row, by (fold, label).
 
     >>> rows = RowCounts()
-    >>> rows.add(Fingerprints([(-1, 0), (-1, 0)], [b"a", b"b"], [1, 2]))
-    >>> rows.add(Fingerprints([(-1, 0)], [b"a"], [1]), -1)
+    >>> rows.add(RowList([(-1, 0), (-1, 0)], [b"a", b"b"], [1, 2]))
+    >>> rows.add(RowList([(-1, 0)], [b"a"], [1]), -1)
     >>> len(rows), rows.count((-1, 0), b"b")
     (1, 2)
     """
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[int, int], dict[bytes, int]] = {}
+        self.groups: dict[tuple[int, int], Counter[bytes]] = {}
 
     def __len__(self) -> int:
         """The number of different rows."""
@@ -80,40 +107,47 @@ class RowCounts:
 
     def count(self, group: tuple[int, int], row: bytes) -> int:
         """The count of a row."""
-        return self.groups.get(group, {}).get(row, 0)
+        own = self.groups.get(group)
+        return 0 if own is None else own.get(row, 0)
 
-    def add(self, rows: Fingerprints, sign: int = 1) -> None:
+    def add(self, rows: RowList, sign: int = 1) -> None:
         """Add rows, or (sign -1) subtract them; those whose count becomes zero leave."""
-        groups = self.groups
         for group, row, n in zip(*rows, strict=True):
-            own = groups.get(group)
-            if own is None:
-                own = groups[group] = {}
-            count = own.get(row, 0) + sign * n
-            if count:
-                own[row] = count
-            else:
-                del own[row]
+            self._add(group, row, sign * n)
+
+    def _add(self, group: tuple[int, int], row: bytes, n: int) -> None:
+        own = self.groups.get(group)
+        if own is None:
+            own = self.groups[group] = Counter()
+        count = own.get(row, 0) + n
+        if count:
+            own[row] = count
+        else:
+            del own[row]
+
+    def add_many(self, words: NDArray[np.int64], labels: NDArray[Any] | None, folds: NDArray[Any] | None) -> None:
+        """Add many rows, each once, by their words (B, 2): fold by fold and class by class."""
+        fold, label = (np.full(len(words), -1) if t is None else t for t in (folds, labels))
+        width = int(label.max()) + 2
+        codes = (fold + 1) * width + label + 1
+        for code in np.bincount(codes).nonzero()[0].tolist():
+            group = (code // width - 1, code % width - 1)
+            self.groups.setdefault(group, Counter()).update(split_words(words[codes == code]))
 
     def plus(self, other: RowCounts, sign: int = 1) -> RowCounts:
         """Return the sum, or difference; groups that do not change are shared."""
         out = RowCounts()
         out.groups = dict(self.groups)
         for group, rows in other.groups.items():
-            own = dict(self.groups.get(group, ()))
+            out.groups[group] = Counter(self.groups.get(group))
             for row, n in rows.items():
-                count = own.get(row, 0) + sign * n
-                if count:
-                    own[row] = count
-                else:
-                    del own[row]
-            out.groups[group] = own
+                out._add(group, row, sign * n)
         return out
 
     def copy(self) -> RowCounts:
         """Return an independent copy."""
         out = RowCounts()
-        out.groups = {group: dict(rows) for group, rows in self.groups.items() if rows}
+        out.groups = {group: Counter(rows) for group, rows in self.groups.items() if rows}
         return out
 
     @property
@@ -150,70 +184,58 @@ class RowCounts:
         data, out = np.ascontiguousarray(rows[:, :2], "<i8").tobytes(), cls()
         hashes = [data[at : at + 16] for at in range(0, len(data), 16)]
         groups = list(zip(rows[:, 2].tolist(), rows[:, 3].tolist(), strict=True))
-        out.add(Fingerprints(groups, hashes, rows[:, 4].tolist()))
+        out.add(RowList(groups, hashes, rows[:, 4].tolist()))
         return out
 
 
-def fingerprints(
-    key: bytes, product: NDArray[np.int64], labels: NDArray[Any] | None, folds: NDArray[Any] | None,
-    mult: NDArray[Any] | None,
-) -> Fingerprints:  # fmt: skip
-    """Hash products (B, 4) with label and fold of each row; all on the host."""
-    of = [np.full(len(product), -1, np.int64) if t is None else t.astype(np.int64) for t in (labels, folds)]
-    counts = [1] * len(product) if mult is None else mult.astype(np.int64).tolist()
-    hashes = keyed_hashes(key, np.column_stack([product, *of]))
-    return Fingerprints(list(zip(of[1].tolist(), of[0].tolist(), strict=True)), hashes, counts)
+def rows_of(batch: SampleBatch, key: bytes) -> RowList:
+    """The rows of a checked batch that is not being summed, by their words, in its order."""
+    words, *mult = checks.read(batch_words(batch, key), *([] if batch.mult is None else [batch.mult]))
+    return RowList.of(words, batch.host_labels, batch.host_folds, mult[0] if mult else None)
 
 
-def batch_fingerprints(batch: SampleBatch, key: bytes) -> Fingerprints:
-    """Fingerprints of a checked batch that is not being summed, in its order."""
-    parts = [batch_products(batch, key)] + ([] if batch.mult is None else [batch.mult])
-    product, *mult = checks.read(*parts)
-    return fingerprints(key, product, batch.host_labels, batch.host_folds, mult[0] if mult else None)
-
-
-def batch_products(batch: SampleBatch, key: bytes) -> Tensor:
-    """Products (B, 4) of a checked batch that is not being summed."""
-    grid, x, J = batch.choices.grid, batch.x, batch.x.shape[1]
+def batch_words(batch: SampleBatch, key: bytes) -> Tensor:
+    """Words (B, 2) of a checked batch that is not being summed."""
+    grid, x = batch.choices.grid, batch.x
     assert grid is not None
-    vectors = key_vectors(key, J, x.device)
-    some = max(16, FINGERPRINTED_NUMBERS // J)
+    observer = RowWords(batch, key)
+    some = max(16, FINGERPRINTED_NUMBERS // x.shape[1])
     if x.is_sparse:
-        out = products(with_values(x, grid.quantize(x.values())), vectors)
+        observer(slice(None), with_values(x, grid.quantize(x.values())))
     else:
-        with threads_for(PASS_WORK * min(some, len(x)) * J):
-            out = torch.cat([products(grid.quantize(part), vectors) for part in x.split(some)])
-    if batch.targets is not None:
-        out += products(batch.targets, key_vectors(key, J + batch.targets.shape[1], x.device)[:, J:])
-    return out
+        with threads_for(PASS_WORK * min(some, len(x)) * x.shape[1]):
+            for start in range(0, len(x), some):
+                part = slice(start, start + some)
+                observer(part, grid.quantize(x[part]))
+    return observer.values
 
 
-class RowProducts:
-    """Products (B, 4) of a checked batch's gridded features, and targets where they are no labels: a RowObserver.
+class RowWords:
+    """Words (B, 2) of a checked batch's gridded features, and targets where they are no labels: a RowObserver.
 
     Rows that are added are on the grid anyway while they are summed: ``values`` is complete after that.
     """
 
     def __init__(self, batch: SampleBatch, key: bytes):
-        """Take memory for the products of all rows."""
+        """Take memory for the words of all rows."""
         (rows, J), self.batch = batch.x.shape, batch
         columns = J if batch.targets is None else J + batch.targets.shape[1]
-        vectors = key_vectors(key, columns, batch.x.device)
+        vectors, self.factors = key_vectors(key, columns, batch.x.device), key_factors(key, batch.x.device)
         self.of_features, self.of_targets = vectors[:, :J], vectors[:, J:]
-        self.values = torch.empty(rows, SECRET_VECTORS, dtype=torch.int64, device=batch.x.device)
+        self.values = torch.empty(rows, 2, dtype=torch.int64, device=batch.x.device)
 
     def __call__(self, rows: slice | Tensor, features: Tensor) -> None:
-        """Form the products of some rows. features: (b, J), on the grid."""
-        values = products(features, self.of_features)
+        """Form the words of some rows. features: (b, J), on the grid."""
+        values = row_words(features, self.of_features, self.factors)
         if self.batch.targets is not None:
-            values += products(self.batch.targets[rows], self.of_targets)
+            values += row_words(self.batch.targets[rows], self.of_targets, self.factors)
         self.values[rows] = values
 
 
 class WaitingBatch(NamedTuple):
-    """Rows that are not hashed yet: products (B, 4) and multiplicities (B,) on their device, the rest on the host."""
+    """Rows that are not read yet: words (B, 2) and multiplicities (B,) on their device, the rest on the host."""
 
-    products: Tensor
+    words: Tensor
     mult: Tensor | None
     labels: NDArray[np.int64] | None
     folds: NDArray[np.int64] | None
@@ -223,8 +245,17 @@ class StagedRows:
     """A change of rows that has been checked, and takes effect with :meth:`HeldRows.commit`."""
 
     def __init__(self) -> None:
-        self.removed: list[Fingerprints] = []
-        self.added: list[RowProducts] = []
+        self.words = RowList([], [], [])  # to be removed from those known by words
+        self.hashed = RowList([], [], [])  # to be removed from those known by fingerprints
+        self.removed: list[RowList] = []  # all that is to be removed, by words
+        self.added: list[RowWords] = []
+
+    def take(self, rows: RowList, i: int, count: int, row: bytes | None = None) -> None:
+        """Take a row of a list ``count`` times; ``row``: its fingerprint, where it is known by that."""
+        part = self.words if row is None else self.hashed
+        part.groups.append(rows.groups[i])
+        part.rows.append(rows.rows[i] if row is None else row)
+        part.counts.append(count)
 
 
 class HeldRows:
@@ -233,10 +264,11 @@ class HeldRows:
     Attributes:
         unchecked: why rows are not known; None while they are.
         key: of the fingerprints; None before the first row.
-        held: the rows now, but for those in ``waiting``.
+        held: the rows now, by fingerprints; and in ``fresh``, by words, those that were added since they were last saved or
+            exchanged. Hashing takes a microsecond a row, and many heads only ever add.
         changed: net changes since the last agreement; None when they are not known, or nothing was agreed on yet.
         recorded: False when the head is to keep no fingerprints.
-        waiting: batches that are not hashed yet.
+        waiting: batches that were added and are still on their device.
     """
 
     def __init__(self, impossible: str | None, recorded: bool):
@@ -250,14 +282,14 @@ class HeldRows:
         """Hold no row. A head that is empty knows its rows again."""
         unrecorded = None if self.recorded else "the head was made with membership=False"
         self.unchecked = self.impossible or unrecorded
-        self.held, self.waiting = RowCounts(), list[WaitingBatch]()
+        self.held, self.fresh, self.waiting = RowCounts(), RowCounts(), list[WaitingBatch]()
         if self.changed is None:
             self.key = None
 
     def drop(self, reason: str) -> None:
         """Give up checking, and forget every fingerprint."""
         self.unchecked = self.unchecked or reason
-        self.held, self.waiting, self.changed, self.key = RowCounts(), [], None, None
+        self.held, self.fresh, self.waiting, self.changed, self.key = RowCounts(), RowCounts(), [], None, None
 
     def own_key(self) -> bytes:
         """Return the key, chosen when it is first needed."""
@@ -273,67 +305,93 @@ class HeldRows:
         Sum the changes returned instead of those given: the fingerprints of rows added are formed on the way.
         """
         staged = StagedRows()
-        if self.unchecked is not None or any(checks.is_fake(b.x) for b, _ in changes):
+        if self.unchecked is not None:
             return staged, changes
-        key, watched, taken = self.own_key(), [], RowCounts()
+        key, watched = self.own_key(), []
+        left, left_hashed = RowCounts(), RowCounts()  # taken so far
         for batch, sign in changes:
             if sign < 0:
-                self.flush()
-                rows = batch_fingerprints(batch, key)
-                taken.add(rows)
-                for i, (group, row, _) in enumerate(zip(*rows, strict=True)):
-                    if taken.count(group, row) > self.held.count(group, row):
-                        raise self._refusal(batch, rows, i, taken.count(group, row))
+                self.read_waiting()
+                rows = rows_of(batch, key)
+                hashed = rows.hashed(key).rows if self.held.groups else None
+                for i, (group, row, n) in enumerate(zip(*rows, strict=True)):
+                    known = min(n, self.fresh.count(group, row) + left.count(group, row))
+                    if known:
+                        staged.take(rows, i, known)
+                        left.add(RowList([group], [row], [-known]))
+                    if known < n:
+                        found = (
+                            0
+                            if hashed is None
+                            else self.held.count(group, hashed[i]) + left_hashed.count(group, hashed[i])
+                        )
+                        if found < n - known:
+                            raise self._refusal(batch, rows, i)
+                        assert hashed is not None
+                        staged.take(rows, i, n - known, hashed[i])
+                        left_hashed.add(RowList([group], [hashed[i]], [known - n]))
                 staged.removed.append(rows)
             else:
-                staged.added.append(RowProducts(batch, key))
+                staged.added.append(RowWords(batch, key))
                 batch = replace(batch, observer=staged.added[-1])
             watched.append((batch, sign))
         return staged, watched
 
     def commit(self, staged: StagedRows) -> None:
         """Count rows after they were summed."""
-        for rows in staged.removed:
-            self.held.add(rows, -1)
-            if self.changed is not None:
-                self.changed.add(rows, -1)
+        self.fresh.add(staged.words, -1)
+        self.held.add(staged.hashed, -1)
+        for rows in staged.removed if self.changed is not None else ():
+            assert self.changed is not None
+            self.changed.add(rows.hashed(self.own_key()), -1)
         for formed in staged.added:
             batch = formed.batch
             labels, folds = (None if t is None else t.copy() for t in (batch.host_labels, batch.host_folds))
             self.waiting.append(WaitingBatch(formed.values, _copy(batch.mult), labels, folds))
-        if len(self.waiting) > WAITING_BATCHES or sum(len(w.products) for w in self.waiting) > WAITING_ROWS:
-            self.flush()
+        if len(self.waiting) > WAITING_BATCHES or sum(len(w.words) for w in self.waiting) > WAITING_ROWS:
+            self.read_waiting()
 
-    def flush(self) -> None:
-        """Hash the rows that wait for it, in one read from the device."""
-        if not self.waiting:
-            return
-        parts = [t for w in self.waiting for t in (w.products, w.mult) if t is not None]
-        values = iter(checks.read(*parts))
+    def read_waiting(self) -> None:
+        """Read the rows that wait for it, all at once."""
+        parts = [t for w in self.waiting for t in (w.words, w.mult) if t is not None]
+        values = iter(checks.read(*parts) if parts else [])
         for w in self.waiting:
-            product, mult = next(values), None if w.mult is None else next(values)
-            rows = fingerprints(self.own_key(), product, w.labels, w.folds, mult)
-            self.held.add(rows)
+            words, mult = next(values), None if w.mult is None else next(values)
+            if mult is None and self.changed is None and len(words) >= MANY_ROWS:
+                self.fresh.add_many(words, w.labels, w.folds)
+                continue
+            rows = RowList.of(words, w.labels, w.folds, mult)
+            self.fresh.add(rows)
             if self.changed is not None:
-                self.changed.add(rows)
+                self.changed.add(rows.hashed(self.own_key()))
         self.waiting = []
 
-    def _refusal(self, batch: SampleBatch, rows: Fingerprints, i: int, wanted: int) -> RemovalError:
+    def flush(self) -> None:
+        """Know all rows by their fingerprints, for a file or another machine."""
+        self.read_waiting()
+        for group, rows in self.fresh.groups.items():
+            if rows:
+                self.held.add(RowList([group] * len(rows), list(rows), list(rows.values())).hashed(self.own_key()))
+        self.fresh = RowCounts()
+
+    def _refusal(self, batch: SampleBatch, rows: RowList, i: int) -> RemovalError:
         """The error for a row that is not held, or not so often, with the label under which it is held, if any."""
-        group = rows.groups[i]
-        held = self.held.count(group, rows.hashes[i])
+        self.flush()
+        (group, row), key = (rows.groups[i], rows.rows[i]), self.own_key()
+
+        def count(label: int) -> int:
+            hashed = RowList([(group[0], label)], [row], [1]).hashed(key)
+            return self.held.count((group[0], label), hashed.rows[0])
+
+        held = count(group[1])
         if held:
+            wanted = sum(n for g, r, n in zip(*rows, strict=True) if (g, r) == (group, row))
             return RemovalError(
                 f"row {i} is held {held} time(s), and was to be removed {wanted} time(s). {REMOVAL_REMEDY}"
             )
+        others = [label for fold, label in self.held.groups if fold == group[0] and count(label)]
+        where = f" (it is held with label {others[0]})" if others else ""
         label = "" if batch.labels is None else f" with label {group[1]}"
-        where, key, one = "", self.own_key(), slice(i, i + 1)
-        targets = None if batch.targets is None else batch.targets[one]
-        (product,) = checks.read(batch_products(replace(batch, x=pick(batch.x, one), targets=targets), key))
-        for fold, other in self.held.groups if batch.labels is not None else ():
-            as_other = fingerprints(key, product, np.array([other]), np.array([fold]), None)
-            if fold == group[0] and self.held.count((fold, other), as_other.hashes[0]):
-                where = f" (it is held with label {other})"
         return RemovalError(f"row {i} is not held{label}{where}. {REMOVAL_REMEDY}")
 
     def without_class(self, label: int) -> None:
@@ -363,7 +421,8 @@ class HeldRows:
         if rows is None:
             self.drop(reason)
         else:
-            self.held, self.key, self.waiting = rows, self.key if key is None else key, []
+            self.held, self.key = rows, self.key if key is None else key
+            self.fresh, self.waiting = RowCounts(), []
 
     # -- saving ----------------------------------------------------------------------------------------------------------
 

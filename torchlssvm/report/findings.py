@@ -87,10 +87,10 @@ def gather(store: SampleStore, certificates: Any = None) -> Findings:
         )
     if not len(store):
         raise StoreError(f"the store at {store.path} holds no samples: there is nothing to report")
-    if head.num_classes < 2 or head.statistics is None or head.statistics.kind != "labels":
+    if head.num_classes < 2 or head.statistics.kind != "labels":
         raise ValueError("a report is about labels: it needs a head with statistics and at least two classes")
     ids, scores, labels = store.leave_one_out()
-    squares = head.least_squares() if isinstance(head, MarginHead) else head
+    squares: Any = head.least_squares() if isinstance(head, MarginHead) else head
     subjects: list[str | None] = []
     added: list[float] = []
     leverage: list[Tensor] = []
@@ -139,12 +139,12 @@ def waiting_work(store: SampleStore) -> list[str]:
     requests = [r for r in store.requests.all() if r.open]
     out = [f"Request {r.id} is overdue by {counted(-r.days_left, 'day')}." for r in requests if r.overdue]
     last = max((e.position for e in store.history() if e.kind == "remove"), default=0)
-    receipts = len(store.unwritten_receipts())
+    receipts = len(store.receipts.unwritten())
     if receipts:
         out.append(f"{counted(receipts, 'receipt')} of erasures not written to a file yet (torchlssvm receipt).")
     if last > store.compacted:
         out.append("Bytes of erased samples may still be in the files of the store (torchlssvm compact).")
-    older = store.older_files(last)["checkpoints"]
+    older = store.certificates.checkpoints_before(last)
     if older:
         out.append(f"{counted(len(older), 'file')} elsewhere older than the last erasure: {listed(older)}.")
     pending = len(list(PendingEvents(store)))

@@ -134,7 +134,9 @@ class LinearEstimator(BaseEstimator):
         """Make an empty head that keeps sums."""
         return self._make(LSSVMHead, in_features, outputs)
 
-    def _make(self, kind: type[LinearHead], in_features: int, outputs: int, **options: Any) -> LinearHead:
+    def _make(
+        self, kind: type[LSSVMHead] | type[MarginHead], in_features: int, outputs: int, **options: Any
+    ) -> LinearHead:
         return kind(
             in_features, outputs, rho=self.rho if self.alphas is None else 1.0, intercept=self.intercept, grid=self.grid,
             normalize=self.normalize, scale=self.scale, device=self.device, **options,
@@ -290,8 +292,7 @@ class LinearClassifier(Classifier, LinearEstimator):
             encoded = self._encode(y)
             return from_scores(self.head_.leave_one_out(X, encoded), torch.from_numpy(encoded))
         X, labels = dense_rows(X), self._here(self._encode(y))
-        options: dict[str, Any] = {"pairs": "least"} if isinstance(self.head_, LSSVMHead) else {}
-        return from_scores(self.head_.leave_one_out(self._here(X), labels, **options), labels)
+        return from_scores(self.head_.leave_one_out(self._here(X), labels, pairs="least"), labels)
 
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities (B, K), calibrated where ``calibration`` was asked for."""

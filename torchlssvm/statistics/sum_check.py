@@ -1,13 +1,25 @@
-"""A check of statistics against samples that costs one pass over them: :class:`SumCheck`."""
+r"""Freivalds' test of sums against rows: are S = sum [q; z] q^T those of the samples, in O(n J) instead of O(n J^2)?
+
+q is a row on the grid; z its side, the one-hot label or [1, targets]. For a random vector r, S r = sum [q; z] (q^T r) costs two
+products of a matrix and a vector. It is done modulo primes p, in float64, which is exact here: every product-sum stays below
+2^52. If D = S - sum [q; z] q^T is not zero, some entry of it is not zero modulo one of the primes at least, since their product
+(2^88) exceeds every |D_ij| (int64 sums, and at most 2^35 rows of 2^26 steps); then D r = 0 modulo that p for at most one r in
+p. With three fresh r for each prime, a wrong S passes with a probability below 2^-65, whichever the prime.
+
+The vectors are drawn from the system's randomness when the test begins: sums made before cannot know them. No hash of the
+rows is kept: one that is additive would be a perfect test of a guess, before minus after.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchlssvm.functional.freivalds import GramCheck
+from torchlssvm.functional import gram
 from torchlssvm.functional.modes import exactly
 from torchlssvm.functional.row_normalization import normalized
 from torchlssvm.functional.sample_identity import fold_of
@@ -15,23 +27,38 @@ from torchlssvm.functional.sample_identity import fold_of
 if TYPE_CHECKING:
     from torchlssvm.statistics.statistics import Statistics
 
+PRIMES = (4194301, 4194287, 4194277, 4194271)
+"""The four largest primes below 2^22."""
+
+VECTORS_PER_PRIME = 3
+"""Random vectors for each prime: wrong sums pass with p^-3 < 2^-65."""
+
 
 class SumCheck:
-    """Compares statistics on a grid with samples, batch by batch.
-
-    Counts and class sums are summed exactly; the matrices of products, per group, and the sums with float targets are compared
-    by Freivalds' test (:mod:`torchlssvm.functional.freivalds`).
-    """
+    """Compares statistics on a grid with samples, batch by batch: counts exactly, all other sums by Freivalds' test."""
 
     def __init__(self, statistics: Statistics):
-        self.statistics = statistics
-        self.groups = 1 if statistics.accumulator is None else statistics.accumulator.groups
-        F, K, J, device = max(1, statistics.folds), statistics.num_classes, statistics.in_features, statistics.device
-        self.gram = GramCheck(J, self.groups, device)
-        self.moments = torch.zeros_like(statistics.moments)
-        self.class_sums = torch.zeros(F * K, J, dtype=torch.int64, device=device)  # of labels
-        # The same of [1, t], as projections.
-        self.target_sums = torch.zeros(F, K + 1, self.gram.T, dtype=torch.float64, device=device)
+        self.statistics = s = statistics
+        self.groups, sides = (1, 0) if s.accumulator is None else (s.accumulator.groups, s.accumulator.R)
+        J, T = s.in_features, len(PRIMES) * VECTORS_PER_PRIME
+        self.moduli = torch.tensor(PRIMES, dtype=torch.float64, device=s.device).repeat_interleave(VECTORS_PER_PRIME)
+        drawn = np.frombuffer(os.urandom(8 * J * T), np.uint64).reshape(J, T)
+        residues = drawn % np.repeat(np.array(PRIMES, np.uint64), VECTORS_PER_PRIME)
+        self.r = self._reduce(torch.from_numpy(residues.astype(np.float64)).to(s.device))  # (J, T)
+        self.right = torch.zeros(self.groups, J + sides, T, dtype=torch.float64, device=s.device)
+        self.moments = torch.zeros_like(s.moments)
+
+    def _reduce(self, values: Tensor) -> Tensor:  # (..., T)
+        """The residues nearest to zero. Needs |values| <= 2^52."""
+        return values - self.moduli * torch.round(values / self.moduli)
+
+    def _product(self, left: Tensor, right: Tensor, largest: float) -> Tensor:
+        """left @ right modulo the primes. left: (m, k) integers up to ``largest``; right: (k, T) residues."""
+        room = max(1, int(2**52 // (max(1.0, largest) * (max(PRIMES) // 2 + 1))) - 1)  # products that can be summed
+        out = torch.zeros(left.shape[0], right.shape[1], dtype=torch.float64, device=left.device)
+        for a in range(0, left.shape[1], room):
+            out = self._reduce(out + left[:, a : a + room] @ right[a : a + room])
+        return out
 
     @exactly
     def add(self, x: Tensor, y: Tensor, ids: Any = None) -> None:
@@ -39,50 +66,32 @@ class SumCheck:
         s = self.statistics
         if s.grid is None or s.kind != ("labels" if y.ndim == 1 else "values"):
             raise ValueError(f"the statistics hold {s.kind or 'nothing'}, the samples are others")
-        if y.ndim == 1 and len(y) and not 0 <= int(y.min()) <= int(y.max()) < s.num_classes:
-            raise ValueError(f"a label is none of the {s.num_classes} classes")
         q = s.grid.quantize(x if s.normalize is None else normalized(x.to(torch.float64), s.normalize))
-        low, high = torch.aminmax(q)
-        largest = max(-float(low), float(high))
-        folds = (
-            torch.tensor(fold_of(ids, s.folds), device=q.device)
-            if s.folds
-            else torch.zeros(len(q), dtype=torch.int64, device=q.device)
-        )
+        folds = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+        if s.folds:
+            folds = torch.tensor(fold_of(ids, s.folds), device=q.device)
+        groups = folds
         if y.ndim == 1:
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < s.num_classes:
+                raise ValueError(f"a label is none of the {s.num_classes} classes")
             codes = folds * s.num_classes + y
             self.moments.view(-1).add_(torch.bincount(codes, minlength=self.moments.numel()))
-            self._add_class_sums(q, codes, largest)
-            self._add_products(q, codes if s.per_class else folds, largest)
+            z = torch.ones_like(q[:, :1])
+            if s.per_class:
+                groups = codes
+            else:
+                z = torch.nn.functional.one_hot(y, s.num_classes).to(torch.float64)
         else:
-            self._add_products(q, folds, largest)
-            self._add_targets(q, y, folds, largest)
-
-    def _add_class_sums(self, q: Tensor, codes: Tensor, largest: float) -> None:
-        rows = max(1, int(2**53 // max(1.0, largest)))  # whose sum is exact in float64
-        for start in range(0, len(q), rows):
-            part = torch.zeros(self.class_sums.shape, dtype=torch.float64, device=q.device)
-            part.index_add_(0, codes[start : start + rows], q[start : start + rows])
-            self.class_sums += part.to(torch.int64)
-
-    def _add_products(self, q: Tensor, codes: Tensor, largest: float) -> None:
-        if self.groups == 1:
-            return self.gram.add(q, largest)
-        for group in torch.unique(codes).tolist():
-            self.gram.add(q[codes == group], largest, group)
-        return None
-
-    def _add_targets(self, q: Tensor, y: Tensor, folds: Tensor, largest: float) -> None:
-        assert self.statistics.target_grid is not None
-        steps = self.statistics.target_grid.quantize(y.reshape(len(y), -1))
-        z = torch.cat([torch.ones_like(steps[:, :1]), steps], 1)  # (B, K + 1)
-        projected, most = self.gram.project(q, largest), float(z.abs().max())
-        for fold in torch.unique(folds).tolist():
-            mine = folds == fold
-            whole = z[mine].to(torch.int64)
-            self.moments[fold] += (whole[:, :, None] * whole[:, None, :]).sum(0)
-            found = self.target_sums[fold] + self.gram.sum_outer(z[mine], projected[mine], most)
-            self.target_sums[fold] = torch.remainder(found, self.gram.moduli)
+            assert s.target_grid is not None
+            z = torch.cat([torch.ones_like(q[:, :1]), s.target_grid.quantize(y.reshape(len(y), -1))], 1)
+            whole = z.to(torch.int64)
+            self.moments.index_add_(0, folds, whole[:, :, None] * whole[:, None, :])
+        for group in torch.unique(groups).tolist():
+            mine = slice(None) if self.groups == 1 else groups == group
+            for rows in torch.cat([q[mine], z[mine]], 1).split(256):  # still in the cache for the second product
+                largest = float(rows.abs().max())
+                projected = self._product(rows[:, : s.in_features], self.r, largest)
+                self.right[group] = self._reduce(self.right[group] + self._product(rows.mT, projected, largest))
 
     @exactly
     def failure(self) -> str | None:
@@ -90,15 +99,14 @@ class SumCheck:
         s = self.statistics
         if not torch.equal(self.moments, s.moments):
             return "the counts are not those of the rows"
-        for group in range(self.groups):
-            sums = s.group_sums().get(group)
-            packed = torch.zeros(s.packed_length(s.kind), dtype=torch.int64) if sums is None else sums
-            if not self.gram.holds(packed, group):
-                return "the sums of products are not those of the rows"
-            side = s.side_sums(group) if s.accumulator is not None else packed.new_zeros(0, s.in_features)
-            if s.kind == "values":
-                if not self.gram.same(self.gram.project_sums(side), self.target_sums[group]):
-                    return "the sums with targets are not those of the rows"
-            elif not torch.equal(side, self.class_sums.view(self.groups, -1, s.in_features)[group][: len(side)]):
-                return "the class sums are not those of the rows"
+        found = s.group_sums()
+        for group, right in enumerate(self.right):
+            sums = torch.zeros(right.shape[0], s.in_features, dtype=torch.int64, device=s.device)
+            if group in found:
+                sums = torch.cat([gram.unpack(found[group], s.in_features), s.side_sums(group)])
+            for k, p in enumerate(PRIMES):
+                mine = slice(k * VECTORS_PER_PRIME, (k + 1) * VECTORS_PER_PRIME)
+                left = self._product(torch.remainder(sums, p).to(torch.float64), self.r, p)
+                if bool(torch.remainder(left[:, mine] - right[:, mine], p).any()):
+                    return "the sums of products are not those of the rows"
         return None

@@ -33,22 +33,14 @@ class AttachedSamples:
         elif isinstance(store, str | os.PathLike):
             self.store = SampleStore(store, classifier.head, fingerprint=fingerprint(classifier.backbone))
             if given is not None:
-                self.store.take_options([name for name in SETTABLE_OPTIONS if name not in given])
+                self.store.live.take_options([name for name in SETTABLE_OPTIONS if name not in given])
         else:
             raise ValueError(f"store must be a folder or a SampleStore, got {type(store).__name__}")
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.store)
 
     def follow(self) -> None:
         """Bring the head up to date with what other processes have written."""
         if not self.store.closed:
             _ = self.store.head
-
-    def refresh(self) -> None:
-        """Choose rho again, where it has a rule, at the end of a fit."""
-        self.store.refresh()
 
     def add(self, x: Tensor, y: Tensor, ids: Any, subjects: Any, again: bool = False) -> int:
         """Add samples x (B, J), y (B,), in one event; returns their number.
@@ -94,7 +86,3 @@ class AttachedSamples:
     def relabel(self, ids: Any, y: Any) -> EventResult:
         """Give samples the labels y (B,)."""
         return self.store.apply(Relabel(ids=as_list(ids) or [ids], y=y))
-
-    def register(self, path: Any, position: int | None = None) -> None:
-        """Note that a file holds the head of now, or of a position: certificates name it if it is older than an erasure."""
-        self.store.register_checkpoint(path, position)

@@ -20,18 +20,14 @@ from torchlssvm.statistics.statistics import ROW_OPTIONS
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import CHANGING_KINDS, Entry, Journal, now
 from torchlssvm.store.sample_table import SampleTable
-from torchlssvm.store.snapshots import Snapshots
+from torchlssvm.store.snapshots import MAX_SNAPSHOT_BYTES, Snapshots
 from torchlssvm.untrusted import FileHashes
 
 URL_MARK = "://"
 """Part of the name of a file that is elsewhere (``s3://...``)."""
 
-
 CERTIFIED_KINDS = ("remove", "request")
 """Events that a certificate may name: erasures, and the requests that they answer."""
-
-MAX_FILE_BYTES = 2**33
-"""Bytes of all files that are hashed for one certificate; as for snapshots."""
 
 
 def lasting_name(path: Any) -> str:
@@ -171,13 +167,13 @@ class CertificateIssuer:
         since = self.journal.last_change()
         paths = {str(p.name): p for p in self.snapshots.paths() if self.snapshots.position(p) >= since}
         paths |= {name: Path(name) for name, at in checkpoints.items() if at >= since}
-        hashes = FileHashes(MAX_FILE_BYTES)
+        hashes = FileHashes(MAX_SNAPSHOT_BYTES)
         found = {name: hashes.sha256(path) for name, path in sorted(paths.items()) if URL_MARK not in name}
         return {name: file_commitment(key, digest) for name, digest in found.items() if digest is not None}
 
     def compare_files(self, certificate: Certificate, key: bytes | None) -> dict[str, FileState]:
         """Compare the files that a certificate names with its commitments."""
-        hashes = FileHashes(MAX_FILE_BYTES)
+        hashes = FileHashes(MAX_SNAPSHOT_BYTES)
         found = {}
         for name, commitment in certificate.files.items():
             path = self.db.path.parent / name  # an absolute path stays what it is
@@ -200,16 +196,18 @@ class CertificateIssuer:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def register(self, path: Any, position: int) -> None:
-        """Remember, inside a transaction, that a file holds the head as it was at a position."""
-        self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
+        """Remember that a file holds the head as it was at a position."""
+        with self.db.transaction():
+            self.db.put("checkpoints", self.checkpoints() | {lasting_name(path): position})
 
     def forget(self, path: Any) -> None:
-        """Remove a file from the list of checkpoints, inside a transaction."""
-        gone = lasting_name(path)
-        self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
+        """Remove a file from the list of checkpoints."""
+        with self.db.transaction():
+            gone = lasting_name(path)
+            self.db.put("checkpoints", {name: at for name, at in self.checkpoints().items() if name != gone})
 
     def checkpoints(self) -> dict[str, int]:
-        """The files that hold a state of the head, and its position."""
+        """The files that are registered, and the journal position of the head in each."""
         known: dict[str, int] = self.db.get("checkpoints", {})
         return known
 

@@ -90,7 +90,6 @@ RECORDS: dict[str, dict[str, Any]] = {
     "opening": fields(key={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
     "suppression": fields(path="string", list="string", head=HEX),
     "compacted": {"type": "integer"},
-    "renumbered": {"type": "integer"},
     "created": {"type": "string"},
     "fingerprint": {"type": OPTIONAL_TEXT},
     "chosen": {"type": ["object", "null"]},
@@ -122,15 +121,11 @@ CODE_OF_MESSAGE = {
 }
 """SQLite's own constant text for each code (``sqlite3_errstr``): Python 3.10 passes on no code."""
 
+VARIABLES_PER_QUERY = 500
+"""Values asked for in one query (SQLite allows 999 variables in old versions)."""
+
 LOG_SUFFIXES = ("-wal", "-shm", "-journal")
 """Names of the files that SQLite keeps beside the database end in these."""
-
-QUERY_STEPS, QUERY_STEPS_PER_BYTE = 50_000_000, 100
-"""Steps of SQLite's machine for one query of a reader: 2 seconds, and more than a file of that size can need. Damaged or
-crafted pages that lead back to themselves end there."""
-
-STEPS_PER_PROGRESS_CALL = 1_000_000
-"""Steps between two calls of the function that counts them: 40 milliseconds."""
 
 
 def checksum(values: tuple[Any, ...], blob: Any = b"") -> int:
@@ -173,7 +168,7 @@ class Database:
         self.lock = threading.RLock()
         self.closed = False
         self._timeout, self._process = timeout, os.getpid()
-        self._calls, self._most_calls, self._reads_only = 0, 0, readonly
+        self._millions, self._reads_only = 0, readonly  # steps of the present query
         self._parsed: dict[str, tuple[tuple[Any, ...], Any]] = {}  # the store's own records as they were last read
         self._place: list[tuple[int, int]] | None = None  # of a file that may be written, and its log
         self._at_rest: list[tuple[int, ...]] | None = None  # of a file that is read without locks
@@ -276,20 +271,23 @@ class Database:
             log.warning("%s was a hard link to another file; it is a copy of its own now", file)
 
     def _limit(self) -> None:
-        """Bound the steps of a query and the length of a value by what is really on the disk."""
-        sizes = [
-            Path(f"{self.path}{suffix}").stat() for suffix in ("", "-wal") if Path(f"{self.path}{suffix}").exists()
-        ]
+        """Bound the steps of a query and the length of a value by what is really on the disk.
+
+        Damaged or crafted pages that lead back to themselves end there: after 50 million steps of SQLite's machine
+        (2 seconds) and 100 for each byte, which is more than a file of that size can need.
+        """
+        sizes = [p.stat() for p in (self.path, self._logs()[0]) if p.exists()]
         allocated = sum(getattr(s, "st_blocks", s.st_size // 512 + 1) * 512 for s in sizes)
-        self._most_calls = (QUERY_STEPS + QUERY_STEPS_PER_BYTE * allocated) // STEPS_PER_PROGRESS_CALL
-        self.connection.set_progress_handler(self._count_call, STEPS_PER_PROGRESS_CALL)
+        millions = 50 + allocated // 10_000
+
+        def too_many() -> bool:
+            self._millions += 1
+            return self._millions > millions
+
+        self.connection.set_progress_handler(too_many, 1_000_000)
         if hasattr(self.connection, "setlimit"):  # from Python 3.11
             longest = min(10**9, 2**20 + sum(s.st_size for s in sizes))
             self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
-
-    def _count_call(self) -> int:
-        self._calls += 1
-        return self._calls > self._most_calls
 
     def _create(self) -> None:
         if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -334,12 +332,16 @@ class Database:
         except (UnicodeDecodeError, OverflowError) as error:  # damaged text; a number beyond 64 bits
             raise StoreError(f"{self.path} is damaged or no store: {error}") from error
 
+    def damaged(self, what: str) -> StoreError:
+        """The error for a file that holds what no store writes."""
+        return StoreError(f"{self.path} is damaged: {what}")
+
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def all(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. No cursor stays open, so that a reader never holds up the log."""
         with self.held(), self.errors():
-            self._calls = 0
+            self._millions = 0
             return self.connection.execute(sql, tuple(values)).fetchall()
 
     def one(self, sql: str, values: Iterable[Any] = ()) -> tuple[Any, ...] | None:
@@ -453,18 +455,16 @@ class Database:
         if row is None and default is not NO_DEFAULT:
             return default
         if row is None:
-            raise StoreError(f"{self.path} is damaged: the record {name!r} is missing")
+            raise self.damaged(f"the record {name!r} is missing")
         if name in self._parsed and self._parsed[name][0] == row:
             return self._parsed[name][1]
         if checksum((name, row[0])) != row[1]:
-            raise StoreError(f"{self.path} is damaged: the record {name!r} does not have its checksum")
+            raise self.damaged(f"the record {name!r} does not have its checksum")
         try:
             value = loads(row[0])
             check(value, RECORDS.get(name.partition("/")[0], {}))
         except (ValueError, TypeError) as error:
-            raise StoreError(
-                f"{self.path} is damaged: the record {name!r} cannot be read: {str(error)[:200]}"
-            ) from None
+            raise self.damaged(f"the record {name!r} cannot be read: {str(error)[:200]}") from None
         if name in RECORDS:
             self._parsed[name] = (row, value)
         return value
@@ -492,7 +492,7 @@ class Database:
         """Let SQLite check pages and indexes; reads the whole file."""
         found = [row[0] for row in self.all("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
-            raise StoreError(f"{self.path} is damaged: {found[0] if found else 'it cannot be checked'}")
+            raise self.damaged(found[0] if found else "it cannot be checked")
 
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file and cut it to nothing; False while a reader keeps it from that."""

@@ -30,9 +30,6 @@ from torchlssvm.store.sample_table import Codec, StoredRows
 SETTABLE_OPTIONS = ("rho", "class_weight")
 """Options of a head that may change while it holds samples."""
 
-MATRICES_PER_HEAD = 4
-"""J x J matrices that a head needs to be summed and solved, at least."""
-
 
 def head_from(config: dict[str, Any], device: torch.device | str | None) -> LinearHead:
     """The empty head that a store describes; StoreError when there is none, or none that this machine could hold."""
@@ -42,8 +39,8 @@ def head_from(config: dict[str, Any], device: torch.device | str | None) -> Line
         J, K, folds = options["in_features"], options["num_classes"], max(1, options.get("folds", 0))
         if isinstance(J, int) and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            # Sums of classes and folds are made when they have samples.
-            need = 8 * (MATRICES_PER_HEAD * J**2 + J * K + folds * K)
+            # At least four J x J matrices; sums of classes and folds are made when they have samples.
+            need = 8 * (4 * J**2 + J * K + folds * K)
             if need > memory // 2 or 8 * folds * K > memory // 16:
                 raise StoreError(
                     f"a head of {str(J)[:20]} features needs more than the {memory / 2**30:.0f} GiB of this machine"
@@ -64,7 +61,7 @@ class LinearAdapter(SampleAdapter):
     @property
     def exact(self) -> bool:
         """True if the state is the same, bit for bit, however it was reached: it then has a digest."""
-        return self.head.statistics is not None and self.head.statistics.exact
+        return self.head.statistics.exact
 
     @property
     def empty(self) -> bool:
@@ -174,7 +171,7 @@ class LinearAdapter(SampleAdapter):
 
     def sum_anew(self, batches: Iterable[StoredRows], codec: Codec) -> str | None:
         """Sum samples of the store beside the head: their digest; None for a head without one."""
-        if self.head.statistics is None or not self.exact:
+        if not self.exact:
             return None
         sums = self.head.statistics.zero()
         for rows in batches:
@@ -186,7 +183,7 @@ class LinearAdapter(SampleAdapter):
 
         StoreError if they are not the sums of these samples.
         """
-        if self.head.statistics is None or not self.exact:
+        if not self.exact:
             return None
         check = SumCheck(self.head.statistics)
         for rows in batches:
@@ -199,9 +196,9 @@ class LinearAdapter(SampleAdapter):
             raise StoreError(f"the store is damaged: {failure}")
         return self.digest()
 
-    def _sum(self, learner: SampleAdapter, stats: Statistics | None, rows: StoredRows, codec: Codec) -> None:
+    def _sum(self, learner: SampleAdapter, stats: Statistics, rows: StoredRows, codec: Codec) -> None:
         try:
-            if stats is not None and stats.empty and rows.ids:
+            if stats.empty and rows.ids:
                 stats.decide("labels" if rows.y.ndim == 1 else "values", codec.grid, codec.target_grid)
             device = self.head.device
             learner.add(rows.ids, rows.x.to(device), rows.y.to(device))

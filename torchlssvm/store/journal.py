@@ -33,9 +33,6 @@ SAMPLES_PER_EVENT_SAMPLE = {"add": 1, "remove": -1}
 CHANGING_KINDS = ("add", "remove", "relabel", "replace")
 """Kinds of entries that change samples; others note something, such as a request."""
 
-OPENING_BYTES = 32
-"""Bytes of the key of a position."""
-
 
 def opening_name(position: int) -> str:
     """The name of the record with the key of a position; names sort as positions do."""
@@ -139,14 +136,14 @@ class Journal:
     def _entry(self, row: tuple[object, ...]) -> Entry:
         types = (int, str, str, str, int, bytes, bytes | None, bytes)
         if not all(isinstance(v, t) for v, t in zip(row, types, strict=True)):
-            raise StoreError(f"{self.db.path} is damaged: entry {row[0]!r} of the journal cannot be read")
+            raise self.db.damaged(f"entry {row[0]!r} of the journal cannot be read")
         return Entry(*row)  # type: ignore[arg-type]
 
     def chain_at(self, position: int) -> bytes:
         """The hash of the chain at a position."""
         entry = self.at(position) if position else None
         if position and entry is None:
-            raise StoreError(f"{self.db.path} is damaged: entry {position} of the journal is missing")
+            raise self.db.damaged(f"entry {position} of the journal is missing")
         return entry.chain if entry else CHAIN_START
 
     def append(self, events: Sequence[tuple[str, str, list[bytes]]], digest: str | None) -> dict[str, Any]:
@@ -184,7 +181,7 @@ class Journal:
         """The HMAC of the digest at a position under a new key, which the store keeps until the state is past."""
         if digest is None:
             return None
-        key = os.urandom(OPENING_BYTES)
+        key = os.urandom(32)
         self.db.put(opening_name(position), {"key": key.hex()})
         return hmac.digest(key, digest.encode(), "sha256")
 

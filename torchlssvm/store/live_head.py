@@ -31,7 +31,7 @@ class LiveHead:
     Attributes:
         adapter: None for the store of a kernel machine that was opened without one.
         position: of the journal, which the head was last known to be at.
-        stale: True while the head must be brought in step before it is used.
+        stale: True while the head may be in the middle of a change: it is restored before it is used.
         options: those the store had when this handle last looked.
         recovery: how the head was last restored, in words.
     """
@@ -43,7 +43,6 @@ class LiveHead:
         self.adapter: HeadAdapter | None = None
         self.position, self.stale, self.recovery = 0, True, "nothing to do"
         self.options: Options | None = None
-        self._torn = False  # True while it may be in the middle of a change, so that not even its digest is believed
         self._seen = -1  # the number of the database's changes when this handle last looked
         self._snapshot_rows, self._snapshot_position, self._rows_since_snapshot = snapshot_rows, -1, 0
 
@@ -67,19 +66,11 @@ class LiveHead:
             )
         return self.adapter
 
-    def begin_change(self) -> None:
-        """Mark the head as being in the middle of a change, until :meth:`end_change`."""
-        self.stale = self._torn = True
-
     def end_change(self, position: int, options: Options | None, digest: str | None) -> None:
         """Record that the head is what was committed at a position, with this digest."""
         self.position, self.options = position, options
         self.required().note(digest)
-        self.stale = self._torn = False
-
-    def cancel_change(self) -> None:
-        """Record that the change did not reach the head."""
-        self.stale = self._torn = False
+        self.stale = False
 
     def step_over(self, position: int) -> None:
         """Advance to a position whose journal entry changed no sample, if the head was in step before it."""
@@ -99,8 +90,7 @@ class LiveHead:
     def follow(self) -> HeadAdapter:
         """Bring the head in step with what the open view or transaction shows."""
         adapter, changes = self.required(), self.db.changes()
-        if adapter.torn:
-            self.begin_change()
+        self.stale = self.stale or adapter.torn
         if not self.stale and changes == self._seen:
             return adapter
         if self.stale or self.db.get("state")["position"] != self.position:
@@ -114,12 +104,11 @@ class LiveHead:
         """Restore the head from the open view or transaction; while that lasts, and if it fails, the head is not believed."""
         adapter = self.required()
         with adapter.lock:
-            trusted = not self._torn
-            self.stale = self._torn = True
+            trusted, self.stale = not self.stale, True
             self.table.load_codec()
             self.recovery = self._recover(adapter, trusted)
             self._take_options(adapter, restored=True)
-            self.stale = self._torn = False
+            self.stale = False
 
     def _take_options(self, adapter: HeadAdapter, restored: bool = False) -> None:
         """Adopt the store's options where they are newer than what this handle last read.
@@ -142,15 +131,16 @@ class LiveHead:
 
     def take_options(self, names: Sequence[str]) -> None:
         """Let the head have these options as the store has them, whatever it was made with, and the choices from data."""
-        adapter, config, chosen = self.follow(), self.db.get("head"), self.db.get("chosen", None)
-        before = adapter.config()
-        adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
-        if adapter.config() != before:
-            adapter.restore_chosen(chosen)
+        with self.db.view():
+            adapter, config = self.follow(), self.db.get("head")
+            before = adapter.config()
+            adapter.set_options({**before, **{name: config[name] for name in names if name in config}})
+            if adapter.config() != before:
+                adapter.restore_chosen(self.db.get("chosen", None))
 
     def discard_options(self) -> None:
         """Take the store's options at the next look, after a change of them that may not have been written."""
-        self.stale, self.options = True, ({}, {})
+        self._seen, self.options = -1, ({}, {})
 
     @exactly
     def _recover(self, adapter: HeadAdapter, trusted: bool) -> str:
@@ -159,7 +149,7 @@ class LiveHead:
         was = self.position
         self.position = position
         if len(self.table) != state["samples"]:
-            raise StoreError(f"{self.db.path} is damaged: it holds {len(self.table)} rows, not {state['samples']}")
+            raise self.db.damaged(f"it holds {len(self.table)} rows, not {state['samples']}")
         if isinstance(adapter, LinearAdapter) and adapter.exact:
             if trusted and not adapter.empty and self.in_step(state):
                 adapter.note(digest)
@@ -168,18 +158,18 @@ class LiveHead:
                 done = self._load_snapshot(adapter, path, position, digest)
                 if done:
                     adapter.note(digest)
-                    self._report(done, trusted and was != position and "loaded" not in done)
+                    self._report(done, was != position and "loaded" not in done)
                     return done
         adapter.clear()
         for rows in self.table.batches():
             adapter.add_rows(rows, self.table.codec)
         if adapter.digest() != digest:
-            raise StoreError(f"{self.db.path} is damaged: its rows do not give the digest that was recorded")
+            raise self.db.damaged("its rows do not give the digest that was recorded")
         adapter.note(digest)
         done = (
             f"rebuilt the head from {state['samples']} rows at position {position}" if position else "the store is new"
         )
-        self._report(done, trusted and adapter.exact and position > 0)
+        self._report(done, adapter.exact and was != position)
         return done
 
     def _load_snapshot(self, adapter: LinearAdapter, path: Path, position: int, digest: str) -> str | None:

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace
-from torchlssvm.store.sample_table import ROWS_PER_BATCH, SampleTable, StoredRows
+from torchlssvm.store.sample_table import ROWS_PER_BATCH, Codec, SampleTable, StoredRows
 
 
 @dataclass(frozen=True)
@@ -39,56 +36,38 @@ def check_repetition(table: SampleTable, event: Event, past: PastEvent) -> None:
         return
     table.load_codec()
     known, wanted = 0, set(past.commitments)
+    place = None if event.ids is None else {sample: k for k, sample in enumerate(event.ids)}
     for start in range(0, len(seqs), ROWS_PER_BATCH):
         rows = table.read(seqs[start : start + ROWS_PER_BATCH])
-        if event.ids is not None:
-            place = {sample: k for k, sample in enumerate(event.ids)}
-            places: list[int] | None = [place[sample] for sample in rows.ids]
+        found = [c in wanted for c in rows.commitments]
+        known += sum(found)
+        if place is not None and not all(found):
+            sample = rows.ids[found.index(False)]
+            raise taken_id_error(event, past, f"the sample {sample!r} that is held is another one, or was added since")
+        same = [i for i in range(len(rows)) if found[i] and rows.positions[i] == past.position]
+        if place is not None:
+            at = [place[rows.ids[i]] for i in same]
         else:  # samples of a subject are meant in the order they were added, which is known while all are there
-            places = list(range(start, start + len(rows))) if len(seqs) == len(wanted) else None
-        known += count_known(table, event, past, rows, places)
+            at = [start + i for i in same] if len(seqs) == len(wanted) else []
+        if at and not same_content(table.codec, event, at, rows, same):
+            raise taken_id_error(event, past, "features, labels or subjects of its samples are others")
     if (seqs and not known) or (known < len(wanted) and table.count(wanted) > known):
         raise taken_id_error(event, past, "the samples it names are others")
 
 
-def count_known(
-    table: SampleTable, event: Add | Relabel | Replace, past: PastEvent, rows: StoredRows, places: list[int] | None
-) -> int:
-    """Count the rows that are samples of the entry; ValueError if their content is not the event's.
-
-    ``places``: of each row in the event; None if it cannot be told.
-    """
-    wanted = set(past.commitments)
-    found = [c in wanted for c in rows.commitments]
-    if event.ids is not None and not all(found):
-        sample = rows.ids[found.index(False)]
-        raise taken_id_error(
-            event, past, f"the sample {sample!r} that is held is another one, or was added again since"
-        )
-    same = [i for i, held in enumerate(found) if held and rows.positions[i] == past.position]
-    if same and places is not None and not same_content(table, event, [places[i] for i in same], rows, same):
-        raise taken_id_error(event, past, "features, labels or subjects of its samples are others")
-    return sum(found)
-
-
 def same_content(
-    table: SampleTable, event: Add | Relabel | Replace, at: list[int], rows: StoredRows, same: list[int]
+    codec: Codec, event: Add | Relabel | Replace, at: list[int], rows: StoredRows, same: list[int]
 ) -> bool:
     """True if the samples ``at`` of an event are what the rows ``same`` hold, in the form they are stored in."""
-    codec = table.codec
     if isinstance(event, Add) and [event.subjects[k] for k in at] != [rows.subjects[i] for i in same]:
         return False
-    if not isinstance(event, Relabel):
-        if event.x.shape[1] != codec.J or max(at) >= len(event.x):
-            return False
-        x = codec.decode([bytes(b) for b in codec.encode(event.x[at])])
-        if not torch.equal(x.to(torch.float64), rows.x[same].to(torch.float64)):
-            return False
-    y: Tensor | None = event.y
-    if y is None:
+    if not isinstance(event, Relabel) and (
+        max(at) >= len(event.x) or codec.encode(event.x[at].double()) != codec.encode(rows.x[same].double())
+    ):
+        return False
+    if event.y is None:
         return True
-    if y.ndim == 0:
-        y = y.expand(len(rows) + max(at) + 1)
+    y = event.y.expand(max(at) + 1) if event.y.ndim == 0 else event.y
     return max(at) < len(y) and codec.labels_and_targets(y[at]) == codec.labels_and_targets(rows.y[same])
 
 

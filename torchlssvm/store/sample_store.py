@@ -39,7 +39,7 @@ from torchlssvm.linear import LSSVMHead
 from torchlssvm.linear.data_choices import DataChoices
 from torchlssvm.linear.kinds import HEAD_TYPES
 from torchlssvm.statistics.statistics import ROW_OPTIONS
-from torchlssvm.store.certificate_issuer import CertificateIssuer, lasting_name
+from torchlssvm.store.certificate_issuer import CertificateIssuer
 from torchlssvm.store.database import DATABASE_FILE, WITNESS_FILE, Database
 from torchlssvm.store.dataset import StoreDataset
 from torchlssvm.store.erasure.receipts import KeptReceipts
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchlssvm.store")
 
-NOTE_PREFIX, NOTE_END = "note/", "note0"
-"""Notes are records of their own, with names between these two."""
+NOTE_PREFIX = "note/"
+"""Names of records that are notes of callers begin with this."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class SampleStore:
         self._witness = Witness(self.path / WITNESS_FILE)
         self._db = self._open_database(head is not None and not readonly, timeout)
         try:
-            self._journal, self._table = Journal(self._db), SampleTable(self._db)
-            self.suppression = Suppression(self._db, self._table, suppression_key, erased)
-            self.requests = Requests(self._db, self._table, self._journalize)
-            self._receipts = KeptReceipts(self._db)
-            self._live = LiveHead(self.path, self._db, self._table, self._journal, snapshot_rows)
-            self.certificates = CertificateIssuer(self._db, self._table, self._journal, self._live.snapshots)
+            self._journal, self.table = Journal(self._db), SampleTable(self._db)
+            self.suppression = Suppression(self._db, self.table, suppression_key, erased)
+            self.requests = Requests(self._db, self.table, self._journalize)
+            self.receipts = KeptReceipts(self._db)
+            self.live = LiveHead(self.path, self._db, self.table, self._journal, snapshot_rows)
+            self.certificates = CertificateIssuer(self._db, self.table, self._journal, self.live.snapshots)
             if head is not None:
-                self._live.adapter = adapter_for(head)
+                self.live.adapter = adapter_for(head)
             self._finish_creation()
             told = self._witness.read()  # before the view: what was acknowledged by then is in it
             with self._db.view():
@@ -186,23 +186,19 @@ class SampleStore:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise StoreError(f"{self.path} is not empty and not a store: nothing was written there")
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_private()
+            try:
+                self.path.chmod(0o700)  # keep others of this machine out, also of a folder that was there before
+            except OSError as error:  # not every file system can
+                log.warning("%s: others may be able to read the store: %s", self.path, error)
             database = Database(file, True, timeout)
             sync_folder(self.path)
             sync_folder(self.path.parent)
             return database
         return Database(file, create, timeout, self.readonly)
 
-    def _make_private(self) -> None:
-        """Keep others of this machine out of a folder that was there before; not every file system can."""
-        try:
-            self.path.chmod(0o700)
-        except OSError as error:
-            log.warning("%s: others may be able to read the store: %s", self.path, error)
-
     def _finish_creation(self) -> None:
         """Write the records that every store has, if they are not there."""
-        adapter = self._live.adapter
+        adapter = self.live.adapter
         if self._db.get("state", None) is not None:
             return
         if adapter is None or self.readonly:
@@ -221,7 +217,7 @@ class SampleStore:
             self._db.put("fingerprint", self._source)
             self._db.put("created", now())
             self._db.put("compacted", 0)
-            self._table.adopt_codec(adapter.codec())
+            self.table.adopt_codec(adapter.codec())
             self._journal.start(adapter.digest())
         self._witness.create()
 
@@ -258,13 +254,13 @@ class SampleStore:
             raise ValueError(
                 f"the store at {self.path} is bound to the network with the fingerprint {bound!r}, not {self._source!r}"
             )
-        if self._live.adapter is not None:
-            self._check_adapter(config, self._live.adapter)
+        if self.live.adapter is not None:
+            self._check_adapter(config, self.live.adapter)
         elif config["type"] in HEAD_TYPES:
-            self._live.adapter = adapter_for(head_from(config, device))
-        self._table.load_codec()
-        if self._live.adapter is not None and not self.readonly:
-            self._live.reload()
+            self.live.adapter = adapter_for(head_from(config, device))
+        self.table.load_codec()
+        if self.live.adapter is not None and not self.readonly:
+            self.live.reload()
 
     def _check_adapter(self, config: dict[str, Any], adapter: HeadAdapter) -> None:
         mine = adapter.config()
@@ -295,7 +291,7 @@ class SampleStore:
             self._closed = True
             try:
                 if not self.readonly:
-                    self._live.keep()
+                    self.live.keep()
             finally:
                 self._db.close()
 
@@ -314,39 +310,19 @@ class SampleStore:
     def head(self) -> Any:
         """The live head, in step with the store. Change it through :meth:`apply` only."""
         with self.view():
-            return self._live.follow().head
-
-    def take_options(self, names: Sequence[str]) -> None:
-        """Let the head have these options of :data:`SETTABLE_OPTIONS` as the store has them, with what was chosen from data."""
-        with self.view():
-            self._live.take_options(names)
-
-    @property
-    def machine(self) -> HeadAdapter | None:
-        """The adapter that drives the head; a kernel machine's own ids of the samples are there."""
-        return self._live.adapter
-
-    def follow(self, head: Any) -> None:
-        """Bring a head in step with what the open view shows, if it is the live one."""
-        if self._live.adapter is not None and self._live.adapter.head is head:
-            self._live.follow()
+            return self.live.follow().head
 
     @property
     def head_position(self) -> int:
         """The position of the live head: the store's, unless another process has written since."""
-        return self.position if self._live.stale and not self._closed else self._live.position
-
-    @property
-    def recovery(self) -> str:
-        """The way in which the head was last restored, in words."""
-        return self._live.recovery
+        return self.position if self.live.stale and not self._closed else self.live.position
 
     def restore(self) -> str:
         """Bring the head back to what the store says, after any change to it; returns what was done."""
         with self.view():
-            self._live.stale = True
+            self.live.stale = True
             _ = self.head
-            return self._live.recovery
+            return self.live.recovery
 
     def relearn(self, machine: Any) -> Any:
         """Let a machine forget what it holds and learn all rows of the store."""
@@ -354,7 +330,7 @@ class SampleStore:
         with self.view():
             adapter.clear()
             for rows in self.batches():
-                adapter.add_rows(rows, self._table.codec)
+                adapter.add_rows(rows, self.table.codec)
         return machine
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -383,7 +359,7 @@ class SampleStore:
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._table)
+        return len(self.table)
 
     def __contains__(self, sample_id: object) -> bool:
         """True if there is a sample with this id."""
@@ -391,7 +367,7 @@ class SampleStore:
             wanted = check_text(sample_id, "an id")
         except ValueError:
             return False
-        return self._table.holds(wanted)
+        return wanted in self.table.held([wanted])
 
     def __iter__(self) -> Iterator[Sample]:
         """All samples, one by one, in the order they were added."""
@@ -401,27 +377,19 @@ class SampleStore:
 
     def batches(self, size: int = ROWS_PER_BATCH) -> Iterator[StoredRows]:
         """All samples in batches; x is what the head summed."""
-        return self._table.batches(size=size)
-
-    def watch(self, on_read: Callable[[int], None] | None) -> None:
-        """Call a function with the number of samples of each batch that is read from now on, for a progress bar."""
-        self._table.on_read = on_read
+        return self.table.batches(size=size)
 
     def get(self, ids: Any) -> StoredRows:
         """Samples by their ids, in that order."""
         wanted = check_ids(ids)
         with self.view():
-            self._table.load_codec()
-            return self._table.read(self._table.find(wanted), wanted)
+            self.table.load_codec()
+            return self.table.read(self.table.find(wanted), wanted)
 
     def find(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
         with self.view():
-            return self._table.ids(None if subject is None else check_text(subject, "subject"), label)
-
-    def count_of(self, subject: str) -> int:
-        """The number of samples of a subject."""
-        return self._table.count_of(check_text(subject, "subject"))
+            return self.table.ids(None if subject is None else check_text(subject, "subject"), label)
 
     def has_applied(self, event_id: str) -> bool:
         """True if an event with this id is in the journal."""
@@ -430,20 +398,16 @@ class SampleStore:
     def subjects(self) -> dict[str, int]:
         """Each subject and the number of its samples."""
         with self.view():
-            return self._table.subjects()
+            return self.table.subjects()
 
     def dataset(self) -> StoreDataset:
         """The samples as a torch dataset of (x, y), for a DataLoader with any number of workers."""
-        return StoreDataset(self.path)
+        return StoreDataset(self.path, self.find())
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
         """Values written with :meth:`set_note`, by name, in order; with a prefix, those whose names begin with it."""
         with self.view():
-            names = self._db.all(
-                "SELECT name FROM meta WHERE name >= ? AND name < ? ORDER BY name", (NOTE_PREFIX, NOTE_END)
-            )
-            found = [name for (name,) in names if name.startswith(NOTE_PREFIX + prefix)]
-            return {name.removeprefix(NOTE_PREFIX): self._db.get(name) for name in found}
+            return {prefix + name: value for name, value in self._db.records(NOTE_PREFIX + prefix).items()}
 
     def note(self, name: str) -> Any:
         """One note; None if there is none."""
@@ -476,40 +440,34 @@ class SampleStore:
     def stats(self) -> dict[str, Any]:
         """Numbers of the store, as primitives."""
         with self.view():
-            return self._numbers()
-
-    def _numbers(self) -> dict[str, Any]:
-        self._table.load_codec()
-        state, codec = self._db.get("state"), self._table.codec
-        labels = self._db.all(
-            "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
-        )
-        grid, rho = codec.grid, self._db.get("head").get("rho")
-        chosen = DataChoices.from_json((self._db.get("chosen", None) or {}).get("made", {}), None)
-        return {
-            "path": str(self.path),
-            "samples": len(self),
-            "subjects": len(self.subjects()),
-            "labels": {str(label): count for label, count in labels},
-            "head": self._db.get("head")["type"],
-            "features": codec.J,
-            "classes": codec.K,
-            "resolution": None if grid is None else grid.resolution,
-            "limit": None if grid is None else grid.max_value,
-            "rho": None if rho is None else str(chosen.listed(rho).get("rho", f"{rho!r}, as given")),
-            "events": state["position"],
-            "digest": state["digest"],
-            "fingerprint": self.fingerprint,
-            "compacted_at": self._db.get("compacted"),
-            "bytes": sum(file_sizes(self.path)),
-            "created": self._db.get("created"),
-        }
+            self.table.load_codec()
+            state, codec = self._db.get("state"), self.table.codec
+            grid, rho = codec.grid, self._db.get("head").get("rho")
+            chosen = DataChoices.from_json((self._db.get("chosen", None) or {}).get("made", {}), None)
+            return {
+                "path": str(self.path),
+                "samples": len(self),
+                "subjects": len(self.subjects()),
+                "labels": {str(label): count for label, count in self.table.labels().items()},
+                "head": self._db.get("head")["type"],
+                "features": codec.J,
+                "classes": codec.K,
+                "resolution": None if grid is None else grid.resolution,
+                "limit": None if grid is None else grid.max_value,
+                "rho": None if rho is None else str(chosen.listed(rho).get("rho", f"{rho!r}, as given")),
+                "events": state["position"],
+                "digest": state["digest"],
+                "fingerprint": self.fingerprint,
+                "compacted_at": self.compacted,
+                "bytes": sum(file_sizes(self.path)),
+                "created": self._db.get("created"),
+            }
 
     # -- questions about all samples -----------------------------------------------------------------------------------
 
     def _linear(self, what: str) -> Any:
         head = self.head
-        if not isinstance(self._live.adapter, LinearAdapter):
+        if not isinstance(self.live.adapter, LinearAdapter):
             raise StoreError(f"{what} needs a store with a linear head; this one has a {type(head).__name__}")
         return head
 
@@ -521,14 +479,13 @@ class SampleStore:
         """
         with self.view():
             head = self._linear("leave_one_out")
-            of_pairs = {"pairs": pairs} if head.multiclass == "ovo" else {}
             ids: list[str] = []
             scores: list[Tensor] = []
             labels: list[Tensor] = []
             for rows in self.batches():
                 y = rows.y.to(head.device)
                 ids += rows.ids
-                scores.append(head.leave_one_out(rows.x.to(head.device), y, **of_pairs))
+                scores.append(head.leave_one_out(rows.x.to(head.device), y, pairs=pairs))
                 labels.append(y)
         if not ids:
             return ids, torch.zeros(0, head.num_classes, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
@@ -550,12 +507,12 @@ class SampleStore:
             head = self._linear("calibrate")
             _, scores, labels = self.leave_one_out()
             with self._db.transaction():
-                if self._db.get("state")["position"] != self._live.position:
+                if self._db.get("state")["position"] != self.live.position:
                     raise StoreBusyError(f"{self.path} was changed by another process meanwhile: calibrate again")
-                self._live.stale = True  # until the calibration is kept
+                self.live.stale = True  # until the calibration is kept
                 head.calibrate_on(scores, labels, method)
-                options = self._live.save_options()
-            self._live.options, self._live.stale = options, False
+                options = self.live.save_options()
+            self.live.options, self.live.stale = options, False
 
     def refresh(self) -> float | None:
         """Choose rho again where ``"gcv"`` is its rule and samples have changed since, and keep it; returns rho.
@@ -563,7 +520,7 @@ class SampleStore:
         At the end of a command, and before a certificate. A store that cannot be written is left with the rho it has, which its
         record of choices calls older than the samples.
         """
-        adapter = self._live.adapter
+        adapter = self.live.adapter
         if not isinstance(adapter, LinearAdapter):
             return None
         if not self.readonly and adapter.head.data_choices.rho_rule is not None:
@@ -583,38 +540,30 @@ class SampleStore:
     def _set_rho(self, value: float | str | None) -> float:
         """Set rho, or choose it again by its rule (None), and keep it."""
         with self._db.held():
-            adapter = self._live.required()
+            adapter = self.live.required()
             try:
                 with self._db.transaction():
-                    self._live.prepare()
+                    self.live.prepare()
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
                         adapter.head.choose_rho()
-                    options = self._live.save_options()
+                    options = self.live.save_options()
             except BaseException:
-                self._live.discard_options()
+                self.live.discard_options()
                 raise
-            self._live.options = options
+            self.live.options = options
             return float(adapter.head.rho)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
     @overload
     def apply(
-        self,
-        events: Event,
-        notes: Mapping[str, Any] | None = None,
-        request: str | None = None,
-        keep_receipt: bool = False,
+        self, events: Event, notes: Any = None, request: Any = None, keep_receipt: bool = False
     ) -> EventResult: ...
     @overload
     def apply(
-        self,
-        events: Iterable[Event],
-        notes: Mapping[str, Any] | None = None,
-        request: str | None = None,
-        keep_receipt: bool = False,
+        self, events: Iterable[Event], notes: Any = None, request: Any = None, keep_receipt: bool = False
     ) -> list[EventResult]: ...
     def apply(
         self,
@@ -644,7 +593,7 @@ class SampleStore:
         subjects = [event.subject for event in given if isinstance(event, Remove) and event.ids is None]
         if request is not None and not all(isinstance(event, Remove) for event in given):
             raise ValueError("a request goes with Remove events only")
-        work = self._transaction(self._live.required())
+        work = self._transaction(self.live.required())
         with self._db.held():
             if self._db.get(SUPPRESSION_RECORD, None) and any(isinstance(event, Add | Remove) for event in given):
                 self.suppression.opened()  # refuses without its key
@@ -653,37 +602,34 @@ class SampleStore:
                 try:
                     if request is not None:
                         self.requests.check_erasure(request, subjects)
-                    self._live.prepare()
+                    self.live.prepare()
                 except BaseException:
                     self._db.roll_back()
                     raise
                 try:
-                    self._live.begin_change()  # until rows and head are known to agree again
-                    results = work.apply(given, self._live.position)
+                    self.live.stale = True  # until rows and head are known to agree again
+                    results = work.apply(given, self.live.position)
                     for name, value in (notes or {}).items():
                         self._put_note(name, value)
                     if request is not None or keep_receipt:
-                        self._receipts.keep(work.done, request)
+                        self.receipts.keep(work.done, request)
                     if request is not None:
                         self.requests.note_erasure(request, work.done, subjects)
                         self.suppression.enter(work.done)
                     digest, chain = work.write_journal(work.finish())
-                    options = self._live.save_options() if work.done else self._live.options
+                    options = self.live.save_options() if work.done else self.live.options
                     self._db.commit()
                 except BaseException as error:
                     self._roll_back(work, error)
                     raise
-                self._live.end_change(work.position, options, digest)
+                self.live.end_change(work.position, options, digest)
             if work.done:
                 self._committed(work, chain)
-            answers = [
-                self._repeated(event, done) if isinstance(done, int) else done.result(digest)
-                for event, done in zip(given, results, strict=True)
-            ]
+            answers = [done if isinstance(done, EventResult) else done.result(digest) for done in results]
             return answers[0] if isinstance(events, EventBase) else answers
 
     def _transaction(self, adapter: HeadAdapter) -> Transaction:
-        return Transaction(self._table, self._journal, adapter, self.suppression, self._source)
+        return Transaction(self.table, self._journal, adapter, self.suppression, self._source)
 
     def _check_writable(self) -> None:
         if self.readonly:
@@ -693,7 +639,7 @@ class SampleStore:
         """Write the files beside the database. The events are durable: an error is logged, not raised."""
         try:
             self._witness.write(work.position, chain)
-            self._live.count_rows(sum(len(done.ids) for done in work.done))
+            self.live.count_rows(sum(len(done.ids) for done in work.done))
         except (OSError, StoreError) as error:
             log.warning(
                 "%s: the events are applied, but not all files beside the database are written: %s", self.path, error
@@ -703,19 +649,14 @@ class SampleStore:
         """Roll the rows back, and restore the head from them if it has changed already."""
         self._db.roll_back()
         try:
-            self._table.load_codec()
+            self.table.load_codec()
             if not work.head_changed and not work.adapter.touched:
-                self._live.cancel_change()
+                self.live.stale = False
                 return
             log.info("%s: the head is restored from the store after %r", self.path, error)
             _ = self.head
         except Exception:  # the first error is raised; the head is restored when it is next asked for
             log.exception("%s: the head could not be restored yet", self.path)
-
-    def _repeated(self, event: Event, position: int) -> EventResult:
-        entry = self._journal.at(position)
-        assert entry is not None
-        return EventResult(event.event_id, entry.kind, position, False, entry.samples, None)
 
     def preview(self, events: Event | Iterable[Event], x: Any = None, y: Any = None) -> Preview:
         """Try events without keeping them: on given data, how many predictions would flip, and the accuracy.
@@ -725,20 +666,20 @@ class SampleStore:
         given = as_events(events)
         self._check_writable()
         with self._db.held():
-            self._live.required()
+            self.live.required()
             self._db.begin()
             try:
-                adapter = self._live.prepare()
+                adapter = self.live.prepare()
                 before = predictions(adapter, x)
                 trial = adapter.copy()
                 work = self._transaction(trial)
-                work.apply(given, self._live.position)
+                work.apply(given, self.live.position)
                 work.finish()
                 after = predictions(trial, x)
-                samples, remaining = sum(len(done.ids) for done in work.done), len(self._table)
+                samples, remaining = sum(len(done.ids) for done in work.done), len(self.table)
             finally:
                 self._db.roll_back()
-                self._table.load_codec()
+                self.table.load_codec()
         flips = None
         if x is not None:
             flips = len(x) if before is None or after is None else int((before != after).sum())
@@ -755,7 +696,7 @@ class SampleStore:
                     raise ValueError(f"the id {event_id!r} was used before in the journal. Nothing was changed.")
                 state = self._journal.append([(event_id, kind, commitments)], self._db.get("state")["digest"])
                 write()
-            self._live.step_over(state["position"])
+            self.live.step_over(state["position"])
             self._witness.write(state["position"], bytes.fromhex(state["chain"]))
 
     def use_suppression_list(self, path: str | os.PathLike[str]) -> list[str]:
@@ -784,7 +725,7 @@ class SampleStore:
         check_free_text(reason, "reason", [*owners, *samples])
         with self._db.held():
             tags = self.suppression.tags(samples, owners)
-            missing = len(tags) - self.suppression.listed(tags)
+            missing = len(tags) - sum(map(len, self.suppression.names_listed(samples, owners)))
             if missing:
                 raise ValueError(
                     f"{missing} of {len(tags)} names are not on the suppression list. Nothing was changed."
@@ -795,15 +736,10 @@ class SampleStore:
             self.suppression.withdraw(tags)
             return len(tags)
 
-    def unwritten_receipts(self) -> list[str]:
-        """Ids of the erasures whose receipts are kept and not written to a file yet: :meth:`compact` waits for them."""
-        with self.view():
-            return self._receipts.unwritten()
-
     def receipt(self, event_ids: Sequence[str]) -> ErasureReceipt:
         """The receipt of erasures of one request, or of none; StoreError once a compaction has removed it."""
         with self.view():
-            belongs = {record["request"] for e, record in self._receipts.all().items() if e in event_ids}
+            belongs = {record["request"] for e, record in self.receipts.all().items() if e in event_ids}
             if len(belongs) > 1:
                 raise ValueError(
                     "these erasures belong to several requests, or some to none: each has a receipt of its own (receipt "
@@ -811,9 +747,9 @@ class SampleStore:
                 )
             name = next(iter(belongs), None)
             if name is None:
-                return self._receipts.make(event_ids, None)
+                return self.receipts.make(event_ids, None)
             request = self.requests.get(name)
-            return self._receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
+            return self.receipts.make(event_ids, request.for_receipt(self.requests.still_held(request)))
 
     def write_receipt(self, event_ids: Sequence[str], path: str | os.PathLike[str]) -> ErasureReceipt:
         """Write the receipt of erasures to a new file outside the store, and note that it is written."""
@@ -822,7 +758,7 @@ class SampleStore:
         made.save(path)
         sync_folder(Path(path).absolute().parent)
         with self._db.transaction():
-            self._receipts.mark_written(event["event_id"] for event in made.events)
+            self.receipts.mark_written(event["event_id"] for event in made.events)
         return made
 
     # -- erasing the bytes ---------------------------------------------------------------------------------------------
@@ -838,66 +774,43 @@ class SampleStore:
         """
         self._check_writable()
         with self._db.held(), threads_for(0):
-            self._live.required()
+            self.live.required()
             with self._db.transaction():
-                self._live.prepare()
-                self._receipts.clear()
+                self.live.prepare()
+                self.receipts.clear()
                 self.requests.forget_names()
                 self._journal.destroy_openings()
-                self._table.renumber()
-                options = self._live.save_options()
-            self._live.options = options
+                self.table.renumber()
+                options = self.live.save_options()
+            self.live.options = options
             self._db.run("VACUUM")
             if not self._db.truncate_log():
                 raise StoreBusyError(
                     f"{self.path} is not compacted: a reader has it open and keeps the log, which may hold erased samples. "
                     "Close it and compact again."
                 )
-            position = self._live.position
+            position = self.live.position
             with self._db.transaction():
                 if self._db.get("state")["position"] != position:
                     raise StoreBusyError(
                         f"{self.path} is not compacted: another process wrote meanwhile. Compact again."
                     )
-                old = self._live.snapshots.names_before(position)
-                self._live.write_snapshot()
+                old = self.live.snapshots.names_before(position)
+                self.live.write_snapshot()
                 told = [p.name for p in sorted(self.path.glob(f"*{UNTIL_COMPACTION}"))]
-                self._live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
+                self.live.snapshots.remove([p for p in (self.path / name for name in [*old, *told]) if p.exists()])
                 self._db.put("compacted", position)
                 self.requests.note_compaction()
             return Compaction(position, old, self.certificates.checkpoints_before(position))
 
     # -- certificates and their verification ---------------------------------------------------------------------------
 
-    def older_files(self, position: int) -> dict[str, list[str]]:
-        """Snapshots and known checkpoints from before a position that are still there."""
-        with self.view():
-            return {
-                "snapshots": self._live.snapshots.names_before(position),
-                "checkpoints": self.certificates.checkpoints_before(position),
-            }
-
     def register_checkpoint(self, path: Any, position: int | None = None) -> None:
         """Remember that a file holds the head as it is now: certificates list it if it is older than an erasure.
 
         ``position``: of the journal, for a head as it was then.
         """
-        with self._db.transaction():
-            self.certificates.register(path, self.head_position if position is None else position)
-
-    def forget_checkpoint(self, path: Any) -> None:
-        """Remove a file that is gone from the list of checkpoints."""
-        with self._db.transaction():
-            self.certificates.forget(path)
-
-    def checkpoints(self) -> dict[str, int]:
-        """The files that are registered, and the journal position of the head in each."""
-        with self.view():
-            return self.certificates.checkpoints()
-
-    def knows_checkpoint(self, path: Any) -> bool:
-        """True if a file is registered."""
-        return lasting_name(path) in self.certificates.checkpoints()
+        self.certificates.register(path, self.head_position if position is None else position)
 
     def certificate(
         self, event_id: str | Sequence[str], key: Any = None, choices: dict[str, str] | None = None
@@ -912,7 +825,7 @@ class SampleStore:
         wanted = dict.fromkeys(check_text(name, "event_id") for name in names)
         with self.view():
             self._db.check_place()
-            adapter = self._live.follow()
+            adapter = self.live.follow()
             if adapter.touched:
                 raise StoreError("the head was changed behind the store's back: store.restore() brings it back")
             requests = [request.for_certificate() for request in self.requests.answered_by(wanted)]
@@ -945,10 +858,10 @@ class SampleStore:
             self._db.check_structure()
             held = commitments_held(self.history() if entries is None else entries)
             count, digest, batches = len(held), None, self._committed_rows(held)
-            adapter = self._live.follow() if fast else self._live.adapter
-            self._table.load_codec()
+            adapter = self.live.follow() if fast else self.live.adapter
+            self.table.load_codec()
             if isinstance(adapter, LinearAdapter):
-                digest = adapter.check_sums(batches) if fast else adapter.sum_anew(batches, self._table.codec)
+                digest = adapter.check_sums(batches) if fast else adapter.sum_anew(batches, self.table.codec)
             for _ in batches:  # of a machine without sums, the rows are read and checked all the same
                 continue
             if held:
@@ -957,7 +870,7 @@ class SampleStore:
 
     def _committed_rows(self, held: set[bytes]) -> Iterator[StoredRows]:
         """All rows, each taken out of the commitments held; StoreError for one that is not among them."""
-        for rows in self._table.batches():
+        for rows in self.table.batches():
             found = rows.commitments
             if not held.issuperset(found):
                 k = next(k for k, commitment in enumerate(found) if commitment not in held)

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,14 +25,14 @@ from torchlssvm.audit.certificate import NONCE_BYTES
 from torchlssvm.errors import RemovalError, StoreError
 from torchlssvm.functional.grid import FixedPoint, grid_from_json, grid_to_json
 from torchlssvm.functional.threads import PASS_WORK, threads_for
-from torchlssvm.store.database import Database, checksums
+from torchlssvm.store.database import VARIABLES_PER_QUERY, Database, checksums
 from torchlssvm.store.journal import commitments
 
 ROWS_PER_BATCH = 1024
 """Rows read or written at a time: 16 MB of 2,048 features, and few enough queries that their cost does not show."""
 
-IDS_PER_QUERY = 500
-"""Ids asked for in one query (SQLite allows 999 variables in old versions)."""
+Rows: TypeAlias = list[tuple[Any, ...]]
+"""Rows of the table as SQLite gives them, some columns of each."""
 
 
 @dataclass(frozen=True)
@@ -198,29 +198,38 @@ class SampleTable:
         try:
             grid, target_grid = (grid_from_json(g) for g in numbers)
         except (IndexError, OverflowError, TypeError, ValueError) as error:
-            raise StoreError(f"{self.db.path} is damaged: the grid of its rows cannot be read: {error}") from None
+            raise self.db.damaged(f"the grid of its rows cannot be read: {error}") from None
         plain = bool(found.get("plain", False))
         self._set_codec(Codec(found["features"], found["targets"], grid, target_grid, plain), found)
 
     # -- finding and reading -------------------------------------------------------------------------------------------
 
-    def renumber(self) -> None:
-        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was."""
-        row = self.db.one("SELECT count(*), coalesce(max(seq), 0) FROM samples")
-        if row is None or row[0] == row[1]:
-            return
-        last = 0
-        while part := self.db.all(
-            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}", (last,)
-        ):
-            first, last = last + 1, last + len(part)
-            moved = [(n, *row[1:8]) for n, row in enumerate(self._checked(part), first)]
-            sums = checksums(moved, [row[9] for row in part])
-            self.db.many(
-                "UPDATE samples SET seq = ?, checksum = ? WHERE seq = ?",
-                ((m[0], c, row[0]) for m, c, row in zip(moved, sums, part, strict=True)),
-            )
-        self.db.put("renumbered", self.db.get("renumbered", 0) + 1)
+    def _scan(self, columns: str, size: int = ROWS_PER_BATCH, condition: str = "", *values: int) -> Iterator[Rows]:
+        """All rows in batches, in their order; the first column must be seq."""
+        last = -1
+        sql = f"SELECT {columns} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
+        while found := self.db.all(sql, (last, *values)):
+            last = self._ordered([last, *(row[0] for row in found)])[-1]
+            yield found
+
+    def _select(self, columns: str, key: str, wanted: Sequence[Any]) -> Rows:
+        """The rows whose column ``key`` has one of the wanted values, in any order."""
+        found: Rows = []
+        for start in range(0, len(wanted), VARIABLES_PER_QUERY):
+            part = wanted[start : start + VARIABLES_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            found += self.db.all(f"SELECT {columns} FROM samples WHERE {key} IN ({marks})", part)
+        return found
+
+    def _raw(self, seqs: Sequence[int], subject: str | None = None) -> Rows:
+        """The columns of rows by their numbers, checked; all must be of the subject, if one is given."""
+        raw = {row[0]: row for row in self._select(SAMPLE_COLUMNS, "seq", seqs)}
+        missing = [s for s in seqs if s not in raw]
+        if missing:
+            raise self.db.damaged(f"row {missing[0]} is not there, or it was changed meanwhile")
+        if subject is not None and any(row[2] != subject for row in raw.values()):
+            raise self.db.damaged("an index points to the wrong row")
+        return self._checked([raw[s] for s in seqs])
 
     def __len__(self) -> int:
         row = self.db.one("SELECT count(*) FROM samples")
@@ -248,49 +257,28 @@ class SampleTable:
 
     def held(self, ids: Sequence[str]) -> dict[str, int]:
         """The rows of those ids that are there."""
-        where: dict[str, int] = {}
-        for start in range(0, len(ids), IDS_PER_QUERY):
-            part = ids[start : start + IDS_PER_QUERY]
-            marks = ",".join("?" * len(part))
-            where.update(self.db.all(f"SELECT id, seq FROM samples WHERE id IN ({marks})", part))
-        return where
+        return dict(self._select("id, seq", "id", ids))
 
     def count(self, wanted: set[bytes]) -> int:
         """Count the commitments that are to samples held; looks at all rows."""
-        found, last = 0, -1
-        while True:
-            sql = f"SELECT seq, id, nonce FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
-            part = self.db.all(sql, (last,))
-            if not part:
-                return found
-            last = part[-1][0]
-            found += sum(c in wanted for c in commitments([row[2] for row in part], [row[1] for row in part]))
-
-    def holds(self, sample_id: str) -> bool:
-        """True if there is a sample with this id."""
-        return self.db.one("SELECT 1 FROM samples WHERE id = ?", (sample_id,)) is not None
-
-    def count_of(self, subject: str) -> int:
-        """The number of samples of a subject."""
-        return len(self.of_subject(subject))
+        parts = self._scan("seq, id, nonce")
+        return sum(c in wanted for part in parts for c in commitments([r[2] for r in part], [r[1] for r in part]))
 
     def _check_absent(self, column: str, value: str) -> None:
         """StoreError if a look at all rows finds what an index says is not there: an erasure may depend on it."""
         if self.db.one(f"SELECT 1 FROM samples NOT INDEXED WHERE {column} = ?", (value,)):
-            raise StoreError(f"{self.db.path} is damaged: an index misses a row")
+            raise self.db.damaged("an index misses a row")
 
     def ids(self, subject: str | None = None, label: int | None = None) -> list[str]:
         """The ids of all samples of a subject, with a label, or both, in the order they were added."""
+        parts: Iterable[Rows]
         if subject is None:
-            seqs = self._ordered([r[0] for r in self.db.all("SELECT seq FROM samples NOT INDEXED ORDER BY seq")])
+            parts = (self._checked(found) for found in self._scan(SAMPLE_COLUMNS))
         else:
             seqs = self.of_subject(subject)
-        out = []
-        for start in range(0, len(seqs), IDS_PER_QUERY):
-            for row in self._raw(seqs[start : start + IDS_PER_QUERY]):
-                self._check_subject(row[2], subject)
-                out += [row[1]] if label is None or row[3] == label else []
-        return out
+            starts = range(0, len(seqs), ROWS_PER_BATCH)
+            parts = (self._raw(seqs[start : start + ROWS_PER_BATCH], subject) for start in starts)
+        return [row[1] for part in parts for row in part if label is None or row[3] == label]
 
     def of_subject(self, subject: str) -> list[int]:
         """The numbers of a subject's rows, in order."""
@@ -298,19 +286,15 @@ class SampleTable:
         found = self._ordered([r[0] for r in self.db.all(sql, (subject,))])
         known = self.db.one("SELECT samples FROM subjects WHERE subject = ?", (subject,))
         if len(found) != (known[0] if known else 0):
-            raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
+            raise self.db.damaged("the index of subjects disagrees with their counts")
         if not found:
             self._check_absent("subject", subject)
         return found
 
-    def _check_subject(self, found: Any, subject: str | None) -> None:
-        if subject is not None and found != subject:
-            raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
-
     def _ordered(self, seqs: list[int]) -> list[int]:
         """StoreError unless rows are in order: SQLite trusts a damaged page that holds one twice and another not at all."""
         if not all(isinstance(s, int) for s in seqs) or any(b <= a for a, b in itertools.pairwise(seqs)):
-            raise StoreError(f"{self.db.path} is damaged: its rows are not in order")
+            raise self.db.damaged("its rows are not in order")
         return seqs
 
     def subjects(self) -> dict[str, int]:
@@ -318,86 +302,57 @@ class SampleTable:
         known = self.db.all("SELECT subject, samples FROM subjects ORDER BY subject")
         sql = "SELECT subject, count(*) FROM samples WHERE subject IS NOT NULL GROUP BY subject ORDER BY subject"
         if known != self.db.all(sql):
-            raise StoreError(f"{self.db.path} is damaged: the index of subjects disagrees with their counts")
+            raise self.db.damaged("the index of subjects disagrees with their counts")
         return dict(known)
+
+    def labels(self) -> dict[int, int]:
+        """Each label and the number of its samples."""
+        sql = "SELECT label, count(*) FROM samples WHERE label IS NOT NULL GROUP BY label ORDER BY label"
+        return dict(self.db.all(sql))
 
     def read(self, seqs: Sequence[int], ids: Sequence[str] | None = None, subject: str | None = None) -> StoredRows:
         """Rows by their number, in that order; they must have the ids, or the subject, by which an index found them."""
-        rows = self._decode(self._raw(seqs))
+        rows = self._decode(self._raw(seqs, subject))
         if ids is not None and rows.ids != list(ids):
-            raise StoreError(f"{self.db.path} is damaged: an index points to the wrong row")
-        for found in rows.subjects:
-            self._check_subject(found, subject)
+            raise self.db.damaged("an index points to the wrong row")
         return rows
-
-    def _raw(self, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
-        """The columns of rows, each checked against its checksum."""
-        raw: dict[int, tuple[Any, ...]] = {}
-        for start in range(0, len(seqs), IDS_PER_QUERY):
-            part = seqs[start : start + IDS_PER_QUERY]
-            marks = ",".join("?" * len(part))
-            found = self.db.all(f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq IN ({marks})", part)
-            raw.update((row[0], row) for row in found)
-        missing = [s for s in seqs if s not in raw]
-        if missing:
-            raise StoreError(f"{self.db.path} is damaged or was changed meanwhile: row {missing[0]} is not there")
-        return self._checked([raw[s] for s in seqs])
 
     def batches(self, after: int = -1, size: int = ROWS_PER_BATCH, until: int | None = None) -> Iterator[StoredRows]:
         """All rows in batches; only those written by events after a position, or up to one, if it is given.
 
         Each batch is read in a view of its own; inside a view of the caller's all of them are of one state.
         """
-        last = -1
-        condition = " AND position > ?" * (after >= 0) + " AND position <= ?" * (until is not None)
-        bounds = [p for p in (after, until) if p is not None and p >= 0]
+        condition = " AND position > ?" + " AND position <= ?" * (until is not None)
+        scan = self._scan(SAMPLE_COLUMNS, size, condition, after, *([] if until is None else [until]))
         while True:
-            values = (last, *bounds)
-            sql = f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE seq > ?{condition} ORDER BY seq LIMIT {size}"
             with self.db.view():
                 self.load_codec()
-                found = self.db.all(sql, values)
-                if not found:
+                found = next(scan, None)
+                if found is None:
                     return
-                last = self._ordered([last, *(row[0] for row in found)])[-1]
                 if self.on_read is not None:
                     self.on_read(len(found))
                 rows = self._decode(self._checked(found))
             yield rows
-            if len(found) < size:
-                return
 
     def names(self) -> Iterator[tuple[list[str], list[str | None]]]:
         """Ids and subjects of all rows, in batches; features are not read."""
-        last = -1
-        while True:
-            sql = f"SELECT seq, id, subject FROM samples WHERE seq > ? ORDER BY seq LIMIT {ROWS_PER_BATCH}"
-            found = self.db.all(sql, (last,))
-            if not found:
-                return
-            last = self._ordered([last, *(row[0] for row in found)])[-1]
+        for found in self._scan("seq, id, subject"):
             yield [row[1] for row in found], [row[2] for row in found]
 
-    def _checked(self, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def _checked(self, found: Rows) -> Rows:
         blobs = [row[9] if isinstance(row[9], bytes) else b"" for row in found]
         for row, expected in zip(found, checksums([row[:8] for row in found], blobs), strict=True):
             if not isinstance(row[9], bytes) or row[8] != expected:
-                raise StoreError(f"{self.db.path} is damaged: row {row[0]} does not have its checksum")
+                raise self.db.damaged(f"row {row[0]} does not have its checksum")
             if not all(map(isinstance, row, SAMPLE_COLUMN_TYPES)) or len(row[7]) != NONCE_BYTES:
-                raise StoreError(f"{self.db.path} is damaged: row {row[0]} holds values of other types")
+                raise self.db.damaged(f"row {row[0]} holds values of other types")
         return found
 
-    def _decode(self, found: list[tuple[Any, ...]]) -> StoredRows:
-        return StoredRows(
-            [r[0] for r in found],
-            [r[1] for r in found],
-            [r[2] for r in found],
-            self.codec.y([r[3] for r in found], [r[4] for r in found]),
-            self.codec.decode([r[9] for r in found]),
-            [r[6] for r in found],
-            [r[7] for r in found],
-            [r[5] for r in found],
-        )
+    def _decode(self, found: Rows) -> StoredRows:
+        seqs, ids, subjects, labels, targets, positions, added, nonces, _, blobs = map(list, zip(*found, strict=True))
+        y, x = self.codec.y(labels, targets), self.codec.decode(blobs)
+        return StoredRows(seqs, ids, subjects, y, x, added, nonces, positions)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -456,6 +411,19 @@ class SampleTable:
         self.db.many(
             "UPDATE samples SET label = ?, target = ?, position = ?, checksum = ?, features = ? WHERE seq = ?", changed
         )
+
+    def renumber(self) -> None:
+        """Number the rows 1 to n, inside a transaction: a gap would tell where a sample was."""
+        row = self.db.one("SELECT count(*), coalesce(max(seq), 0) FROM samples")
+        if row is None or row[0] == row[1]:
+            return
+        first = 1
+        for part in self._scan(SAMPLE_COLUMNS):
+            moved = [(n, *row[1:8]) for n, row in enumerate(self._checked(part), first)]
+            first += len(part)
+            sums = checksums(moved, [row[9] for row in part])
+            changed = ((m[0], c, row[0]) for m, c, row in zip(moved, sums, part, strict=True))
+            self.db.many("UPDATE samples SET seq = ?, checksum = ? WHERE seq = ?", changed)
 
     def _count(self, subjects: Iterable[str | None], sign: int) -> None:
         counts = Counter(s for s in subjects if s is not None)

@@ -27,8 +27,6 @@ from torchlssvm.untrusted import load_tensors, read_regular
 SNAPSHOT_SUFFIX = ".snapshot.pt"
 SNAPSHOT_FORMAT = "torchlssvm-snapshot-1"
 SNAPSHOT_FIELDS = {"format": str, "position": int, "chain": str, "digest": str, "statistics": dict}
-SHA256_BYTES = 32
-"""Bytes of the SHA-256 at the end of a snapshot."""
 
 MAX_SNAPSHOT_BYTES = 2**33
 """Bytes of a snapshot that is read: the sums of 30,000 features. Without one the rows are summed."""
@@ -99,7 +97,7 @@ class Snapshots:
             content = read_regular(path, MAX_SNAPSHOT_BYTES)
         except (OSError, ValueError):
             return None
-        body, trailer = memoryview(content)[:-SHA256_BYTES], content[-SHA256_BYTES:]
+        body, trailer = memoryview(content)[:-32], content[-32:]  # it ends with its SHA-256
         if hashlib.sha256(body).digest() != trailer:
             return None
         try:

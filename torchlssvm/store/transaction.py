@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchlssvm.errors import TorchLSSVMError
 from torchlssvm.events import Add, Event, Relabel, Remove, Replace, check_event_id
+from torchlssvm.sample_adapter import SampleAdapter
 from torchlssvm.store.erasure.suppression import Suppression
 from torchlssvm.store.head_adapter import HeadAdapter
 from torchlssvm.store.journal import Journal, commitments
@@ -77,31 +78,8 @@ class AppliedEvent:
     def result(self, digest: str | None) -> EventResult:
         """The result of the event, once it is committed."""
         nonces = {i: n.hex() for i, n in zip(self.ids, self.nonces, strict=True)}
-        return EventResult(
-            self.event.event_id,
-            self.event.kind,
-            self.position,
-            True,
-            len(self.ids),
-            digest,
-            nonces,
-            tuple(self.left_out),
-        )
-
-
-@dataclass
-class EmptyEvent:
-    """An Add of which nothing was added, since all of its samples were erased on request; the journal has no entry of it."""
-
-    event: Event
-    position: int
-    left_out: Sequence[str]
-
-    def result(self, digest: str | None) -> EventResult:
-        """The result, which says what was left out."""
-        return EventResult(
-            self.event.event_id, self.event.kind, self.position, False, 0, digest, left_out=tuple(self.left_out)
-        )
+        name, kind = self.event.event_id, self.event.kind
+        return EventResult(name, kind, self.position, True, len(self.ids), digest, nonces, tuple(self.left_out))
 
 
 class NetChange:
@@ -110,7 +88,7 @@ class NetChange:
     def __init__(self) -> None:
         self._blocks: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to add: ids, x (B, J), y
         self._block_of: dict[str, int] = {}  # the block in which a sample to add is; a sample taken out has none
-        self._old: list[tuple[list[str], Tensor, Tensor]] = []  # samples to remove
+        self._old: list[tuple[Sequence[str], Tensor, Tensor]] = []  # samples to remove
         self.relabels_only = True
         self.features = 0
         """Number of features of the samples to remove: they are held in memory."""
@@ -121,21 +99,20 @@ class NetChange:
         self._block_of.update(dict.fromkeys(ids, len(self._blocks)))
         self._blocks.append((ids, x, y))
 
-    def remove(self, rows: StoredRows) -> None:
+    def remove(self, ids: Sequence[str], x: Tensor, y: Tensor) -> None:
         """Samples that it is not to hold; those it would only have been given are left out."""
         self.relabels_only = False
-        held = [k for k, i in enumerate(rows.ids) if self._block_of.pop(i, None) is None]
+        held = [k for k, i in enumerate(ids) if self._block_of.pop(i, None) is None]
         if held:
-            whole = len(held) == len(rows)
-            old = rows.samples if whole else ([rows.ids[k] for k in held], rows.x[held], rows.y[held])
-            self._old.append(old)
-            self.features += old[1].numel()
+            whole = len(held) == len(ids)
+            self._old.append((ids, x, y) if whole else ([ids[k] for k in held], x[held], y[held]))
+            self.features += self._old[-1][1].numel()
 
-    def exchange(self, rows: StoredRows, x: Tensor, y: Tensor) -> None:
+    def exchange(self, ids: Sequence[str], x: Tensor, y: Tensor, new_x: Tensor, new_y: Tensor) -> None:
         """Samples that are to have other features or targets; with the features they had, a relabelling."""
-        relabels_only = self.relabels_only and x is rows.x and self._block_of.keys().isdisjoint(rows.ids)
-        self.remove(rows)
-        self.add(rows.ids, x, y)
+        relabels_only = self.relabels_only and new_x is x and self._block_of.keys().isdisjoint(ids)
+        self.remove(ids, x, y)
+        self.add(ids, new_x, new_y)
         self.relabels_only = relabels_only
 
     def _new(self) -> Iterator[tuple[Sequence[str], Tensor, Tensor]]:
@@ -146,7 +123,7 @@ class NetChange:
             elif keep:
                 yield [ids[k] for k in keep], x[keep], y[keep]
 
-    def apply(self, adapter: HeadAdapter) -> None:
+    def apply(self, adapter: HeadAdapter | SampleAdapter) -> None:
         """Change the head, all or nothing."""
         new, old = joined([*self._new()]), joined(self._old)
         if self.relabels_only and new is not None and old is not None:
@@ -187,8 +164,8 @@ class Transaction:
         self.head_changed = False
         self._change = NetChange()
 
-    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EmptyEvent | int]:
-        """Apply events to the rows, behind a position of the journal; of one that was applied before, its position.
+    def apply(self, events: Sequence[Event], position: int) -> list[AppliedEvent | EventResult]:
+        """Apply events to the rows, behind a position of the journal; of those that change nothing, the result.
 
         The head follows with :meth:`finish`.
         """
@@ -218,18 +195,18 @@ class Transaction:
             self.head_changed = before
             raise
 
-    def _apply(self, event: Event) -> AppliedEvent | EmptyEvent | int:
+    def _apply(self, event: Event) -> AppliedEvent | EventResult:
         past = self._past_event(event.event_id)
         if past is not None:
             if isinstance(event, Add) and len(event.ids) > len(past.commitments):  # some may have been left out then
                 event = self.suppression.screen(event)[0] or event
             check_repetition(self.table, event, past)
-            return past.position
+            return EventResult(event.event_id, past.kind, past.position, False, len(past.commitments), None)
         left_out: Sequence[str] = ()
         if isinstance(event, Add):
             rest, left_out = self.suppression.screen(event)
-            if rest is None:
-                return EmptyEvent(event, self.position, left_out)
+            if rest is None:  # all of its samples were erased on request: the journal gets no entry
+                return EventResult(event.event_id, "add", self.position, False, 0, None, left_out=tuple(left_out))
             event = rest
         handlers: dict[type, Callable[[Any], tuple[Sequence[str], list[bytes]]]] = {
             Add: self._add, Remove: self._remove, Relabel: self._relabel, Replace: self._replace,
@@ -295,7 +272,7 @@ class Transaction:
 
     def _remove(self, event: Remove) -> tuple[Sequence[str], list[bytes]]:
         def change(rows: StoredRows, part: slice) -> None:
-            self._change.remove(rows)
+            self._change.remove(*rows.samples)
             self.table.erase(rows)
 
         return self._change_rows(event, self.table.find(event.ids, event.subject), change)
@@ -307,7 +284,7 @@ class Transaction:
             raise ValueError(f"y has {targets.shape[0]} entries for {len(seqs)} samples. Nothing was changed.")
 
         def change(rows: StoredRows, part: slice) -> None:
-            self._change.exchange(rows, rows.x, targets[part])
+            self._change.exchange(*rows.samples, rows.x, targets[part])
             self.table.rewrite(rows, None, targets[part], self.position + 1)
 
         return self._change_rows(event, seqs, change)
@@ -320,7 +297,7 @@ class Transaction:
 
         def change(rows: StoredRows, part: slice) -> None:
             y = None if event.y is None else event.y[part]
-            self._change.exchange(rows, event.x[part], rows.y if y is None else y)
+            self._change.exchange(*rows.samples, event.x[part], rows.y if y is None else y)
             self.table.rewrite(rows, event.x[part], y, self.position + 1)
 
         return self._change_rows(event, seqs, change)

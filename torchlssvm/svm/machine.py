@@ -555,6 +555,8 @@ class IncrementalSVM(nn.Module):
 
         folds: a number k (samples are dealt out in the order of ``ids``), or the fold (n,) of each sample.
         """
+        from torchlssvm.svm import device_paths
+
         if not self.n:
             raise NotFittedError("no samples are held: add some first")
         if isinstance(folds, int) and not isinstance(folds, bool):
@@ -566,11 +568,17 @@ class IncrementalSVM(nn.Module):
             if fold.shape != (self.n,):
                 raise ValueError(f"folds must be a number or have shape ({self.n},), got {tuple(fold.shape)}")
         s, ids = self._solver.samples, self.ids
-        values = torch.zeros(self.n, dtype=torch.float64, device=self.device)
-        for k in torch.unique(fold).tolist():
+        values = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.device)
+        number, fold = torch.unique(fold, return_inverse=True)
+        if len(number) == 1:
+            raise ValueError("one fold holds every sample: nothing would be left to learn from")
+        if device_paths.used_for(self._solver):
+            gone = fold == torch.arange(len(number), device=self.device)[:, None]
+            values = (device_paths.margins_without(self._solver, gone) + 1.0)[fold, torch.arange(self.n)] * (
+                2.0 * self.y - 1.0
+            )
+        for k in torch.unique(fold[values.isnan()]).tolist():
             out = fold == k
-            if bool(out.all()):
-                raise ValueError("one fold holds every sample: nothing would be left to learn from")
             part = copy.deepcopy(self).on_event(None).remove(ids[out])
             at = np.array([s.where[i] for i in ids[out].tolist()])
             rest = np.array([s.where[i] for i in part.ids.tolist()])

@@ -121,7 +121,7 @@ def check_changes(
     head: MarginHead, x: Any, y: Any, what: str, y_new: Any, weight: Any, groups: Any, gridded: bool = False
 ) -> SampleChange:
     """Changes of samples: those to be removed or relabelled are held, or a RemovalError names the first that is not."""
-    head.fitted_weights()  # NotFittedError without samples
+    head._fitted_weights()  # NotFittedError without samples
     batch = head.check(x, y, weight, gridded=gridded)
     if len(batch) and batch.mult is not None and len(batch) != len(checks.as_tensor(x, "x", head.device)):
         raise ValueError("weight must be at least 1 for each sample")
@@ -303,7 +303,7 @@ class ChangedScores:
         for y, direction in ((c.old, -1), (c.new, 1)):
             if y is not None:
                 out.append((twin.statistics.check(x, y[rows], c.weight[rows], gridded=True), sign * direction))
-        twin.apply_changes(out)
+        twin._apply_changes(out)
 
 
 def leave_one_out(head: MarginHead, x: Any, y: Any, weight: Any, groups: Any, gridded: bool = False) -> Tensor:

@@ -33,7 +33,7 @@ def rho_path(head: MarginHead, rhos: Any, method: str, score: str, folds: int) -
     checks.one_of(score, "score", ("accuracy", "squared"))
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds must be an integer >= 2, got {folds!r}")
-    head.fitted_weights()  # NotFittedError without samples
+    head._fitted_weights()  # NotFittedError without samples
     values = check_values(head, rhos)
     errors = fold_errors(head, values, score, folds) if method == "kfold" else left_out_errors(head, values, score)
     return RhoPath(best_of(values, errors), values, errors, None, method)
@@ -81,7 +81,7 @@ def fold_errors(head: MarginHead, values: Tensor, score: str, folds: int) -> Ten
         part = type(head).from_config(head.config(), device=head.device)
         part.statistics.decide("labels", grid)
         rest = grid.dequantize(rows.q[~out]), rows.labels[~out], rows.copies[~out]
-        part.apply_changes([(part.statistics.check(*rest, gridded=True), 1)])
+        part._apply_changes([(part.statistics.check(*rest, gridded=True), 1)])
         q, y, copies = rows.q[out].to(torch.float64) * grid.resolution, rows.labels[out], rows.copies[out]
         for i in order:
             part.rho = float(values[i])

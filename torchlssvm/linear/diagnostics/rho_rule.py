@@ -32,7 +32,7 @@ MINIMUM_TOLERANCE = 1e-6
 
 def candidates(view: HeadView) -> Tensor:
     """Powers of two (r,) around the mean eigenvalue of the features."""
-    stats = view.need_statistics('rho="gcv"')
+    stats = view.statistics
     diagonal = normal.moments(stats, view.units, view.intercept, standard=view.standard).G.diagonal()
     mean = float(diagonal.mean())
     exponent = math.frexp(mean)[1] if mean > 0 and math.isfinite(mean) else 0

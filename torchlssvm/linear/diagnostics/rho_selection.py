@@ -27,7 +27,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,6 @@ def check_question(view: HeadView, method: str, samples: SampleChange | None, sc
             raise ValueError('score="accuracy" needs method "loo" or "kfold" and the samples, x and y')
         if samples.labels is None:
             raise ValueError('score="accuracy" needs labels, this head holds float targets')
-    if method == "gcv" and view.statistics is None:
-        raise ValueError('method="gcv" needs statistics=True; the compact form has method="loo" with x and y')
     if method == "loo":
         if samples is None:
             raise ValueError('method="loo" needs the samples held: select_rho(rhos, "loo", x=x, y=y)')
@@ -111,7 +108,7 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
     if rhos is None:
         if main is not None:
             return default_values(main.s, len(main.s))
-        stats = view.need_statistics("a default list of rho values")
+        stats = view.statistics
         m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))
     values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
@@ -214,7 +211,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
     T - 2 w . V + w . M w + n |t - m w - b|^2.
     """
     view = parts[0].view
-    stats = view.need_statistics("k-fold")
+    stats = view.statistics
     if stats.folds < 2:
         raise ValueError(f'method="kfold" needs sums per fold: build the head with folds=5, it has folds={stats.folds}')
     fold = None
@@ -225,7 +222,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=view.device)
     total, weight = torch.zeros_like(rhos), 0.0
     for f in range(stats.folds):
-        kept, out = of_folds(stats, [g for g in range(stats.folds) if g != f]), of_folds(stats, [f])
+        kept, out = stats.of_folds([g for g in range(stats.folds) if g != f]), stats.of_folds([f])
         if out.empty:
             continue
         if kept.empty:

@@ -60,7 +60,7 @@ def degrees_of_freedom(system: Any) -> float:
 
 def uncertainty(view: HeadView, x: Any) -> Tensor:
     """Standard errors (B, K) of scores; see :meth:`torchlssvm.LSSVMHead.uncertainty`."""
-    stats = view.need_statistics("the uncertainty of a score")
+    stats = view.statistics
     if view.multiclass == "ovo":
         raise ValueError('uncertainty is that of a linear score: use multiclass="ovr", or leverage(x)')
     g = leverage(view, x, relative=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,6 @@ from torchlssvm.functional.spectrum import Spectrum, spectrum
 from torchlssvm.functional.votes import votes
 from torchlssvm.functional.whitened import Whitened, inverse_lower
 from torchlssvm.linear import normal_equations as normal
-from torchlssvm.linear.compact_solver import CompactSolver
 from torchlssvm.linear.normal_equations import class_weights
 from torchlssvm.linear.solvers import Solver, SolverOptions, code_labels, real_targets, scaled_rows
 from torchlssvm.linear.standardization import Standardization, standardization
@@ -50,7 +48,7 @@ class HeadView:
     multiclass: str
     device: torch.device
     options: SolverOptions
-    statistics: Statistics | None
+    statistics: Statistics
     solver: Solver
     w: Tensor
     b: Tensor
@@ -80,12 +78,6 @@ class HeadView:
     def system(self) -> Whitened:
         """The shared system, whitened: from the factor of the last solve where there is one, else from a solve."""
         return self.solver.whitened() or Problem(self).whitened(class_weights(self.options.class_weight, self.counts))
-
-    def need_statistics(self, what: str) -> Statistics:
-        """Statistics; ValueError in the compact form."""
-        if self.statistics is None:
-            raise ValueError(f"{what} needs statistics=True: the compact form keeps only w and P")
-        return self.statistics
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (B, K) as the head returns them. x: (B, J)."""
@@ -318,23 +310,9 @@ class Problem:
         view = self.view
         mine = stats is None
         stats = stats or view.statistics
-        if stats is None:
-            return self._compact_spectrum()
         standard = view.standard if mine or not stats.scale else standardization(stats)
         m = normal.moments(stats, view.units, view.intercept, self.weights_of_all_classes(weights), self.pair, standard)
         return spectrum(m.G, m.rhs, m.T, m.mu, m.beta, m.weight, self.total if mine else float(stats.n))
-
-    def _compact_spectrum(self) -> Spectrum:
-        """From P = rho A^-1: its eigenvalues are rho / (s + rho). T is not known."""
-        assert isinstance(self.view.solver, CompactSolver)
-        s, rho = self.view.solver.solution, self.view.options.rho
-        root = math.sqrt(rho)
-        p, Q = torch.linalg.eigh(s.inverse())
-        eigenvalues = (rho / p.clamp(min=torch.finfo(p.dtype).tiny) - rho).clamp(min=0.0)
-        R = (eigenvalues + rho)[:, None] * (Q.mT @ s.w) / root
-        unknown = torch.full_like(s.beta, math.nan)
-        weight = s.n if self.view.intercept == "free" else 0.0
-        return Spectrum(eigenvalues, Q, R, unknown, s.mu * root, s.beta, weight, self.total)
 
     def main(self) -> Whitened:
         """The system as it is."""

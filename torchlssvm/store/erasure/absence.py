@@ -64,7 +64,7 @@ def check_receipt(store: SampleStore, receipt: ErasureReceipt) -> int:
     erased = max(event["position"] for event in receipt.events)
     returns = [entry for entry in entries.values() if entry.kind == "readmit" and entry.position > erased]
     back = [("id", i) for i in receipt.ids if i in store]
-    back += [("subject", s) for s in receipt.subjects if store.count_of(s)]
+    back += [("subject", s) for s in receipt.subjects if store.find(subject=s)]
     allowed = {c for entry in returns for c in entry.commitment_list}
     unlawful = [
         (kind, name) for kind, name in back if not (allowed and tag_of(store, kind, name) in allowed)

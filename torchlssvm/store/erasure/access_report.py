@@ -63,7 +63,7 @@ class AccessReport:
                     for k, c in enumerate(rows.commitments)
                 ]
             files = []
-            for path, position in sorted(store.checkpoints().items()):
+            for path, position in sorted(store.certificates.checkpoints().items()):
                 held = sum(s.position is None or s.position <= position for s in samples)
                 if held:
                     files.append(KnownFile(path, position, held, URL_MARK in path or Path(path).exists()))

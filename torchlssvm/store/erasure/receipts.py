@@ -45,7 +45,7 @@ class KeptReceipts:
         found = self.db.records(RECEIPT_PREFIX)
         for name, record in found.items():
             if len(record["ids"]) != len(record["nonces"]):
-                raise StoreError(f"{self.db.path} is damaged: the receipt of {name!r} cannot be read")
+                raise self.db.damaged(f"the receipt of {name!r} cannot be read")
         return dict(sorted(found.items(), key=lambda item: item[1]["position"]))
 
     def unwritten(self) -> list[str]:
@@ -61,16 +61,8 @@ class KeptReceipts:
                 f"there is no receipt of {', '.join(map(repr, missing[:3])) or 'any erasure'} in {self.db.path.parent}: none "
                 "was asked for, or a compaction has removed it after it was written"
             )
-        events = [
-            {
-                "event_id": e,
-                "position": records[e]["position"],
-                "ids": records[e]["ids"],
-                "nonces": records[e]["nonces"],
-            }
-            for e in records
-            if e in event_ids
-        ]
+        kept = ("position", "ids", "nonces")
+        events = [{"event_id": e} | {k: r[k] for k in kept} for e, r in records.items() if e in event_ids]
         return ErasureReceipt(events, request, now())
 
     def mark_written(self, event_ids: Iterable[str]) -> None:

@@ -15,7 +15,6 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from torchlssvm.audit.certificate import NONCE_BYTES
-from torchlssvm.errors import StoreError
 from torchlssvm.events import as_list, check_free_text, check_text
 from torchlssvm.store.database import Database
 from torchlssvm.store.journal import commitments, now
@@ -25,9 +24,6 @@ from torchlssvm.store.transaction import AppliedEvent
 REQUEST_PREFIX = "request/"
 REQUEST_STEPS = ("received", "previewed", "erased", "compacted", "certified", "answered")
 """The steps of a request, in their order; its state is the last one that was taken."""
-
-LARGEST_UTC_OFFSET = timedelta(hours=14)
-"""So far ahead of UTC may the day be on which a request arrives."""
 
 Journalize: TypeAlias = Callable[[str, str, list[bytes], Callable[[], None]], None]
 
@@ -132,10 +128,6 @@ class Requests:
             raise ValueError(f"there is no request {request_id!r} in {self.db.path.parent}")
         return self._read(request_id, record)
 
-    def of(self, event_id: str) -> ErasureRequest | None:
-        """The request that an erasure belongs to."""
-        return next((r for r in self.all() if event_id in r.events), None)
-
     def answered_by(self, event_ids: Iterable[str]) -> list[ErasureRequest]:
         """The requests that are among these events of the journal, or have one of their erasures there, oldest first."""
         events = set(event_ids)
@@ -149,7 +141,7 @@ class Requests:
             date.fromisoformat(record["due"])
             return ErasureRequest(**(record | {"names": [RequestedName(**n) for n in record["names"]]}))
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{self.db.path} is damaged: the request {name!r} cannot be read: {error}") from None
+            raise self.db.damaged(f"the request {name!r} cannot be read: {error}") from None
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -180,8 +172,8 @@ class Requests:
         if not names:
             raise ValueError("a request names at least one subject or id")
         arrived = as_time(received)
-        last = add_month(arrived.date()) if due is None else as_day(due)
-        if arrived > datetime.now(timezone.utc) + LARGEST_UTC_OFFSET:
+        last = add_month(arrived.date()) if due is None else as_time(due).date()
+        if arrived > datetime.now(timezone.utc) + timedelta(hours=14):  # so far ahead of UTC may its day be
             raise ValueError(f"received is in the future: {arrived.isoformat()}")
         if last < arrived.date():
             raise ValueError(f"due ({last}) is before the request was received ({arrived.date()})")
@@ -286,10 +278,9 @@ class Requests:
 
     def still_held(self, request: ErasureRequest) -> list[RequestedName]:
         """The names of a request of which samples are held."""
+        named = [(n, n.name) for n in request.names if n.name is not None]
         return [
-            n
-            for n in request.names
-            if n.name is not None and (self.table.count_of(n.name) if n.kind == "subject" else self.table.holds(n.name))
+            n for n, name in named if (self.table.of_subject(name) if n.kind == "subject" else self.table.held([name]))
         ]
 
     def forget_names(self) -> None:
@@ -328,11 +319,6 @@ def as_time(given: str | datetime | date | None) -> datetime:
     if not isinstance(given, datetime):
         given = datetime(given.year, given.month, given.day)
     return given.replace(tzinfo=timezone.utc) if given.tzinfo is None else given.astimezone(timezone.utc)
-
-
-def as_day(given: str | date) -> date:
-    """Read a day, or the day of a time, in UTC."""
-    return as_time(given).date()
 
 
 def add_month(day: date) -> date:

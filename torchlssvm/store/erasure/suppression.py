@@ -175,11 +175,6 @@ class Suppression:
         on = [tag in found for tag in tags]
         return list(compress(ids, on)), list(compress(subjects, on[len(ids) :]))
 
-    def listed(self, tags: Sequence[bytes]) -> int:
-        """Count the entries that are on the list."""
-        used = self.opened()
-        return 0 if used is None else len(used.find(tags))
-
     def withdraw(self, tags: Sequence[bytes]) -> None:
         """Take entries off the list. The journal has an entry about it by then, so that no return goes unnoticed."""
         used = self.opened()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlssvm.errors import StoreError
-from torchlssvm.store.database import DATABASE_FILE, store_error
+from torchlssvm.store.database import DATABASE_FILE, VARIABLES_PER_QUERY, store_error
 from torchlssvm.store.snapshots import sync_folder
 from torchlssvm.untrusted import check_regular, read_regular
 
@@ -28,12 +28,8 @@ KEY_VARIABLE = "TORCHLSSVM_SUPPRESSION_KEY"
 """The environment variable with the key, as 64 hex digits or as the path of its file."""
 
 KEY_FORMAT = "torchlssvm-suppression-key-1"
-SUPPRESSION_KEY_BYTES = 32
-"""Bytes of a key: as many as SHA-256 has, so that the key cannot be guessed."""
-
-KEY_DIGITS = re.compile(f"[0-9a-fA-F]{{{2 * SUPPRESSION_KEY_BYTES}}}")
-MAX_SUPPRESSION_KEY_FILE_BYTES = 2**12
-"""Bytes of a file with a key; it has 94."""
+KEY_DIGITS = re.compile("[0-9a-fA-F]{64}")
+"""A key: 32 bytes, as many as SHA-256 has."""
 
 LIST_FORMAT = "torchlssvm-suppression-1"
 LIST_APPLICATION_ID = 0x746C7370
@@ -47,19 +43,13 @@ CREATE TABLE heads (head BLOB PRIMARY KEY) WITHOUT ROWID;
 SUM_MODULUS = 2**256
 """An entry is a number below it."""
 
-TAGS_PER_QUERY = 500
-"""Entries asked for in one query (SQLite allows 999 variables in old versions)."""
-
-WRITER_SECONDS = 30.0
-"""Seconds to wait for another process that writes; an entry takes milliseconds."""
-
 
 def new_suppression_key(path: str | os.PathLike[str]) -> Path:
     """Write a new key to a file that only its owner can read; FileExistsError if there is one, ValueError inside a store."""
     refuse_in_store(Path(path))
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # never over a key that is there
     with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(f"{KEY_FORMAT} {secrets.token_hex(SUPPRESSION_KEY_BYTES)}\n")
+        file.write(f"{KEY_FORMAT} {secrets.token_hex(32)}\n")
         file.flush()
         os.fsync(file.fileno())
     return Path(path)
@@ -71,17 +61,15 @@ def suppression_key(given: Any = None) -> bytes | None:
         given = os.environ.get(KEY_VARIABLE) or None
         if given is None:
             return None
-    if isinstance(given, bytes) and len(given) == SUPPRESSION_KEY_BYTES:
+    if isinstance(given, bytes) and len(given) == 32:
         return given
     if isinstance(given, str) and KEY_DIGITS.fullmatch(given):
         return bytes.fromhex(given)
     if not isinstance(given, str | os.PathLike):
-        raise ValueError(
-            f"a suppression key is {SUPPRESSION_KEY_BYTES} bytes, {2 * SUPPRESSION_KEY_BYTES} hex digits or a file with them"
-        )
+        raise ValueError("a suppression key is 32 bytes, 64 hex digits or a file with them")
     refuse_in_store(Path(given))
     try:
-        name, _, digits = read_regular(given, MAX_SUPPRESSION_KEY_FILE_BYTES).decode("ascii").strip().partition(" ")
+        name, _, digits = read_regular(given, 4096).decode("ascii").strip().partition(" ")
     except UnicodeDecodeError:
         name = digits = ""
     if name != KEY_FORMAT or not KEY_DIGITS.fullmatch(digits):
@@ -163,7 +151,7 @@ class SuppressionList:
             )
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
-            with closing(sqlite3.connect(uri, uri=True, timeout=WRITER_SECONDS, isolation_level=None)) as connection:
+            with closing(sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous = EXTRA")  # FULL does not sync the folder when a log is deleted
                 connection.execute("PRAGMA secure_delete = ON")
                 connection.execute("PRAGMA trusted_schema = OFF")
@@ -212,8 +200,8 @@ class SuppressionList:
         """Those of some entries that are on the list."""
         found: set[bytes] = set()
         with self._connected() as connection:
-            for start in range(0, len(tags), TAGS_PER_QUERY):
-                part = tags[start : start + TAGS_PER_QUERY]
+            for start in range(0, len(tags), VARIABLES_PER_QUERY):
+                part = tags[start : start + VARIABLES_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 found.update(r[0] for r in connection.execute(f"SELECT tag FROM entries WHERE tag IN ({marks})", part))
         return found

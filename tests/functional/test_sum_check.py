@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, Statistics
-from torchlssvm.functional.freivalds import PRIMES, VECTORS_PER_PRIME, GramCheck
-from torchlssvm.statistics.sum_check import SumCheck
+from torchlssvm.statistics.sum_check import PRIMES, VECTORS_PER_PRIME, SumCheck
 
 J, K, N = 19, 3, 200
 GRID = FixedPoint(8.0)
@@ -79,21 +78,23 @@ def test_empty_statistics_and_other_kinds() -> None:
         SumCheck(empty.add(x, y)).add(x, y.double()[:, None])
 
 
-@pytest.mark.parametrize("largest", [1, 2**20, 2**26])
-def test_products_stay_exact_at_every_size(largest: int) -> None:
-    """Against Python's integers."""
-    generator = torch.Generator().manual_seed(largest)
-    q = torch.randint(-largest, largest + 1, (300, 70), generator=generator).double()
-    q[0] = largest
-    check = GramCheck(70, 1, torch.device("cpu"))
-    check.add(q, float(largest))
-    whole = q.to(torch.int64)
-    M = whole.T @ whole  # below 2^62
+@pytest.mark.parametrize("steps", [2, 2**19, 2**25])
+def test_products_stay_exact_at_every_size(steps: int) -> None:
+    """Against Python's integers; rows at the end of the grid among them."""
+    generator = torch.Generator().manual_seed(steps)
+    q = torch.randint(-steps, steps + 1, (300, 70), generator=generator)
+    q[0] = steps
+    check = SumCheck(
+        Statistics(70, 2, grid=FixedPoint(float(steps), bits=steps.bit_length() - 1)).add(q.double(), q[:, 0] * 0)
+    )
+    check.add(q.double(), q[:, 0] * 0)
+    M = q.T @ q  # below 2^62
     for k, p in enumerate(PRIMES):
         for column in range(k * VECTORS_PER_PRIME, (k + 1) * VECTORS_PER_PRIME):
             r = [int(v) for v in check.r[:, column]]
             wanted = [sum(int(a) * b for a, b in zip(row, r, strict=True)) % p for row in M]
-            assert [int(v) % p for v in check.right[0, :, column]] == wanted
+            assert [int(v) % p for v in check.right[0, :70, column]] == wanted
+    assert check.failure() is None
 
 
 def test_heads_of_every_form_are_checked() -> None:

@@ -1,0 +1,176 @@
+"""The samples of a head or a kernel machine without a store, known by their ids, each event applied once.
+
+Events carry the samples as they were added. A hash of each is kept: what is removed under an id must be, bit for bit, what was
+added under it. ``state_dict`` goes into the same checkpoint as the head, so both go back together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlssvm.errors import RemovalError
+from torchlssvm.events import Add, Event, Relabel, Remove, Replace
+from torchlssvm.functional.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from torchlssvm.functional.sample_identity import FINGERPRINT_BYTES, keyed_hashes
+from torchlssvm.sample_adapter import SampleAdapter
+from torchlssvm.store.transaction import EventResult, NetChange
+
+__all__ = ["HeadSamples", "hash_samples"]
+
+
+class HeadSamples:
+    """What a :class:`~torchlssvm.corrections.corrector.Corrector` asks of a store, for a head that has none.
+
+    Samples that a kernel machine was given directly go by the ids it gave them, as text.
+    """
+
+    def __init__(self, head: Any):
+        self.head, self.machine = head, SampleAdapter(head)
+        self.applied: dict[str, None] = {}
+        self.hashes: dict[str, bytes] = {}
+        """The hash of each sample that is held under an id."""
+        self.complete = self.machine.count == 0
+        """True if all samples of the head were added here, with ids: an unknown id is then an error."""
+
+    def __contains__(self, sample_id: str) -> bool:
+        return sample_id in self.hashes or (self.machine.by_ids and self.machine.find(sample_id) is not None)
+
+    def find(self, subject: str) -> list[str]:
+        """List the samples of a subject: without a store nothing knows them."""
+        return []
+
+    def has_applied(self, event_id: str) -> bool:
+        """True if an event with this id was applied before."""
+        return event_id in self.applied
+
+    def is_unnamed(self, event: Event) -> bool:
+        """True if only the head can tell whether it holds the samples of an event: some came without ids."""
+        if self.complete or self.machine.by_ids or isinstance(event, Add) or event.ids is None:
+            return False
+        return not any(i in self.hashes for i in event.ids)
+
+    def apply(self, events: Sequence[Event], notes: Any = None, keep_receipt: bool = False) -> list[EventResult]:
+        """Apply events as one change, all or nothing; to a kernel machine, one event. There is no place for notes."""
+        held: dict[str, bytes | None] = {}  # what changes
+        new: dict[str, Event] = {}
+        results = []
+        for event in events:
+            is_new = event.event_id not in self.applied and event.event_id not in new
+            if is_new:
+                held.update(self._hashes_after(event, held))
+                new[event.event_id] = event
+            results.append(EventResult(event.event_id, event.kind, 0, is_new, len(event.ids) if is_new else 0, None))
+        if new:
+            self._change([*new.values()])
+        self.applied.update(dict.fromkeys(new))
+        self.hashes.update({name: value for name, value in held.items() if value is not None})
+        for name in [name for name, value in held.items() if value is None]:
+            self.hashes.pop(name, None)
+        return results
+
+    def preview(self, events: Sequence[Event]) -> None:
+        """Try events on a copy of the head."""
+        copy.deepcopy(self).apply(events)
+
+    def check(self, event: Event) -> list[bytes] | None:
+        """Check that an event carries the samples it changes, as a head without a store needs them; returns their hashes."""
+        if event.ids is None:
+            raise ValueError("there is no store here that knows subjects: give ids and the samples as they were added")
+        if self.machine.by_ids:
+            return None
+        for name in ("x", "x_old"):
+            x = getattr(event, name, None)
+            if x is not None and x.shape[1] != self.head.in_features:
+                raise ValueError(f"{name} must have shape (B, {self.head.in_features}), got {tuple(x.shape)}")
+        if isinstance(event, Add):
+            return None
+        x = event.x_old if isinstance(event, Replace) else event.x
+        y = event.y if isinstance(event, Remove) else event.y_old
+        if x is None or y is None:
+            names = {Replace: "x_old, y_old", Relabel: "x, y_old", Remove: "x, y"}[type(event)]
+            raise ValueError(
+                f"there is no store here: a {type(event).__name__} must carry the samples as they were added ({names})"
+            )
+        return hash_samples(x, y)
+
+    def _hashes_after(self, event: Event, changed: dict[str, bytes | None]) -> dict[str, bytes | None]:
+        """The hash of each sample of the event once it is applied (None: gone); an error if it cannot be applied."""
+        old = self.check(event)
+        for k, name in enumerate(event.ids):
+            held = changed[name] if name in changed else self.hashes.get(name)
+            if isinstance(event, Add):
+                if held is not None:
+                    raise ValueError(f"a sample with the id {name!r} is held already: remove or replace it")
+                continue
+            unknown = self.machine.find(name) is None if self.machine.by_ids else self.complete
+            if held is None and (unknown or name in changed):
+                raise RemovalError(f"no sample with the id {name!r} is held. Nothing was changed.")
+            if held is not None and old is not None and held != old[k]:
+                raise RemovalError(f"the sample carried for {name!r} is not, bit for bit, the one that was added")
+        if isinstance(event, Remove):
+            return dict.fromkeys(event.ids)
+        x = torch.zeros(len(event.ids), 0) if event.x is None else event.x
+        y = event.y_old if isinstance(event, Replace) and event.y is None else event.y
+        if y is None:
+            raise ValueError("a Replace without a store needs y, or y_old")
+        return dict(zip(event.ids, hash_samples(x, y), strict=True))
+
+    def _change(self, events: Sequence[Event]) -> None:
+        """Change the head by events: a linear one jointly, a kernel machine by one event."""
+        change = NetChange()
+        removes = False
+        for event in events:
+            y_new = event.y_old if isinstance(event, Replace) and event.y is None else event.y
+            if self.machine.by_ids:
+                if isinstance(event, Relabel):
+                    self.machine.relabel(event.ids, event.y)
+                else:
+                    new = None if isinstance(event, Remove) else (event.ids, event.x, y_new)
+                    self.machine.exchange(new, None if isinstance(event, Add) else (event.ids,))
+                return
+            x, y = event.x.to(self.head.device), y_new.to(self.head.device)
+            if isinstance(event, Add):
+                change.add(event.ids, x, y)
+                continue
+            removes = True
+            if isinstance(event, Remove):
+                change.remove(event.ids, x, y)
+            else:
+                x_old = x if isinstance(event, Relabel) else event.x_old.to(self.head.device)
+                change.exchange(event.ids, x_old, event.y_old.to(self.head.device), x, y)
+        if removes:
+            _ = self.head.bias  # earlier removals are judged before, these at once
+        change.apply(self.machine)
+        if removes:
+            _ = self.head.bias
+
+    def state_dict(self) -> dict[str, Any]:
+        """Applied events and held samples, as primitives and tensors."""
+        return {
+            "applied": list(self.applied),
+            "ids": list(self.hashes),
+            "hashes": bytes_to_tensor(b"".join(self.hashes.values())) if self.hashes else None,
+            "complete": self.complete,
+            "machine_ids": [list(self.machine.ids), list(self.machine.ids.values())],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the head itself is loaded elsewhere."""
+        packed = b"" if state["hashes"] is None else tensor_to_bytes(state["hashes"])
+        parts = (packed[k : k + FINGERPRINT_BYTES] for k in range(0, len(packed), FINGERPRINT_BYTES))
+        self.applied = dict.fromkeys(state["applied"])
+        self.hashes = dict(zip(state["ids"], parts, strict=True))
+        self.complete = state["complete"]
+        self.machine.ids = dict(zip(*state["machine_ids"], strict=True))
+
+
+def hash_samples(x: Tensor, y: Tensor) -> list[bytes]:
+    """Hash each sample to 16 bytes; the same numbers have the same hash, whatever dtype they come in."""
+    numbers = torch.cat([x.detach().cpu().double().flatten(1), y.detach().cpu().double().reshape(len(y), -1)], 1)
+    return keyed_hashes(b"", numbers.numpy().view(np.int64))

@@ -1,0 +1,519 @@
+"""``LinearHead``: what the least-squares and the margin head have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlssvm.errors import InterruptedUpdateError, NotFittedError
+from torchlssvm.functional import checks
+from torchlssvm.functional.grid import FixedPoint
+from torchlssvm.functional.row_normalization import normalized
+from torchlssvm.functional.threads import PASS_WORK, threads_for
+from torchlssvm.linear import checkpoint
+from torchlssvm.linear.data_choices import Choice, ChoiceState, DataChoices
+from torchlssvm.linear.diagnostics import uncertainty
+from torchlssvm.linear.diagnostics.calibration import Calibration
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath
+from torchlssvm.linear.locking import exclusive, give_lock
+from torchlssvm.linear.solution import relative_distance
+from torchlssvm.linear.solvers import SolverOptions
+from torchlssvm.statistics import Statistics
+from torchlssvm.statistics.batch import SampleBatch, joint_changes
+from torchlssvm.statistics.statistics import Integrity
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LinearHead(nn.Module):
+    """A linear head on features, whose samples can be added, removed and corrected exactly. Not made directly.
+
+    A head keeps the statistics of its samples, in which every change is exact, and a solver that makes weights of them when
+    they are read. Its methods run one after the other, whatever thread calls them.
+
+    Attributes:
+        statistics: the sums of the samples held.
+        solver: makes weights of them.
+        data_choices: the choices made from data, rho and a calibration.
+        version: counts changes of the state.
+    """
+
+    _lock: Any  # a threading.RLock, which has no type of its own
+    keeps_rows = False
+    _rho_method = "gcv"  # by which rho is chosen where no number is given
+    uncertifiable: str | None = None
+    unchecked: str | None = None
+    multiclass: str = "ovr"
+    """One class against the rest, "ovr", or against each other one, "ovo"."""
+
+    _buffer_names: tuple[str, ...] = ("w", "b")
+
+    def __init__(self, statistics: Statistics, rho: Any, intercept: str, class_weight: str | Tensor | None):
+        super().__init__()
+        give_lock(self)
+        checks.one_of(intercept, "intercept", ("free", "penalized", "none"))
+        number = self._rho_number(rho)
+        self.statistics = statistics
+        self._options = SolverOptions(1.0 if number is None else number, intercept, class_weight)
+        self.solver: Any = None  # made by the subclass
+        self.data_choices = DataChoices.for_rho(self._rho_method if number is None else None)
+        self.version = 0
+        self.integrity = Integrity()
+        self._solving = False  # set while caches are computed: what was interrupted is computed again
+        self._published: tuple[Tensor, Tensor] | None = None  # w and b now, for readers without the lock
+        checkpoint.make_live(self)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_features(self) -> int:
+        """J, the number of features."""
+        return self.statistics.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes or targets."""
+        return self.statistics.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the state."""
+        return self.statistics.device
+
+    @property
+    def intercept(self) -> str:
+        """Treatment of the constant: "free", "penalized" or "none"."""
+        return self._options.intercept
+
+    @property
+    def normalize(self) -> str | None:
+        """Row normalization before the grid: None, "l2" or "sqrt"."""
+        return self.statistics.normalize
+
+    @property
+    def scale(self) -> str | None:
+        """Scale of the features at the solve: None, as they are, or "std", standardised."""
+        return self.statistics.scale
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """The grid in use; None while ``"auto"`` has seen no data, or without a grid."""
+        return self.statistics.grid
+
+    @property
+    def target_grid(self) -> FixedPoint | None:
+        """The grid of float targets; None while ``"auto"`` has seen no data, or without one."""
+        return self.statistics.target_grid
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per class (K,)."""
+        return self.statistics.counts.clone()
+
+    @property
+    def n(self) -> int | float:
+        """The number of samples held (their total weight)."""
+        return self.statistics.n
+
+    @property
+    def rho(self) -> float:
+        """The regularization; setting it costs one solve at the next read.
+
+        ``"gcv"`` (a margin head: None) lets it be chosen from the samples, from then on.
+        """
+        if self.data_choices.rho_is_open and not self.statistics.empty:
+            self.solve()
+        return self._options.rho
+
+    @rho.setter
+    @exclusive
+    def rho(self, value: float | str | None) -> None:
+        number = self._rho_number(value)
+        if number is None:
+            self.data_choices.record("rho", self._rho_method, rule=True, state=ChoiceState.OPEN)
+            self._published = None
+            return
+        with self.changing(same_samples=True):
+            self.solver.set_rho(number)
+            self.data_choices.made.pop("rho", None)
+            self.data_choices.outdate_calibration()
+
+    @property
+    def class_weight(self) -> str | Tensor | None:
+        """Weights by class, a copy; settable at any time when sums are kept per class."""
+        weight = self._options.class_weight
+        return weight.clone() if isinstance(weight, Tensor) else weight
+
+    @class_weight.setter
+    @exclusive
+    def class_weight(self, value: str | Tensor | None) -> None:
+        weight = check_class_weight(value, self.num_classes, self.device)
+        if weight is not None and not self.statistics.per_class:
+            raise ValueError("class_weight needs sums per class: build the head with per_class=True")
+        with self.changing():
+            self._options.class_weight = weight
+            self._solve_afresh()
+
+    @property
+    def weight(self) -> Tensor:
+        """w as nn.Linear has it, (K, J): a copy."""
+        return self.solve()[0].mT.clone()
+
+    @property
+    def bias(self) -> Tensor:
+        """b (K,), as nn.Linear has it: a copy."""
+        return self.solve()[1].clone()
+
+    @property
+    def checked(self) -> bool:
+        """True when a removal is refused at once unless its rows are held, bit for bit; ``unchecked`` says why not."""
+        return self.unchecked is None
+
+    def drop_membership(self, reason: str = "its fingerprints were dropped") -> Self:
+        """Forget the fingerprints of the rows held, e.g. where a store has the rows themselves; a margin head has none."""
+        del reason
+        return self
+
+    def trusted_removals(self) -> AbstractContextManager[None]:
+        """A context for a caller, such as a store, that has the rows and guarantees that all rows it removes are held.
+
+        Without this guarantee and without fingerprints every removal would be tested by a solve.
+        """
+        return nullcontext()
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """Choices made from data (rho, a calibration), each with a note whether it was made for the samples held now."""
+        return self.data_choices.listed(self.rho)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The map from scores to probabilities, if it was made for the samples held now."""
+        return self.data_choices.calibration
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """A context in which no other thread reads or changes the head: several calls as one."""
+        lock: AbstractContextManager[Any] = self._lock
+        return lock
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], device: torch.device | str | None = None) -> Self:
+        """An empty head with the options of another one, as its ``config()`` returned them."""
+        options: dict[str, Any] = checkpoint.arguments(config) | {"device": device}
+        return cls(**options)
+
+    def _row_options(self) -> dict[str, str]:
+        """Options ``normalize`` and ``scale``, where they are used."""
+        both = {"normalize": self.normalize, "scale": self.scale}
+        return {name: value for name, value in both.items() if value is not None}
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, J) -> (B, K)
+        """Scores x @ w + b, float64; differentiable in x."""
+        w, b = self._published or self._fitted_weights()  # one read: another thread may be changing the head
+        x = checks.scored_features(x, self.in_features, self.device, sparse=not self.keeps_rows)
+        return (x if self.normalize is None else normalized(x, self.normalize, torch.sqrt)) @ w + b
+
+    def predict(self, x: Tensor) -> Tensor:  # (B, J) -> (B,)
+        """The class with the highest score."""
+        scores: Tensor = self(x)
+        return scores.argmax(1)
+
+    def predict_proba(self, x: Tensor, calibrated: bool = True) -> Tensor:  # (B, J) -> (B, K)
+        """Probabilities (B, K): calibrated by the last ``calibrate``; before any, and if asked, (1 + score) / 2, clipped.
+
+        A change of samples makes the calibration void, since what was removed has shaped it: that is a NotFittedError until
+        ``calibrate`` is called again.
+        """
+        scores: Tensor = self(x)
+        if self.num_classes < 2 or self.statistics.kind == "values":
+            raise ValueError("probabilities need labels: this head holds float targets")
+        return self.data_choices.probabilities(scores, calibrated)
+
+    @exclusive
+    def digest(self) -> str:
+        """SHA-256 of the statistics: equal exactly when the statistics are. See :mod:`torchlssvm.statistics`."""
+        self.check_whole()
+        with threads_for(PASS_WORK * self.in_features**2):
+            return self.statistics.digest()
+
+    @exclusive
+    def drift(self) -> float:
+        """The largest relative deviation of the weights in use from those of ``refresh()``. Costs a solve."""
+        w = self.solve()[0]
+        return relative_distance(w, self._solved_anew()[0]) if self.n else 0.0
+
+    @exclusive
+    def refresh(self) -> Self:
+        """Solve from the samples now: weights are then bit for bit those of a fresh head with the same data.
+
+        A rho with a rule is chosen again first, if samples have changed since it was.
+        """
+        self.choose_rho()
+        with self.changing(same_samples=True):
+            self._solve_afresh()
+        self.solve()
+        return self
+
+    @exclusive
+    def choose_rho(self) -> Self:
+        """Choose rho again if it has a rule and samples have changed since; nothing happens otherwise."""
+        choices = self.data_choices
+        if choices.rho_rule is not None and self.n and choices.state_of("rho") is not ChoiceState.CURRENT:
+            self._choose_rho()
+        return self
+
+    def _choose_rho(self) -> None:
+        """Choose rho by its rule; with too few samples it is 1.0, and still to be chosen. Needs the lock."""
+        choices, before = self.data_choices, self.data_choices.made["rho"]
+        # Not open while it is chosen: reading the weights would choose again.
+        choices.record("rho", self._rho_method, rule=True, state=ChoiceState.STALE)
+        try:
+            value = self._best_rho()
+        except BaseException:
+            choices.made["rho"] = before
+            raise
+        rho = 1.0 if value is None else value
+        if rho != self._options.rho:
+            with self.changing(same_samples=True):
+                self.solver.set_rho(rho)
+                choices.outdate_calibration()
+        state = ChoiceState.OPEN if value is None else ChoiceState.CURRENT
+        choices.record("rho", self._rho_method, rule=True, state=state)
+
+    @exclusive
+    def calibrate_on(self, scores: Any, y: Any, method: str | None = None) -> Self:
+        """As ``calibrate``, on leave-one-out scores (n, K) that were computed in batches. Returns self."""
+        self.data_choices.record_calibration(uncertainty.calibrate_on(self, scores, y, method))
+        return self
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def add(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Learn samples. x: (B, J); y: (B,) labels or (B, K) targets; weight: (B,), integers on a grid; ids: for folds.
+
+        Sparse rows, scipy's or torch's, are summed as they are by a least-squares head. A margin head takes labels only.
+        """
+        return self._apply_changes([(self.check(x, y, weight, ids), 1)])
+
+    @exclusive
+    def remove(self, x: Any, y: Any, weight: Any = None, ids: Any = None) -> Self:
+        """Unlearn samples held: the same arguments, bit for bit, as when they were added."""
+        return self._apply_changes([(self.check(x, y, weight, ids), -1)])
+
+    @exclusive
+    def update(self, add: tuple[Any, ...] | None = None, remove: tuple[Any, ...] | None = None) -> Self:
+        """Add and remove jointly (Theorem 1). Each argument is (x, y), or (x, y, weight, ids); what is removed is held."""
+        return self._apply_changes(joint_changes(self.check, add, remove))
+
+    @exclusive
+    def replace(self, x_old: Any, y_old: Any, x_new: Any, y_new: Any, ids_old: Any = None, ids_new: Any = None) -> Self:
+        """Exchange samples held for others. ids: for folds."""
+        return self.update(add=(x_new, y_new, None, ids_new), remove=(x_old, y_old, None, ids_old))
+
+    def merge(self, other: Self) -> Self:
+        """Add everything the other head has learned: same shapes, same grid."""
+        return self._merge(other, 1)
+
+    def __iadd__(self, other: Self) -> Self:
+        """Add everything the other head has learned, as :meth:`merge`."""
+        return self._merge(other, 1)
+
+    def __isub__(self, other: Self) -> Self:
+        """Remove everything the other head has learned."""
+        return self._merge(other, -1)
+
+    @exclusive
+    def add_classes(self, k: int) -> Self:
+        """Make room for k more classes; samples held are negative examples of them (float targets: 0)."""
+        if isinstance(self._options.class_weight, Tensor):
+            raise ValueError("class_weight is a tensor (K,): set it to None first, then to one for the new classes")
+        checks.natural(k, "k")
+        with self.changing():
+            self.statistics.add_classes(k)
+            self._make_room(k)
+        return self
+
+    def clear(self) -> None:
+        """Forget all samples: the head is as new."""
+        self.adopt(None)
+
+    # -- what the subclasses do ----------------------------------------------------------------------------------------
+
+    def _rho_number(self, value: Any) -> float | None:
+        """A number > 0; None if rho is to be chosen from the samples."""
+        raise NotImplementedError
+
+    def _best_rho(self) -> float | None:
+        """The rho that the rule finds; None with too few samples to tell."""
+        raise NotImplementedError
+
+    def leave_one_out(self, x: Any, y: Any, weight: Any = None, groups: Any = None, *, pairs: str = "votes") -> Tensor:
+        """Scores (B, K) of samples held, each by the head that never saw it."""
+        raise NotImplementedError
+
+    def rho_path(self, rhos: Any = None) -> RhoPath:
+        """Errors for many values of rho, without choosing."""
+        raise NotImplementedError
+
+    def solve(self) -> tuple[Tensor, ...]:
+        """Bring the weights up to date, and return w, b and what else the solver has."""
+        raise NotImplementedError
+
+    def _solved_anew(self) -> tuple[Tensor, ...]:
+        """w and b as a solve from nothing gives them; those in use stay as they are."""
+        raise NotImplementedError
+
+    def check(
+        self, x: Any, y: Any, weight: Any = None, ids: Any = None, like: SampleBatch | Statistics | None = None,
+        gridded: bool = False,
+    ) -> SampleBatch:  # fmt: skip
+        """A checked batch, for :meth:`_apply_changes`. ``like``: one that goes in together with it and decides first.
+
+        ``gridded``: the rows are normalized and on the grid already.
+        """
+        raise NotImplementedError
+
+    def _apply_changes(self, changes: list[tuple[SampleBatch, int]]) -> Self:
+        """Change the state by checked batches, all or none."""
+        raise NotImplementedError
+
+    def _merge(self, other: Self, sign: int) -> Self:
+        raise NotImplementedError
+
+    def _solve_afresh(self) -> None:
+        """Let the next read solve from the samples, without what is known of the last solution."""
+        raise NotImplementedError
+
+    def _make_room(self, k: int) -> None:
+        """Give the solver k more classes."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """The options as primitives; ``from_config`` makes an empty head like this one from them."""
+        raise NotImplementedError
+
+    def sample_state(self) -> dict[str, Tensor]:
+        """All that the head holds of its samples, for :meth:`adopt`."""
+        raise NotImplementedError
+
+    def adopt(self, state: dict[str, Tensor] | None) -> None:
+        """Replace the samples held by those of a :meth:`sample_state`; None empties the head."""
+        raise NotImplementedError
+
+    def derived(self) -> dict[str, Tensor]:
+        """All that follows from samples and options, as it is in use."""
+        raise NotImplementedError
+
+    # -- parts, for the store, checkpoints and exchange ----------------------------------------------------------------
+
+    @exclusive
+    def derived_anew(self) -> dict[str, Tensor]:
+        """What a new head with the same options derives from the same samples."""
+        fresh = type(self).from_config(self.config(), device=self.device)
+        fresh.adopt(self.sample_state())
+        return fresh.derived()
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """State from which :meth:`resume` is fast."""
+        return self.sample_state()
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Restore a :meth:`snapshot`; ValueError when it does not fit."""
+        self.adopt(state)
+
+    # -- consistency ---------------------------------------------------------------------------------------------------
+
+    def check_whole(self) -> None:
+        """InterruptedUpdateError if a change was interrupted."""
+        for part in (self, self.statistics):
+            if part.integrity.torn:
+                part.integrity.check()
+
+    @property
+    def torn(self) -> bool:
+        """True if a change was interrupted; one that another thread is making is waited for."""
+        with self._lock:
+            try:
+                self.check_whole()
+            except InterruptedUpdateError:
+                return True
+        return False
+
+    @contextmanager
+    def changing(self, same_samples: bool = False) -> Iterator[None]:
+        """Change the state: readers wait, an interruption is noticed, choices and published weights are out of date.
+
+        ``same_samples``: choices made from data stay as they are. Needs the lock.
+        """
+        self.check_whole()
+        with self.integrity:
+            self._published, self._solving = None, True
+            yield
+            self.version += 1
+            if not same_samples and self.data_choices.made:
+                self.data_choices.outdate()
+            self._solving = False
+
+    def _fitted_weights(self) -> tuple[Tensor, Tensor]:
+        """w and b, up to date; NotFittedError without samples."""
+        with self._lock:
+            self.solve()
+            if self._published is None:
+                raise NotFittedError("the head holds no samples: call add(x, y) first")
+            return self._published
+
+    # -- nn.Module -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device with the module; the dtype stays float64 whatever ``.half()`` asks for."""
+        del recurse
+        checkpoint.move(self, fn(torch.empty(0, device=self.device)).device)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        with self._lock:  # weights and sums of one state
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            if not keep_vars:  # a snapshot, as all the rest is: the buffers themselves are written in place later
+                destination.update({prefix + k: destination[prefix + k].clone() for k in self._buffer_names})
+            destination.update({prefix + k: v for k, v in checkpoint.save(self).items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        problems = checkpoint.load(self, {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)})
+        problems.tell(prefix, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what ``__getstate__`` returned."""
+        checkpoint.thaw(self, state)
+
+    def extra_repr(self) -> str:
+        """Shape, options and count."""
+        shape = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        pairs = {"multiclass": self.multiclass} if self.multiclass != "ovr" else {}
+        more = "".join(f", {name}={value!r}" for name, value in (pairs | self._row_options()).items())
+        return f"{shape}, n={self.n:g}, rho={self._options.rho:g}, intercept={self.intercept!r}{more}"
+
+
+def check_class_weight(value: Any, K: int, device: torch.device) -> str | Tensor | None:
+    """None, "balanced", "complement" or positive weights (K,)."""
+    if value is None or isinstance(value, str):
+        checks.one_of(value, "class_weight (or a tensor)", (None, "balanced", "complement"))
+        return value
+    try:
+        weight = torch.as_tensor(value, dtype=torch.float64, device=device).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        allowed = f"None, 'balanced', 'complement' or {K} numbers in the order of the classes"
+        raise ValueError(f"class_weight must be {allowed}; got {type(value).__name__}") from error
+    if weight.shape != (K,):
+        raise ValueError(f"class_weight must have shape ({K},), got {tuple(weight.shape)}")
+    if not checks.is_fake(weight) and not bool((torch.isfinite(weight) & (weight > 0)).all()):
+        raise ValueError(f"class_weight must be finite and > 0, got {weight.tolist()}")
+    return weight
