@@ -111,7 +111,12 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
         stats = view.statistics
         m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))
-    values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
+    return check_rhos(rhos, view.device)
+
+
+def check_rhos(rhos: Any, device: torch.device) -> Tensor:
+    """Values of rho (r,) as given: finite and > 0."""
+    values = checks.as_tensor(rhos, "rhos", device).to(torch.float64).reshape(-1)
     if not len(values):
         raise ValueError("rhos is empty: give at least one value, or None for 100 around the scale of the data")
     if not bool((torch.isfinite(values) & (values > 0)).all()):
