@@ -87,7 +87,7 @@ def sign(options: argparse.Namespace) -> int:
 )
 def opening(options: argparse.Namespace) -> int:
     """Write the opening of the present state, with a warning."""
-    from torchlssvm.audit.opening import OPENING_WARNING
+    from torchlssvm.audit.certificate import OPENING_WARNING
     from torchlssvm.errors import StoreError
 
     check_output(options.out, options.store)

@@ -81,10 +81,10 @@ def check_certificate(
 
 def read_certificate_file(path: Path) -> bytes:
     """The bytes of a certificate's file, as they are stamped and fingerprinted."""
-    from torchlssvm.audit.certificate import MAX_CERTIFICATE_BYTES
+    from torchlssvm.audit.documents import MAX_BYTES
     from torchlssvm.untrusted import read_regular
 
-    return read_regular(path, MAX_CERTIFICATE_BYTES)
+    return read_regular(path, MAX_BYTES["certificate"])
 
 
 def check_with_store(
