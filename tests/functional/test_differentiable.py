@@ -1,11 +1,10 @@
-"""The differentiable fit and the discriminant, against retraining, scikit-learn and finite differences."""
+"""The differentiable fit, against retraining and finite differences."""
 
-import numpy as np
 import pytest
 import torch
 
 from torchlssvm import LSSVMHead
-from torchlssvm.functional import LeaveOneOutLoss, differentiable, discriminant, fit
+from torchlssvm.functional import LeaveOneOutLoss, differentiable, fit
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(24, 40, dtype=torch.float64, generator=GENERATOR)
@@ -66,32 +65,3 @@ def test_bad_input():
         fit(X, Y, 1.0, "penalized")
     with pytest.raises(ValueError, match="rho"):
         differentiable.LeaveOneOutLoss(rho=0.0)
-
-
-def sums(x, y, K):
-    counts = torch.bincount(y, minlength=K).double()
-    means = torch.stack([x[y == k].mean(0) if (y == k).any() else torch.zeros(x.shape[1]).double() for k in range(K)])
-    return x.mT @ x - (means * counts[:, None]).mT @ means, means, counts
-
-
-@pytest.mark.parametrize("shrinkage", [0.01, 0.3, 0.9])
-def test_discriminant_is_that_of_scikit_learn(shrinkage):
-    lda = pytest.importorskip("sklearn.discriminant_analysis", reason="scikit-learn is not installed")
-    x = X[:, :6]
-    S, means, counts = sums(x, Y, 3)
-    rho = shrinkage / (1 - shrinkage) * float(S.diagonal().sum()) / 6
-    w, b = discriminant.discriminant(S, means, counts, rho)
-    truth = lda.LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.numpy(), Y.numpy())
-    np.testing.assert_allclose(torch.softmax(x @ w + b, 1).numpy(), truth.predict_proba(x.numpy()), atol=1e-8)
-    np.testing.assert_allclose(w.mT.numpy(), truth.coef_, atol=1e-8, rtol=1e-8)
-
-
-def test_discriminant_leaves_one_out():
-    x, y = X[:, :6], Y.clone()
-    y[0] = 3  # the only one of its class
-    S, means, counts = sums(x, y, 4)
-    scores = discriminant.leave_one_out(x, y, S, means, counts, 0.5)
-    for i in range(8):
-        keep = torch.arange(24) != i
-        w, b = discriminant.discriminant(*sums(x[keep], y[keep], 4), 0.5)
-        torch.testing.assert_close(scores[i], x[i] @ w + b, rtol=1e-9, atol=1e-9)

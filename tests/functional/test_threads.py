@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -41,33 +42,11 @@ def test_small_work_has_one_thread_and_large_work_all(two_threads):
 
 def test_other_threads_keep_theirs(two_threads):
     """A thread that has used torch keeps its number while another one is in small work, and after."""
-    seen, ready, inside, checked = [], threading.Event(), threading.Event(), threading.Event()
-
-    def other():
-        seen.append(torch.get_num_threads())  # its first use of torch
-        ready.set()
-        inside.wait(20)
-        seen.append(torch.get_num_threads())
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(torch.get_num_threads).result() == 2  # its first use of torch
         with threads_for(0):
-            seen.append(torch.get_num_threads())
-        seen.append(torch.get_num_threads())
-        checked.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert ready.wait(20)
-    with threads_for(0):
-        inside.set()
-        assert checked.wait(20)
-        assert torch.get_num_threads() == 1
-    thread.join()
-    assert seen == [2, 2, 1, 2]
-    assert torch.get_num_threads() == 2
-    started = []
-    thread = threading.Thread(target=lambda: started.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert started == [2]
+            assert (torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (1, 2)
+        assert (torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (2, 2)
 
 
 def test_items_are_done_once_and_errors_come_back(two_threads):

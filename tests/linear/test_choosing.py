@@ -8,17 +8,15 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.linear_model import RidgeClassifierCV, RidgeCV
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import solve_dense
 from tests.support.dense import code
 from torchlssvm import FixedPoint, LSSVMHead, NotFittedError
 from torchlssvm.analysis.cross_validation import fold_of
-from torchlssvm.functional.spectrum import cauchy, project, spectrum
+from torchlssvm.functional.spectrum import project
 from torchlssvm.linear.data_choices import ChoiceState
 from torchlssvm.linear.diagnostics.whitened_problems import problems
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 GRID = FixedPoint(16.0)
 RHOS = np.logspace(-3, 4, 15)
@@ -163,10 +161,10 @@ def test_folds_survive_merging_and_removal() -> None:
     merged = LSSVMHead(3, 2, grid=GRID, folds=5).add(x[:30], y[:30], ids=ids[:30]).merge(other)
     assert torch.equal(merged.rho_path([0.1, 1.0], "kfold").errors, whole.rho_path([0.1, 1.0], "kfold").errors)
     fold = torch.tensor(fold_of(ids, 5))
-    some = of_folds(whole.statistics, [0, 3])
+    some = whole.statistics.of_folds([0, 3])
     mine = (fold == 0) | (fold == 3)
     assert some == Statistics(3, 2, grid=GRID).add(x[mine], y[mine])
-    assert of_folds(Statistics(3, 2, folds=3), [1]).empty
+    assert Statistics(3, 2, folds=3).of_folds([1]).empty
 
 
 def test_k_fold_of_pairs_and_of_targets() -> None:
@@ -205,21 +203,6 @@ def test_float_targets_and_a_default_list() -> None:
     )  # far from zero: no cancellation
     plain = LSSVMHead(5, 2, target_grid=FixedPoint(2.0**24, bits=26)).add(x, t)
     assert torch.allclose(shifted.rho_path([1.0]).errors, plain.rho_path([1.0]).errors, rtol=1e-5)
-
-
-def test_a_path_of_many_values_is_that_of_single_ones() -> None:
-    """A hundred values go through a few dozen singular vectors: to rounding the same numbers."""
-    x, y = standardised("digits")
-    head = LSSVMHead(64, 10, grid=GRID).add(x, y)
-    many = np.logspace(-6, 6, 100)
-    path = head.rho_path(many, "loo", x, y).errors
-    for i in range(0, 100, 33):
-        assert torch.isclose(path[i], head.rho_path(many[i : i + 1], "loo", x, y).errors[0], rtol=1e-10)
-    s, many = torch.logspace(-4, 8, 784).double(), torch.logspace(-3, 4, 100).double()
-    values = cauchy(s, many)
-    assert values.left.shape[1] < 60
-    truth = 1 / (s[:, None] + many)
-    assert ((values.left @ values.right - truth).abs() / truth.amax(1, keepdim=True)).max() < 1e-10
 
 
 def test_of_equal_accuracies_the_largest_rho() -> None:
@@ -274,35 +257,6 @@ def test_bad_input() -> None:
         one.select_rho([1.0], "loo", x[:1], y[:1])
     with pytest.raises(ValueError, match="too few"):
         one.select_rho([1.0])
-
-
-class Operations(TorchDispatchMode):
-    """Counts operations, and remembers the largest result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count, self.largest = 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.count += 1
-        if isinstance(out, Tensor):
-            self.largest = max(self.largest, out.numel())
-        return out
-
-
-def test_gcv_of_many_values_is_as_many_operations_as_of_one() -> None:
-    """One (r, D) matrix, whatever the number of outputs: no (r, D, K), and no loop over the values."""
-    x = torch.randn(200, 40, dtype=torch.float64)
-    G, rhs = x.T @ x, x.T @ torch.randn(200, 30, dtype=torch.float64)
-    parts = spectrum(G, rhs, torch.full((30,), 1e4).double(), x.mean(0), rhs[0], 200.0, 200.0)
-    seen = []
-    for rhos in (torch.ones(1).double(), torch.logspace(-3, 3, 100).double()):
-        with Operations() as operations:
-            parts.gcv(rhos)
-        seen.append(operations)
-    assert seen[0].count == seen[1].count < 50
-    assert seen[1].largest == 100 * 40
 
 
 @pytest.mark.filterwarnings(

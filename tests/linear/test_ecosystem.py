@@ -196,7 +196,7 @@ def learn(form: str) -> LSSVMHead:
 
 def bits(head: LSSVMHead) -> dict[str, Any]:
     """Digest, weights and P."""
-    exact = head.statistics is not None and head.statistics.exact
+    exact = head.statistics.exact
     return {"digest": head.digest() if exact else None} | {
         name: getattr(head, name).clone() for name in ("w", "b", "P", "counts")
     }

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import solve_dense
 from torchlssvm import FixedPoint, LSSVMHead
@@ -75,27 +74,6 @@ def test_groups_relabelling_and_adding(data) -> None:
     first = int(found.harmful[0])
     after = retrained(torch.cat([x, both[0][first][None]]), torch.cat([y, both[1][first][None]]), z, labels, "loss")
     assert after - base == pytest.approx(float(found.harm[0]), abs=1e-8)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that is made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            self.elements = max(self.elements, out.numel())
-        return out
-
-
-@pytest.mark.parametrize("on", ["loss", "accuracy"])
-def test_no_matrix_of_samples_by_points(on) -> None:
-    x, y = torch.randn(12_000, J), torch.arange(12_000) % K
-    head = LSSVMHead(J, K, grid=GRID).add(x[:1000], y[:1000])
-    with Largest() as largest:
-        head.most_influential(x[:1000], y[:1000], x, y, on=on)
-    assert largest.elements < 1000 * 12_000 / 2
 
 
 def test_bad_questions(data) -> None:

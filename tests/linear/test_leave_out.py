@@ -21,7 +21,6 @@ from torchlssvm import (
     NumericalWarning,
 )
 from torchlssvm.analysis.cross_validation import cross_validate, error_rate, fold_of, margins
-from torchlssvm.functional.whitened import from_inverse, group_left_out, joint_change
 from torchlssvm.kernels import RBF
 
 GRID = FixedPoint(16.0)
@@ -163,19 +162,6 @@ def test_a_loss_of_ones_own(data) -> None:
     assert torch.isclose(change[3], hinge(other(z)[None])[0] - hinge(head(z)[None])[0], rtol=0, atol=1e-11)
 
 
-def test_batches_and_names_of_groups_do_not_matter(data) -> None:
-    x, y, _, _ = data
-    head = LSSVMHead(J, K, grid=GRID, class_weight="balanced").add(x, y)
-    whole = head.leave_one_out(x, y)
-    parts = torch.cat([head.leave_one_out(x[a : a + 8], y[a : a + 8]) for a in range(0, N, 8)])
-    assert torch.allclose(whole, parts, rtol=0, atol=1e-13)
-    order = torch.randperm(N)
-    names = [f"user {i // 5}" for i in range(N)]
-    by_name = head.leave_one_out(x, y, groups=names)
-    shuffled = head.leave_one_out(x[order], y[order], groups=[names[i] for i in order])
-    assert torch.allclose(by_name[order], shuffled, rtol=0, atol=1e-12)
-
-
 def decided(head: LSSVMHead, x: Tensor) -> Tensor:
     """Where no pair of classes is tied (n,): a vote on a score of 0 hangs on its last bit."""
     if head.multiclass == "ovr":
@@ -211,29 +197,6 @@ def test_any_small_problem(draw) -> None:
         other = LSSVMHead(j, k, grid=FixedPoint(4.0), **form).add(x[keep], y[keep])
         if decided(other, x)[i]:
             assert torch.allclose(head.leave_one_out(x, y, groups=groups)[i], other(x[i : i + 1])[0], rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("intercept", ["free", "penalized", "none"])
-@pytest.mark.parametrize("read_before", [False, True])
-def test_the_system_is_factored_once(data, intercept, read_before, monkeypatch) -> None:
-    """The weights and the leave-one-out scores come from one factorization."""
-    x, y, *_ = data
-    factored, cholesky = [], torch.linalg.cholesky_ex
-
-    def count(*args, **kwargs):
-        factored.append(1)
-        return cholesky(*args, **kwargs)
-
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", count)
-    head = LSSVMHead(J, K, grid=GRID, intercept=intercept).add(x, y)
-    if read_before:
-        head(x)
-    scores = head.leave_one_out(x, y)
-    again = head.leave_one_out(x, y)
-    assert len(factored) == 1
-    torch.testing.assert_close(scores, again, rtol=0, atol=0)
-    rest = LSSVMHead(J, K, grid=GRID, intercept=intercept).add(x[1:], y[1:])
-    torch.testing.assert_close(scores[:1], rest(GRID.snap(x[:1])), rtol=1e-8, atol=1e-10)
 
 
 def test_after_corrections_it_is_about_what_is_held_now(data) -> None:
@@ -357,18 +320,3 @@ def test_lost_digits_are_reported() -> None:
     head = LSSVMHead(4, 2, rho=1e-11, grid=FixedPoint(4.0), intercept="none").add(x, y)
     with pytest.warns(NumericalWarning, match="lost digits"):
         head.leave_one_out(x, y)
-
-
-def test_the_block_formulas() -> None:
-    torch.manual_seed(0)
-    U, d, r = torch.randn(9, 4).double() / 9, torch.rand(9).double(), torch.randn(9, 2).double()
-    dense = torch.linalg.solve(torch.eye(9).double() - U @ U.T * d, r)
-    assert torch.allclose(group_left_out(U, d, r), dense)  # L > D
-    assert torch.allclose(group_left_out(U[:3], d[:3], r[:3])[0], torch.linalg.solve(torch.eye(3).double() - U[:3] @ U[:3].T * d[:3], r[:3])[0])  # fmt: skip
-    f = torch.randn(9, 2).double()
-    system = torch.eye(9).double() + d[:, None] * (U @ U.T)
-    assert torch.allclose(joint_change(U, d, r, f), torch.linalg.solve(system, r - d[:, None] * f))
-    P = torch.eye(4).double() + U.T @ U
-    F = from_inverse(P)
-    assert torch.allclose(F.T @ F, P)
-    assert torch.equal(F, F.tril())

@@ -152,15 +152,6 @@ def test_rho_is_chosen_by_retraining():
         MarginHead(5, 3).select_rho()
 
 
-def test_probabilities_from_leave_one_out():
-    x, y = samples(60)
-    head = MarginHead(5, 3, grid=GRID).add(x, y).calibrate(x, y)
-    assert torch.allclose(head.predict_proba(x).sum(1), torch.ones(60, dtype=torch.float64))
-    head.remove(x[:1], y[:1])
-    with pytest.raises(NotFittedError, match="calibrate"):
-        head.predict_proba(x)
-
-
 def test_leave_one_out_after_updates_of_the_inverse():
     x, y = samples(220, J=60)
     head = MarginHead(60, 3, grid=GRID, rho=20.0).add(x, y)

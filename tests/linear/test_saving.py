@@ -62,7 +62,7 @@ def make(form: str) -> LSSVMHead:
 
 def call(head: LSSVMHead, name: str, data: Data, rows: range) -> LSSVMHead:
     """add or remove some of the samples, with ids if there are folds."""
-    ids = rows if head.statistics is not None and head.statistics.folds else None
+    ids = rows if head.statistics.folds else None
     index = list(rows)
     return getattr(head, name)(data.x[index], data.y[index], ids=ids)
 
@@ -134,7 +134,7 @@ COPIES: dict[str, Callable[[LSSVMHead, str], LSSVMHead]] = {
 
 def assert_bits(a: LSSVMHead, b: LSSVMHead, x: Tensor) -> None:
     """Equal to the bit, in all that can be read."""
-    if a.statistics is not None and a.statistics.exact:
+    if a.statistics.exact:
         assert a.digest() == b.digest()
     assert a.n == b.n
     assert torch.equal(a.counts, b.counts)

@@ -306,7 +306,7 @@ def test_attach_the_command_line_and_scikit_learn_take_the_options(tmp_path):
     clf = attach(torch.nn.Linear(J, 10), K, normalize="sqrt", scale="std").add(X, Y)
     truth = LSSVMHead(J, K, normalize="sqrt", scale="std").add(X, Y)
     assert clf.head.digest() == truth.digest()
-    arguments = ["--features", str(J), "--classes", str(K), "--normalize", "sqrt", "--scale", "std"]
+    arguments = ["--in-features", str(J), "--classes", str(K), "--normalize", "sqrt", "--scale", "std"]
     assert cli.main(["init", str(tmp_path / "s"), *arguments]) == 0
     with SampleStore(tmp_path / "s") as store:
         store.apply(Add(ids=[str(i) for i in range(N)], x=X, y=Y))

@@ -4,7 +4,6 @@ import inspect
 import pickle
 import warnings
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -76,13 +75,6 @@ def test_the_tools_around_them(estimator) -> None:
         np.testing.assert_array_equal(copy.predict(X), fitted.predict(X))
 
 
-def test_joblib(tmp_path) -> None:
-    X, y = load_iris(return_X_y=True)
-    model = LSSVMClassifier(calibration="temperature").fit(X, y)
-    joblib.dump(model, tmp_path / "model")
-    np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict_proba(X), model.predict_proba(X))
-
-
 def test_answers_of_scikit_learn() -> None:
     X, y = load_breast_cancer(return_X_y=True)
     X = (X - X.mean(0)) / X.std(0)
@@ -115,16 +107,6 @@ def test_answers_of_scikit_learn() -> None:
             np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-8)
             np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-7)
             np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-8)
-
-
-def test_incremental_svc_is_svc() -> None:
-    X, y = load_iris(return_X_y=True)
-    X = (X - X.mean(0)) / X.std(0)
-    ours, theirs = IncrementalSVC(C=5.0).fit(X, y), SVC(C=5.0, tol=1e-8).fit(X, y)
-    assert (ours.predict(X) == theirs.predict(X)).mean() == 1.0
-    two = y < 2
-    ours, theirs = IncrementalSVC(C=5.0).fit(X[two], y[two]), SVC(C=5.0, tol=1e-8).fit(X[two], y[two])
-    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-5)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 from tests.support.faults import Failing, replaced
 from torchlssvm import NotFittedError, RemovalError
 from torchlssvm.errors import InterruptedUpdateError, NumericalWarning
-from torchlssvm.functional import dual_ridge, sparse_rows
+from torchlssvm.functional import sparse_rows
 from torchlssvm.sklearn import LSSVMClassifier, LSSVMRegressor, MarginClassifier
 from torchlssvm.sklearn.dual_head import DualHead
 
@@ -110,32 +110,6 @@ def test_many_sparse_rows_are_summed():
     assert exact.head_.digest() == LSSVMClassifier(grid=16.0).fit(x[500:].toarray(), y[500:]).head_.digest()
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         MarginClassifier().fit(x, y)
-
-
-def test_gcv_by_the_band_is_gcv_by_eigenvalues():
-    """n beyond several blocks and strips, one of them not full."""
-    draw = np.random.default_rng(3)
-    for n, free in ((1, False), (40, True), (700, True), (531, False)):
-        A = draw.normal(size=(n, n + 50)) * np.exp(draw.normal(size=n + 50))
-        K = torch.from_numpy((A - A.mean(0) if free else A) @ (A - A.mean(0) if free else A).T)
-        Y = torch.from_numpy(draw.normal(size=(n, 2)))
-        Y = Y - Y.mean(0) if free else Y
-        s, Q = torch.linalg.eigh(K)
-        rhos = s.mean() * 2.0 ** torch.arange(-18.0, 11.0).double()
-        lower = K.masked_fill(
-            torch.ones(n, n, dtype=torch.bool).triu(1), np.nan
-        )  # what is above the diagonal is not used
-        band = dual_ridge.reduce_to_band(lower, Y.clone())
-        errors, alphas = band.path(rhos, free)
-        for i, rho in enumerate(rhos):
-            truth = Q @ ((Q.mT @ Y) / (s.clamp(min=0) + rho)[:, None])
-            dof = (s.clamp(min=0)[free:] / (s.clamp(min=0)[free:] + rho)).sum()
-            m = n - free
-            gcv = m * (rho * truth).square().sum(0).mean() / (m - dof) ** 2
-            torch.testing.assert_close(errors[i], gcv, rtol=1e-7, atol=0)
-            torch.testing.assert_close(
-                band.rotate_back(alphas[i].clone()), truth, rtol=1e-8, atol=1e-9 * float(truth.abs().max())
-            )
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse", "float32"])

@@ -9,6 +9,7 @@ from sklearn.datasets import load_breast_cancer
 
 from tests.support.faults import Failing, replaced
 from tests.svm.test_hostile import FILES, NAMES, WRONG, units
+from tests.svm.truth import kkt
 from torchlssvm import IncrementalSVM, NumericalWarning
 from torchlssvm.errors import ConvergenceError
 from torchlssvm.kernels import RBF, Linear
@@ -233,3 +234,37 @@ def test_roundings_are_removed_where_they_could_change_a_side():
     ):
         s.rounding[:] = share * limit
         assert solver.rounded_positions().tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_path_of_C_on_data_full_of_ties(seed):
+    """0/1 features: events tie; and between breakpoints the solution is linear, over four decades."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(0, 2, size=(60, 5)).astype(float), rng.integers(0, 2, 60)
+    svm = IncrementalSVM(Linear(), C=(0.01, 0.02)).fit(*tensors(x, y))
+    path = svm.regularization_path((100.0, 200.0))
+    torch.testing.assert_close(path.C_per_class[:, 0] * 2.0, path.C, rtol=1e-9, atol=0)
+    sign = 2.0 * y - 1
+    for k in rng.integers(0, len(path.C) - 1, 10):
+        share = rng.uniform(0.1, 0.9)
+        C, alpha, b = (((1 - share) * v[k] + share * v[k + 1]).numpy() for v in (path.C_per_class, path.alpha, path.b))
+        u = np.where(y > 0, C[1], C[0])
+        alpha = np.where(alpha > u * (1 - 1e-9), u, np.where(alpha < 1e-9 * u, 0.0, alpha))
+        assert kkt(x @ x.T, sign, u, alpha, b) < 1e-7
+
+
+def test_the_values_that_b_can_have_are_in_order():
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x, y = rng.integers(-2, 3, size=(6, 1)).astype(float), rng.integers(0, 2, 6)
+        low, high = IncrementalSVM(Linear(), C=10.0 ** rng.integers(-2, 9)).fit(*tensors(x, y)).b_interval
+        assert low <= high
+
+
+def test_a_fit_does_not_depend_on_the_unit_of_the_data():
+    x, y = problem(300)
+    methods = []
+    for unit in (1.0, 1e-9):
+        svm = IncrementalSVM(Linear(), C=1.0 / unit**2).fit(*tensors(x * unit, y))
+        methods.append((svm._solver.last_method, len(svm.error)))
+    assert methods[0] == methods[1]

@@ -295,7 +295,7 @@ class LSSVMModule(LightningModule):
             if self.learner.path is not None:
                 self._synchronize()
             else:
-                head.choose_rho()
+                head._refresh_rho()
 
     def on_train_epoch_end(self) -> None:
         """Finish the epoch: apply what waited for its end, add up ranks, choose rho."""

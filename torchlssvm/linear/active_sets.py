@@ -192,50 +192,23 @@ class ActiveSetSolver:
         self._current = False
         if self._couples_classes:
             self.restart()
-        relabelled = self._relabelled(change)
         for k, state in enumerate(self.states):
-            self._queue_copies(k, state, change, relabelled)
+            self._queue_copies(k, state, change)
         moves = self.rows.apply(change)
         self._scale = None
-        self._move_columns(moves, len(change.q), relabelled)
+        self._move_columns(moves, len(change.q))
 
     @property
     def _couples_classes(self) -> bool:
         """True when each sample affects the problem of every class: by class weights, or by the scale of the features."""
         return self.options.follows_counts or self.stats.scale is not None
 
-    def _relabelled(self, change: RowChange) -> dict[int, tuple[int, int]]:
-        """New rows (by number) that are a leaving row (its place and label) with another label: a relabelled sample."""
-        out: dict[int, tuple[int, int]] = {}
-        if self._couples_classes or not any(o >= 0 for o in change.origin):
-            return out
-        lost = dict(zip(change.slots.tolist(), (-change.copies).tolist(), strict=True))
-        weights = self.options.class_weight
-        labels, counts, held = change.labels.tolist(), change.counts.tolist(), self.rows.labels.tolist()
-        for i, origin in enumerate(change.origin):
-            if origin < 0 or lost.get(origin) != counts[i]:
-                continue
-            old = held[origin]
-            if not isinstance(weights, Tensor) or float(weights[old]) == float(weights[labels[i]]):
-                out[i] = (origin, old)
-                del lost[origin]
-        return out
-
-    def _queue_copies(
-        self, k: int, state: ClassState, change: RowChange, relabelled: dict[int, tuple[int, int]]
-    ) -> None:
+    def _queue_copies(self, k: int, state: ClassState, change: RowChange) -> None:
         """Queue the rows active in class k whose number of copies changes."""
-        new = change.labels.tolist() if relabelled else []
-        keep = [origin for i, (origin, old) in relabelled.items() if k not in (old, new[i])]
-        slots, copies = change.slots, change.copies
-        if keep:
-            other = ~torch.isin(slots, torch.tensor(keep, device=slots.device))
-            slots, copies = slots[other], copies[other]
-        mine = self._active[k, slots] & ~self._fresh[k, slots]
-        if not bool(mine.any()):
-            return
-        state.touched = True
-        state.solution = self._queue(state.solution, k, slots[mine], copies[mine])
+        mine = self._active[k, change.slots] & ~self._fresh[k, change.slots]
+        if bool(mine.any()):
+            state.touched = True
+            state.solution = self._queue(state.solution, k, change.slots[mine], change.copies[mine])
 
     def _queue(self, solution: Solution | None, k: int, slots: Tensor, copies: Tensor) -> Solution | None:
         """Put rows on the pending list of a class's solution; None where sums formed anew are cheaper.
@@ -258,26 +231,14 @@ class ActiveSetSolver:
                 solution.append(scale.rows(rows.q[slots[part]]), y[part], weight[part], sign)
         return solution
 
-    def _move_columns(self, moves: tuple[Tensor, Tensor], added: int, relabelled: dict[int, tuple[int, int]]) -> None:
+    def _move_columns(self, moves: tuple[Tensor, Tensor], added: int) -> None:
         """Move the columns of all caches to the new places of their rows."""
-        K, n, device = len(self.states), self.rows.n, self.rows.device
-        origins = torch.tensor([origin for origin, _ in relabelled.values()], dtype=torch.int64, device=device)
-        kept = [cache[:, origins] for cache, _ in self._caches()]
-        for cache, _ in self._caches():
+        K, n, columns = len(self.states), self.rows.n, []
+        for cache, value in self._caches():
             cache[:, moves[0]] = cache[:, moves[1]]
-        columns = []
-        for column, value in self._caches():
-            new = torch.full((K, added), value, dtype=column.dtype, device=device)
-            columns.append(torch.cat([column[:, : n - added], new], 1) if added else column[:, :n])
+            new = torch.full((K, added), value, dtype=cache.dtype, device=cache.device)
+            columns.append(torch.cat([cache[:, : n - added], new], 1) if added else cache[:, :n])
         self._set_caches(columns)
-        at = torch.tensor(list(relabelled), dtype=torch.int64, device=device) + (n - added)
-        old = torch.tensor([label for _, label in relabelled.values()], dtype=torch.int64, device=device)
-        classes = torch.arange(K, device=device)[:, None]
-        same = (classes != old) & (
-            classes != self.rows.labels[at]
-        )  # (K, relabelled): classes that see the sample as before
-        for (cache, _), values in zip(self._caches(), kept, strict=True):
-            cache[:, at] = torch.where(same, values, cache[:, at])
 
     def _caches(self) -> list[tuple[Tensor, float]]:
         """Caches (K, n) with a column for each row, and their values for a row that is new."""

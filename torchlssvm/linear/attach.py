@@ -91,28 +91,16 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_deterministic(deterministic)
-    before = [(part, {**part.__dict__}, {**part._modules}) for part in model.modules()]
-    learning = [(p, p.requires_grad) for p in model.parameters()]
-    classifier = _attach(model, num_classes, head, in_features, deterministic, head_options)
-    try:
-        given = None if isinstance(head, nn.Module) else set(head_options)
-        return classifier if store is None else classifier.join(store, given)
-    except BaseException:
-        _put_back(before, learning)
-        raise
-
-
-def _put_back(
-    before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]], learning: list[tuple[nn.Parameter, bool]]
-) -> None:
-    """Give a network its layers, modes and gradients back: attributes and children of each module, as they were."""
-    for part, attributes, children in before:
-        part.__dict__.clear()
-        part.__dict__.update(attributes)
-        part._modules.clear()
-        part._modules.update(children)
-    for parameter, requires_grad in learning:
-        parameter.requires_grad_(requires_grad)
+    if store is None:
+        return _attach(model, num_classes, head, in_features, deterministic, head_options)
+    # A store may refuse: it is opened for a copy of the network, and the network itself changes when nothing can fail any more.
+    given = None if isinstance(head, nn.Module) else set(head_options)
+    trial = _attach(copy.deepcopy(model), num_classes, head, in_features, deterministic, head_options).join(
+        store, given
+    )
+    classifier = _attach(model, num_classes, trial.head, in_features, deterministic, {})
+    classifier.samples = trial.samples
+    return classifier
 
 
 def _attach(

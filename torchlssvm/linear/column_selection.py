@@ -137,7 +137,7 @@ def select(
         for one in scales:
             start = time.perf_counter()
             path = restrict(head, numbers, one).rho_path(rho, method, rows, y, weight=weight, ids=ids, score=score)
-            error = 0.0 if checks.is_fake(path.errors) else float(path.errors[path.rhos == path.rho].amin())
+            error = float(path.errors[path.rhos == path.rho].amin())
             judged.append(Candidate(name, numbers, one, path.rho, error, time.perf_counter() - start, path))
     best = min(judged, key=lambda c: c.error)
     out = restrict(head, best.columns, best.scale)

@@ -40,7 +40,6 @@ class RowChange:
         labels: (m,) of the new rows.
         counts: (m,) copies of the new rows.
         keys: of the new rows.
-        origin: (m,) places of rows that a new row only has another label than; -1 for none.
     """
 
     slots: Tensor
@@ -49,7 +48,6 @@ class RowChange:
     labels: Tensor
     counts: Tensor
     keys: list[bytes] = field(default_factory=list)
-    origin: list[int] = field(default_factory=list)
 
 
 class GridRows:
@@ -121,7 +119,6 @@ class GridRows:
         """Check a change; RemovalError, naming the first row, if one to be removed is not held before it."""
         net: dict[bytes, int] = {}
         source: dict[bytes, tuple[NDArray[np.int32], int]] = {}
-        left: dict[bytes, tuple[int, int]] = {}  # hash of the row alone -> place and label of one that leaves
         for batch, sign in sorted(changes, key=lambda change: change[1]):  # removals first: they are of what is held
             if not len(batch):
                 continue
@@ -141,16 +138,11 @@ class GridRows:
                 held = 0 if slot is None or not np.array_equal(self._row(slot), q[i]) else int(self._copies[slot])
                 if slot is None or held < -net[key]:
                     raise self._refusal(q[i], label, i, held, -net[key])
-                left[self._key(q[i], -1)] = (slot, label)
         slots = [(self._where[key], delta) for key, delta in net.items() if delta and key in self._where]
         new = [(key, delta) for key, delta in net.items() if delta and key not in self._where]
         q_new = np.stack([source[k][0] for k, _ in new]) if new else np.zeros((0, self.in_features), np.int32)
         counts_new = np.array([c for _, c in new], np.float64)
         self._refuse_heavy(q_new, counts_new, slots)
-        origin = []
-        for key, _ in new:
-            known = left.get(self._key(source[key][0], -1)) if left else None
-            origin.append(-1 if known is None else known[0])
         return RowChange(
             torch.tensor([s for s, _ in slots], dtype=torch.int64, device=self.device),
             torch.tensor([c for _, c in slots], dtype=torch.float64, device=self.device),
@@ -158,7 +150,6 @@ class GridRows:
             torch.tensor([source[k][1] for k, _ in new], dtype=torch.int64, device=self.device),
             torch.from_numpy(counts_new).to(self.device),
             [k for k, _ in new],
-            origin,
         )
 
     def apply(self, change: RowChange) -> tuple[Tensor, Tensor]:

@@ -243,10 +243,9 @@ class Accumulator:
     ) -> list[tuple[int, Tensor | None, NDArray[np.int64] | slice]]:
         """Return the rows of each group that has any, on the device (None: all of them) and on the host.
 
-        They are summed together. ``host``: the codes on the host, so that no device is asked; None for tensors without data.
+        They are summed together. ``host``: the codes on the host, so that no device is asked.
         """
-        if host is None:
-            return [(0, torch.argsort(codes, stable=True), slice(None))]
+        assert host is not None
         sizes = np.bincount(host, minlength=self.groups)
         present = sizes.nonzero()[0].tolist()
         if len(present) == 1:
@@ -362,8 +361,7 @@ class Accumulator:
         if self.groups == 1:
             self._accumulate(0, *self._signed(rows, slice(0, length)), bound)
             return
-        host = None if checks.is_fake(rows) else self._host_codes[:length]
-        for group, pick, _ in self._by_group(self._codes[:length], host):
+        for group, pick, _ in self._by_group(self._codes[:length], self._host_codes[:length]):
             if pick is None:
                 self._accumulate(group, *self._signed(rows, slice(0, length)), bound)
             else:

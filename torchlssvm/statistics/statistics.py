@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ DIGEST_FORMAT = "torchlssvm-statistics-1"
 """Names the bytes that a digest is of; other bytes would have another name."""
 
 ROW_OPTIONS = ("normalize", "scale")
-"""Options that the header names where they are used, so that digests without them are those of version 0.1.0."""
+"""Options that the header names where they are used."""
 
 LARGEST_SUM = 2**62
 """Sums are refused past this bound, so that int64 never overflows (one bit is kept for centring)."""
@@ -363,12 +363,6 @@ class Statistics:
             return V[0], moments[group // self.num_classes, group % self.num_classes]
         return V.sum(0), moments[group].sum()
 
-    def release_sums(self) -> dict[int, Tensor]:
-        """Return the packed sums of each group and become empty: for sums that are needed once."""
-        sums = self.group_sums()
-        self._reset()
-        return sums
-
     def with_sums(
         self, choices: GridChoices, sums: dict[int, Tensor], moments: Tensor, bound: float | None, weight: float
     ) -> Statistics:
@@ -389,18 +383,21 @@ class Statistics:
         self.moments, self._weight = moments, weight
         self.bound = bound_sums(list(sums.values()), moments) if bound is None else bound
 
+    def _empty_like(self, in_features: int, folds: int, normalize: str | None, scale: str | None) -> Statistics:
+        return Statistics(
+            in_features, self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
+            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=folds, normalize=normalize,
+            scale=scale, device=self.device,
+        )  # fmt: skip
+
     @exactly
     def restricted(self, columns: Tensor, normalize: str | None, scale: str | None) -> Statistics:
         """Return the statistics of some columns (k,) of the same rows, in the order given.
 
-        ``normalize`` and ``scale``: of the result. Nothing is summed anew: the sums of the columns are part of these.
+        ``normalize`` and ``scale``: of the result. Nothing is summed again: the sums of the columns are part of these.
         """
         self.canonicalize()
-        out = Statistics(
-            len(columns), self.num_classes, grid=self.requested.grid or ("auto" if self.exact else None),
-            target_grid=self.requested.target_grid or "auto", per_class=self.per_class, folds=self.folds,
-            normalize=normalize, scale=scale, device=self.device,
-        )  # fmt: skip
+        out = self._empty_like(len(columns), self.folds, normalize, scale)
         if self.accumulator is None:
             return out
         J, R = self.in_features, self.accumulator.R
@@ -408,8 +405,28 @@ class Statistics:
             g: gram.pack(gram.unpack(v, J)[columns][:, columns], gram.side_view(v, J, R)[:, columns])
             for g, v in self.group_sums().items()
         }
-        out.set_sums(self.choices, sums, self.moments.clone(), self.bound, self._weight)
-        return out
+        return out.with_sums(self.choices, sums, self.moments.clone(), self.bound, self._weight)
+
+    def of_folds(self, folds: Sequence[int]) -> Statistics:
+        """Return the statistics of the samples in some folds, as if nothing else had ever been added; without folds.
+
+        >>> import torch
+        >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
+        >>> both = Statistics(3, 2, folds=2).add(x, y, ids=range(20))
+        >>> int(both.of_folds([0]).n + both.of_folds([1]).n)
+        20
+        """
+        out = self._empty_like(self.in_features, 0, self.normalize, self.scale)
+        moments = self.moments[list(folds)].sum(0, keepdim=True)
+        weight = checks.to_host(moments[0, 0, 0] if moments.ndim == 3 else moments.sum())[0][0]
+        if self.empty or not weight:
+            return out
+        sums, each = self.group_sums(), self.num_classes if self.per_class else 1
+        total: dict[int, Tensor] = {}
+        for group in range(each):
+            for part in (sums[g] for g in (fold * each + group for fold in folds) if g in sums):
+                total[group] = total[group].add_(part) if group in total else part.clone()
+        return out.with_sums(self.choices, total, moments, self.bound, weight)
 
     # -- changing: each change is all or nothing -----------------------------------------------------------------------
 
@@ -732,7 +749,7 @@ class Statistics:
         if self.accumulator is None:
             return
         sums = self.group_sums()
-        if not self.drained or checks.is_fake(self.moments) or not self._is_zero(self.moments):
+        if not self.drained or not self._is_zero(self.moments):
             return
         left = {g: v for g, v in sums.items() if not self._is_zero(v)}
         self.accumulator.sums = left
@@ -822,7 +839,7 @@ class Statistics:
         """Return everything as flat tensors, to be saved: no raw sample, and nothing of one that was removed."""
         self.canonicalize()
         sums = self.group_sums()
-        known = self.exact and not self.empty and not checks.is_fake(self.moments)
+        known = self.exact and not self.empty
         bound = bound_sums(list(sums.values()), self.moments) if known else self.bound  # not of what went through them
         meta = self.header() | {"exact": self.exact, "gross": bound, "n": self._weight}
         out = {"counts": self.moments.clone()}

@@ -22,14 +22,8 @@ from torchlssvm.svm.samples import EPS, Array, Samples
 if TYPE_CHECKING:
     from torchlssvm.svm.solver import OptimalityCheck
 
-ROUNDING_GAMMA_SHARE = 64 * EPS
-"""Share of its terms below which gamma_i is rounding. Whatever lies above enters S, however badly conditioned A becomes."""
 MAX_STEPS_FOR_FEW, MAX_STEPS_PER_SAMPLE = 100, 6
 """Steps, plus so many for each sample held, after which the method is given up. From a good start each sample moves once."""
-MIN_GAIN = 1e-3
-"""Share by which the sum of violations must fall for a step to count as progress."""
-MAX_STEPS_WITHOUT_GAIN = 20
-"""Steps without progress after which the sample that enters is chosen at random, which breaks cycles."""
 FINAL_NEWTON_STEPS = 3
 """Newton steps at the end: each corrects the rounding of the one before, in alpha and then in b."""
 
@@ -75,9 +69,12 @@ class ActiveSet:
                 return True
             gain = np.abs(s.g[wrong]) / np.maximum(s.root[wrong], 1e-150)
             worst = float(np.abs(s.g[wrong]).sum())
-            patience = 0 if worst < (1.0 - MIN_GAIN) * last else patience + 1
+            # Share by which the sum of violations must fall for a step to count as progress.
+            patience = 0 if worst < (1.0 - 1e-3) * last else patience + 1
             last = min(last, worst)
-            i = int(wrong[gain.argmax()] if patience < MAX_STEPS_WITHOUT_GAIN else generator.choice(wrong))
+            # Steps without progress after which the sample that enters is chosen at random, which breaks
+            # cycles.
+            i = int(wrong[gain.argmax()] if patience < 20 else generator.choice(wrong))
             self._enter(i, s.side[i])
         return False
 
@@ -146,7 +143,9 @@ class ActiveSet:
             h[0] = s.y[i]
             beta = margin.solve(h) if len(margin) else h * 0.0
             gamma, terms = row[i] + float(h @ beta), abs(row[i]) + float(np.abs(h * beta).sum())
-            if not len(margin) or gamma > ROUNDING_GAMMA_SHARE * terms:
+            # Share of its terms below which gamma_i is rounding. Whatever lies above enters S, however badly
+            # conditioned A becomes.
+            if not len(margin) or gamma > (64 * EPS) * terms:
                 margin.enter(i, row, beta, gamma)
                 return
             room = float(s.u[i] - s.alpha[i] if direction > 0 else s.alpha[i])

@@ -18,14 +18,6 @@ FAR_HALF_SQUARE = 8.0
 """gamma |x - centre|^2 beyond which RBF values are computed from differences: the expanded square would lose digits there."""
 KERNEL_VALUES_PER_BLOCK = 2**22
 """Kernel values computed at a time: 32 MiB."""
-DIFFERENCES_PER_BLOCK = 2**18
-"""Differences to far samples computed at a time: 2 MiB, which fit the processor's cache."""
-MAX_HALF_SQUARE_FLOAT32 = 2.0**12
-"""gamma |x - centre|^2 up to which single precision gives RBF values to three digits: 2^12 times 2^-24 is about 2e-4."""
-ROWS_PER_DEVICE_TRANSFER = 64
-"""Rows copied from a device at a time: the host waits once for all of them."""
-MIN_CACHED_ROWS = 2
-"""Rows cached whatever ``cache_bytes`` says: an event needs that many."""
 
 
 def index_of(at: Array) -> Any:  # (k,) int64
@@ -183,7 +175,8 @@ class KernelRows:
     def empty_cache(self) -> None:
         """Empty the cache."""
         n = self.samples.capacity
-        k = max(MIN_CACHED_ROWS, min(n, self.cache_bytes // (8 * max(1, n))))
+        # Rows cached whatever ``cache_bytes`` says: an event needs that many.
+        k = max(2, min(n, self.cache_bytes // (8 * max(1, n))))
         self.cache = RowCache(n, k)
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -200,7 +193,8 @@ class KernelRows:
         at, s, room = np.array([i]), self.samples, len(self.cache.held) // 4
         if self.device.type != "cpu" and room > 1:
             missing = np.flatnonzero((s.ids >= 0) & (self.cache.row_of < 0))
-            near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, ROWS_PER_DEVICE_TRANSFER) - 1]
+            # Rows copied from a device at a time: the host waits once for all of them.
+            near = missing[np.argsort(np.abs(s.g[missing]), kind="stable")][: min(room, 64) - 1]
             at = np.append(near[near != i], i)
         return at.tolist(), self.block(at)
 
@@ -273,14 +267,17 @@ class KernelRows:
             for k in np.flatnonzero(self._far[i]).tolist():
                 K[k] = np.exp(-gamma * ((z - x[k]) ** 2).sum(1))
             far = np.flatnonzero(far)
-            step = max(1, DIFFERENCES_PER_BLOCK // max(1, len(far) * x.shape[1]))
+            # Differences to far samples computed at a time: 2 MiB, which fit the processor's cache.
+            step = max(1, 2**18 // max(1, len(far) * x.shape[1]))
             for k in range(0, len(at) if len(far) else 0, step):
                 K[k : k + step, far] = np.exp(-gamma * ((x[k : k + step, None] - z[far]) ** 2).sum(2))
         return K
 
     def factors(self, at: Array) -> tuple[Tensor, Tensor] | None:  # (k,) -> (k, J + 2), (J + 2, k)
         """Return factors of ln K between these samples in single precision; None where that is too coarse, or not an RBF."""
-        if not self._rbf or float(self._squares[at].max(initial=0.0)) > MAX_HALF_SQUARE_FLOAT32:
+        # gamma |x - centre|^2 up to which single precision gives RBF values to three digits: 2^12 times 2^-24 is
+        # about 2e-4.
+        if not self._rbf or float(self._squares[at].max(initial=0.0)) > 2.0**12:
             return None
         p, own, one = self._shifted[at], -self._squares[at][:, None], np.ones((len(at), 1))
         left, right = np.concatenate([p, own, one], 1), np.concatenate([p, one, own], 1)

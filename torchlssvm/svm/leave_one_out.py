@@ -39,16 +39,8 @@ MAX_PATH_EVENTS = 64
 """Events of a path before its sample is left to the solver: the cost of a column grows with them."""
 PATHS_PER_BATCH = 256
 """Paths followed side by side: enough for array operations, few enough for their arrays to stay in the processor's cache."""
-TABLEAU_DEPENDENT_SHARE = 1e3 * DEPENDENT_SHARE
-"""Share of its terms below which a pivot is rounding: a column has been pivoted many times, with no A to refine it with."""
-MAX_TRACKING_ROUNDS = 4
-"""Rounds in which paths are repeated with more samples tracked; one or two are usual."""
-MAX_END_RESIDUAL = 1e-8
-"""Residual of g_S and (3) at the end of a path up to which one correction mends it; beyond, the solver takes over."""
 SAMPLES_PER_CHECK = 4096
 """Untracked samples checked at a time, which bounds the memory for their kernel values."""
-FLOAT32_EPS = 2.0**-23
-"""The distance of 1.0 to the next float32: one for each term of g bounds its error in single precision."""
 
 
 class LeaveOneOut(NamedTuple):
@@ -282,7 +274,9 @@ class RemovalPaths:
         t, b = self.t, np.arange(len(k))
         w, terms = self._column(k)
         pivot, leaving = w[b, k], self.inside[b, k]
-        allowed = np.where(leaving, (pivot > 0.0) & (self.count > 2), pivot > TABLEAU_DEPENDENT_SHARE * terms)
+        # Share of its terms below which a pivot is rounding: a column has been pivoted many times, with no A to
+        # refine it with.
+        allowed = np.where(leaving, (pivot > 0.0) & (self.count > 2), pivot > (1e3 * DEPENDENT_SHARE) * terms)
         if not allowed.all():
             self._keep(allowed)
             k, w, pivot, leaving, b = k[allowed], w[allowed], pivot[allowed], leaving[allowed], b[: int(allowed.sum())]
@@ -351,7 +345,8 @@ class Paths:
     def run(self) -> Array:  # -> (B,)
         """Return g_c without c, below ``stop_below`` where the path ended early; NaN where it is left to the solver."""
         paths = np.arange(len(self.c))
-        for _ in range(MAX_TRACKING_ROUNDS):
+        # Rounds in which paths are repeated with more samples tracked; one or two are usual.
+        for _ in range(4):
             found = []
             for group in (paths[self.c[paths] < self.tableau.m], paths[self.c[paths] >= self.tableau.m]):
                 for first in range(0, len(group), PATHS_PER_BATCH):
@@ -393,9 +388,9 @@ class Paths:
             at = np.arange(first, min(s.capacity, first + SAMPLES_PER_CHECK))
             at = at[(t.index[at] < 0) & (s.ids[at] >= 0)]
             with np.errstate(over="ignore", invalid="ignore"):  # an overflow counts as not clear
-                clear = margins(at, np.float32).min(0, initial=np.inf) >= FLOAT32_EPS * t.N * (
-                    size * s.root[at] + shift
-                )
+                # The distance of 1.0 to the next float32: one for each term of g bounds its error in single
+                # precision.
+                clear = margins(at, np.float32).min(0, initial=np.inf) >= 2.0**-23 * t.N * (size * s.root[at] + shift)
             at = at[~clear]
             part = margins(at, np.float64)
             unit = EPS * (np.abs(part + 1.0 - b * s.y[at]) + np.abs(b) + 1.0)
@@ -407,7 +402,9 @@ class Paths:
         out += (beta * r).sum(1)
         r[:, 0] /= np.maximum(np.abs(moved[:, 1:]).max(1), 1e-300)
         loose = np.abs(r).max(1)
-        wrong |= ~(loose <= MAX_END_RESIDUAL)
+        # Residual of g_S and (3) at the end of a path up to which one correction mends it; beyond, the solver takes
+        # over.
+        wrong |= ~(loose <= 1e-8)
         y = np.concatenate([[0.0], s.y[t.tracked]])
         unit = EPS * (np.abs(g + 1.0 - b * y) + np.abs(b) + 1.0)
         error = moved + t.start.alpha > 0.5 * t.start.u

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_HALVINGS = 6
-"""Times that the way from one C to another is halved, where rounding keeps it from being followed, before giving up."""
+MAX_C_FACTOR = 100.0
+"""Factor by which C changes at most in one walk."""
+MIN_C_JUMP, MAX_C_JUMP = 1e-9, 1e-4
+"""Shares of C over which a tie that cannot be followed is passed: the first, and more if the path still cannot be followed."""
 
 SPARE_CAPACITY, MAX_CAPACITY_FACTOR = 512, 4
 """Positions, beyond this multiple of the samples held, above which arrays are made shorter: operations pass over all."""
@@ -60,6 +62,7 @@ class RegularizationPath(NamedTuple):
     ids: Tensor  # (n,)
     alpha: Tensor  # (T, n)
     b: Tensor  # (T,)
+    C_per_class: Tensor  # (T, 2)
 
 
 def operation(method: Callable[P, R]) -> Callable[P, R]:
@@ -250,7 +253,7 @@ class IncrementalSVM(nn.Module):
         if not self.n:
             return -math.inf, math.inf
         low, high = self._solver.b_interval()
-        return self.b + low, self.b + high
+        return (self.b + low, self.b + high) if low <= high else (self.b, self.b)  # one value, and rounding
 
     @property
     def margin(self) -> Tensor:
@@ -445,42 +448,59 @@ class IncrementalSVM(nn.Module):
 
         alpha has kinks only where a sample changes sets; two values of C per class move together, in proportion.
         """
-        start, end = self._C, _bounds(C)
-        seen: list[tuple[float, Tensor, float]] = [(start[1], self.alpha, self.b)]
+        end = np.array(_bounds(C))
+        seen: list[tuple[Any, Tensor, float]] = [(np.array(self._C), self.alpha, self.b)]
         if self.n:
             with self._solver.all_or_nothing():
-                self._follow(start, end, seen, MAX_HALVINGS)
+                self._follow(np.array(self._C), end, seen)
         else:
-            seen.append((end[1], self.alpha, self.b))
-        self._C = end
+            seen.append((end, self.alpha, self.b))
+        self._C = (float(end[0]), float(end[1]))
         along, alpha, b = zip(*seen, strict=True)
+        per_class = torch.from_numpy(np.stack(along))
         return RegularizationPath(
-            torch.tensor(along, dtype=torch.float64), self.ids, torch.stack(alpha), torch.tensor(b, dtype=torch.float64)
+            per_class[:, 1], self.ids, torch.stack(alpha), torch.tensor(b, dtype=torch.float64), per_class
         )
 
-    def _follow(self, start: tuple[float, float], end: tuple[float, float], seen: list[Any], halvings: int) -> None:
-        """Follow the path from one C to another and append its breakpoints to ``seen``; in two halves where it must be."""
-        solver, known = self._solver, len(seen)
-        s = solver.samples
-        one = int((s.y > 0).argmax())  # a sample of class 1, if there is any
+    def _follow(self, now: Any, end: Any, seen: list[Any]) -> None:  # (2,), (2,)
+        """Follow the path from one C to another and append its breakpoints to ``seen``, in parts where it must be.
+
+        C of a part changes by a factor of at most 100, as p cannot resolve the small end of a longer one. Where events tie in a
+        way that cannot be followed, both sides of the tie are solved.
+        """
+        solver, s, jump = self._solver, self._solver.samples, MIN_C_JUMP
+        one = [int((s.y * label > 0).argmax()) for label in (-1, 1)]  # a sample of each class, if there is any
 
         def note(event: Event) -> None:
             if event.to != "end":
-                at = start[1] + event.p * (end[1] - start[1])
-                if s.y[one] > 0:
-                    at = float(s.u[one] / s.weight[one])  # to the last bit the bound that alpha is at
+                at = now + event.p * (target - now)
+                for k, label in enumerate((-1, 1)):
+                    if s.y[one[k]] == label:
+                        at[k] = s.u[one[k]] / s.weight[one[k]]  # to the last bit the bound that alpha is at
                 seen.append((at, self._ordered(np.where(s.side < 0, s.u, s.alpha)), self.b))
 
-        if not solver.follow_bounds(upper_bounds(s.y, s.weight, end), note):
-            if not halvings:
-                raise ConvergenceError(f"the path from C = {start} to {end} cannot be followed. Nothing was changed.")
-            del seen[known:]
-            middle = (0.5 * (start[0] + end[0]), 0.5 * (start[1] + end[1]))
-            self._follow(start, middle, seen, halvings - 1)
-            solver.polish()
-            self._follow(middle, end, seen, halvings - 1)
-            return
-        seen.append((end[1], self.alpha, self.b))
+        target = end
+        while True:
+            factor = float(np.exp(np.abs(np.log(target / now)).max()))
+            if factor > 1.01 * MAX_C_FACTOR:
+                target = now * (target / now) ** (np.log(MAX_C_FACTOR) / np.log(factor))
+                continue
+            known = len(seen)
+            if solver.follow_bounds(upper_bounds(s.y, s.weight, tuple(target)), note):
+                jump = MIN_C_JUMP
+            else:
+                del seen[known:]
+                if factor > 1.0 + jump:
+                    target = np.sqrt(now * target)
+                    continue
+                if jump > MAX_C_JUMP:
+                    raise ConvergenceError(f"the path of C cannot be followed beyond {now}. Nothing was changed.")
+                solver.set_bounds(upper_bounds(s.y, s.weight, tuple(target)))
+                jump *= 8.0
+            seen.append((target, self.alpha, self.b))
+            if target is end:
+                return
+            now, target = target, end
 
     @operation
     def set_kernel(self, kernel: Any) -> IncrementalSVM:

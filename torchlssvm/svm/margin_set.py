@@ -39,10 +39,6 @@ DEPENDENT_SHARE = 1e-12
 It is four digits above rounding, which a badly conditioned A costs."""
 BLOCK_DEPENDENT_SHARE = 10 * DEPENDENT_SHARE
 """The same share for a pivot of Gamma, which carries the roundings of the pivots before it."""
-RECOMPUTED_GAMMA_SHARE = 1e-6
-"""Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined beta."""
-MAX_BLOCK_UPDATE_RESIDUAL = 1e-9
-"""Relative residual of R up to which a block update keeps enough digits; beyond, A is factored again."""
 MIN_SAMPLES_FOR_WATCH = 400
 """Samples held from which a walk watches only a part of them: with fewer there is little to save."""
 MIN_WATCHED, SAMPLES_PER_WATCHED = 64, 8
@@ -52,8 +48,6 @@ SPARE_WATCH_COLUMNS = 48
 """Columns of W beyond those in use, for margin vectors that leave S during the walk."""
 MAX_SOLVE_RESIDUAL = 1e-13
 """Residual, as a share of its terms, up to which a system with A is solved: three digits above rounding."""
-MAX_MARGIN_FOR_PROMPT_R = 1024
-"""Margin vectors up to which R is computed with the factor of A; beyond, it costs more than the rest of a fit."""
 MAX_PENDING_EVENTS = 16
 """Events not yet added to R. One product with sixteen columns costs little more than a product with one."""
 COLUMNS_PER_PANEL = 48
@@ -300,7 +294,9 @@ class MarginSet:
         beta = -self.times_R(h)
         terms = h * beta
         gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
-        if gamma < RECOMPUTED_GAMMA_SHARE * size:
+        # Share of its terms below which gamma_i has lost six digits: it is computed a second time, with a refined
+        # beta.
+        if gamma < 1e-6 * size:
             beta -= self.times_R(h + self.A[:k, :k] @ beta)
             terms = h * beta
             gamma, size = own + float(terms.sum()), abs(own) + float(np.abs(terms).sum())
@@ -397,7 +393,8 @@ class MarginSet:
         self._apply_pending()
         left = len(self) - len(out)
         update = left > 0 and len(out) + 2 * len(into) < left + len(into) and self._factored is None
-        update = update and self.residual() <= MAX_BLOCK_UPDATE_RESIDUAL
+        # Relative residual of R up to which a block update keeps enough digits; beyond, A is factored again.
+        update = update and self.residual() <= 1e-9
         if len(out):
             slots = self.slots()
             slots = slots[np.isin(self.at[slots], out)]
@@ -505,7 +502,9 @@ class MarginSet:
         if keep_dependent and len(rejected):
             return positions[:0]
         self._factored = np.concatenate([[0], slots[kept]]), factor
-        if len(kept) <= MAX_MARGIN_FOR_PROMPT_R:
+        # Margin vectors up to which R is computed with the factor of A; beyond, it costs more than the rest of a
+        # fit.
+        if len(kept) <= 1024:
             self.ensure_R()
         if len(rejected):
             self._free_slots(rejected)

@@ -22,12 +22,10 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import DEPENDENT_SHARE, MarginSet
 from torchlssvm.svm.samples import EPS, Array, Samples
 
-MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1500, 40
-"""A walk is given up after the first number of events, plus the second for each sample. It visits each sample a few times."""
+MAX_EVENTS_FOR_FEW, MAX_EVENTS_PER_SAMPLE = 1000, 8
+"""A walk is given up after the first number of events, plus the second for each sample: a fit costs less than more of them."""
 RATE_ROUNDING_UNITS = 32.0
 """Rounding errors of its terms below which the rate of a g counts as zero: a sum of rounded products is off by several."""
-MAX_R_RESIDUAL = 1e-6
-"""Relative residual of R above which it is inverted again. Below it, one step of refinement leaves 1e-12."""
 EVENTS_PER_REFINEMENT = 8
 """Events after which beta is computed again and refined; in between it is updated by (13) and (14), which costs less."""
 SIMULTANEOUS_STEP = 1e-14
@@ -210,7 +208,9 @@ class Walk:
                 if refine:
                     r = h + margin.A[:k, :k] @ beta
                     beta -= margin.times_R(r)
-                    if not np.abs(r).max() <= MAX_R_RESIDUAL * max(np.abs(h).max(), 1e-300):
+                    # Relative residual of R above which it is inverted again. Below it, one step of
+                    # refinement leaves 1e-12.
+                    if not np.abs(r).max() <= 1e-6 * max(np.abs(h).max(), 1e-300):
                         return self._invert() and self.find_rates()
             self.beta, self.since_refined = beta, 0 if refine else self.since_refined
         self.gamma = self.watched_force + self.beta @ margin.W[:k]

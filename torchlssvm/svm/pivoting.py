@@ -9,19 +9,8 @@ from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.margin_set import MarginSet
 from torchlssvm.svm.samples import EPS, Array, Samples
 
-MAX_PIVOT_ROUNDS = 30
-"""Rounds after which pivoting is given up. One to ten are usual."""
 MAX_ROUNDS_WITHOUT_GAIN = 6
 """Rounds in a row that do not lower the number of samples that move, after which pivoting cycles and is given up."""
-MAX_EXTRA_MOVES = 50
-"""Samples by which a round may exceed twice the fewest moves so far; beyond that pivoting diverges and is given up."""
-MAX_WRONG_IN_SPAN = 10
-"""Samples in the span of S that may be on the wrong side in one round, besides one for eight margin vectors. More of them mean
-that the margin vectors chosen are not the right ones."""
-MAX_MARGIN_VECTORS = 8000
-"""Margin vectors beyond which pivoting is not tried: A and R would take a gigabyte."""
-PIVOT_ROUNDING_UNITS = 64.0
-"""Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its solution passes."""
 
 
 def pivot(
@@ -45,13 +34,15 @@ def pivot(
     held = s.u * (side < 0)
     rest = rows.product(held) if rest is None else rest
     fewest, patience, roundings = s.n + 1, MAX_ROUNDS_WITHOUT_GAIN, 0.0
-    for _ in range(MAX_PIVOT_ROUNDS):
+    # Rounds after which pivoting is given up. One to ten are usual.
+    for _ in range(30):
         if interrupt.arrived:
             interrupt.hand_over()
         before = held
         spanned, held, rest = _exchange(s, rows, margin, side, bound, held, rest)
         roundings += float(np.abs(held - before) @ s.root) ** 2
-        if not 1 < len(margin) <= MAX_MARGIN_VECTORS:
+        # Margin vectors beyond which pivoting is not tried: A and R would take a gigabyte.
+        if not 1 < len(margin) <= 8000:
             return None
         m, k = margin, margin.top
         r = -m.used * (1.0 - rest[m.at])
@@ -61,7 +52,9 @@ def pivot(
         slots = margin.slots()
         inside, inner = m.at[slots], a[slots]
         unit = EPS * (np.abs(g + 1.0 - s.y * a[0]) + s.root * float(s.root[inside] @ np.abs(inner)) + abs(a[0]) + 1.0)
-        wrong = (g * side < -PIVOT_ROUNDING_UNITS * unit) & taking_part
+        # Units of rounding by which g may be on the wrong side: fewer than the certificate allows, so that its
+        # solution passes.
+        wrong = (g * side < -64.0 * unit) & taking_part
         new = np.where(wrong, np.where(spanned, -side, 0.0), side)
         new[inside] = (inner <= 0) * 1.0 - (inner >= s.u[inside]) * 1.0
         moved, flips = int((new != side).sum()), int((wrong & spanned).sum())
@@ -73,7 +66,11 @@ def pivot(
             s.side[:] = np.where(taking_part, side, 0.0)
             s.rest[:], s.g[:] = rest, g
             return roundings if np.isfinite(a).all() else None
-        if moved > 2 * fewest + MAX_EXTRA_MOVES or flips > MAX_WRONG_IN_SPAN + len(margin) // 8:
+        # Samples by which a round may exceed twice the fewest moves so far; beyond that pivoting diverges and is
+        # given up.
+        # Samples in the span of S that may be on the wrong side in one round, besides one for eight margin vectors.
+        # More of them mean that the margin vectors chosen are not the right ones.
+        if moved > 2 * fewest + 50 or flips > 10 + len(margin) // 8:
             return None
         patience = MAX_ROUNDS_WITHOUT_GAIN if moved < fewest else patience - 1
         fewest = min(fewest, moved)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-BAR_AFTER_SECONDS = 2.0
-"""A fit that is over by then shows no bar."""
-
 
 @contextmanager
 def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Callable[[float], None] | None]:
@@ -28,7 +25,8 @@ def progress_of(wanted: bool | Callable[[float], None] | None) -> Iterator[Calla
             ) from None
         yield None
         return
-    options = {"delay": BAR_AFTER_SECONDS, "disable": None} if wanted is None else {}
+    # A fit that is over by then shows no bar.
+    options = {"delay": 2.0, "disable": None} if wanted is None else {}
     with tqdm(total=100, desc="fit", unit="%", leave=False, **options) as bar:
 
         def report(share: float) -> None:

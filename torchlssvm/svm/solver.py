@@ -28,8 +28,6 @@ MAX_WALKS = 8
 """Walks that learn samples which the walk before did not watch, before the robust method is used. One or two are usual."""
 MAX_DETERMINED_UNIT = 1e-3
 """Unit of rounding of g above which alpha is not determined in float64, and a warning is given: g itself is of size 1."""
-NARROW_B_INTERVAL = 1e-9
-"""Width, as a share of |b| + 1, of an interval for b that is one value and rounding: b is left where it is."""
 MAX_ROUNDING_UNITS = 256.0
 """Units of rounding by which g_i may be on the wrong side. A unit is EPS (sum_j |Q_ij| alpha_j + |b| + 1): the effect of one
 rounding of every term. A sum of a thousand terms, in any order, stays within a hundred units."""
@@ -40,8 +38,6 @@ CLEAR_SIDE_FACTOR = 16.0
 MAX_REST_ROUNDING_UNITS may gather then."""
 AT_BOUND_SHARE = 1e-13
 """Distance to a bound, as a share of u, at which a coefficient counts as being there if all others do."""
-CLIPPED_SHARE = 1e-9
-"""Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets."""
 START_VIOLATIONS = (1e-2, 1e-3, 1e-4)
 """Violations of (2) from which pivoting is tried, one after the other; the first only for few samples."""
 MAX_SAMPLES_FOR_EARLY_PIVOT = 4096
@@ -226,7 +222,9 @@ class PathSolver:
             if not found.feasible or not len(wrong) or bool((s.side[wrong] == 0).any()):
                 break
             followed = self.path.walk(wrong, NO_POSITIONS)
-        self._solve_robustly(self._feasible_alpha())
+        start, side = self._feasible_alpha(), s.side.copy()
+        self.margin.clear(b=self.margin.b)
+        self._solve(start, side)
 
     def _solve(self, start: Array, side: Array | None = None, rest: Array | None = None) -> None:  # (capacity,) each
         """Pivot from the sets ``side``, if they are given; else from those of an approximate optimum; else solve robustly.
@@ -357,7 +355,8 @@ class PathSolver:
         r[0] = float(s.y @ s.alpha)
         new = a - margin.times_R(r)
         within = np.clip(new, lower, upper)
-        if bool((np.abs(new - within)[1:] <= CLIPPED_SHARE * upper[1:]).all()):
+        # Share of u by which a Newton step may leave the box and be clipped; more than that means wrong sets.
+        if bool((np.abs(new - within)[1:] <= 1e-9 * upper[1:]).all()):
             a[:] = within
         np.clip(a, lower, upper, out=a)
         margin.write_alpha()
@@ -388,7 +387,8 @@ class PathSolver:
         if high < low and max(low, -high) <= 2.0 * (low - high):
             return  # the interval is one value and rounding, which differs between samples: b is there
         shift = 0.5 * (low + high) if low > -np.inf and high < np.inf else low if low > -np.inf else high
-        narrow = NARROW_B_INTERVAL * (abs(self.margin.b) + 1.0)
+        # Width, as a share of |b| + 1, of an interval for b that is one value and rounding: b is left where it is.
+        narrow = 1e-9 * (abs(self.margin.b) + 1.0)
         if np.isfinite(shift) and not (high - low <= narrow and abs(shift) <= narrow):
             self.margin.a[0] += shift
             self.margin.compute_g()

@@ -14,20 +14,10 @@ from torchlssvm.functional.modes import interrupt
 from torchlssvm.svm.kernel_rows import KernelRows
 from torchlssvm.svm.samples import Array, Samples
 
-LOWER_LEVEL_FACTOR = 30.0
-"""The violation on a lower level of the ladder, as a multiple of that at the top: its solution is only a guess."""
-MIN_SHARE_TO_LEAST = 0.5
-"""Share of the way from 0 to a start at which the objective is least. Below a half the start has overshot: 0 is used."""
 MAX_SAMPLES_WHOLE_MATRIX = 1024
 """Samples up to which their whole kernel matrix is computed: 8 MiB."""
 WORKING_SET_SIZE = 256
 """Samples between which trades are made at a time: their kernel rows come from one matrix product."""
-WORKING_SET_GAP_SHARE = 0.02
-"""The violation at which a working set is left, as a share of that of all samples."""
-SHRUNK_GAP_SHARE = 0.1
-"""The violation to which samples that may trade are solved on their own, as a share of that of all: others move meanwhile."""
-MAX_TRADES_PER_SAMPLE = 100
-"""Trades for each sample after which the approximation ends; the pivoting or the robust method that follows takes any start."""
 
 
 def approximate_optimum(
@@ -62,7 +52,9 @@ def approximate_optimum(
             if report is not None:
                 report(sum(below**2 for below in sizes if below < size) / work)
             if size < len(order):
-                start, F = top.solve(start, F, LOWER_LEVEL_FACTOR * tolerance)
+                # The violation on a lower level of the ladder, as a multiple of that at the top: its
+                # solution is only a guess.
+                start, F = top.solve(start, F, 30.0 * tolerance)
     start, _ = top.solve(start, F, tolerance, report)
     out = np.zeros(s.capacity)
     out[at] = start
@@ -76,7 +68,9 @@ class Level:
         self.samples, self.rows, self.at, self.u = samples, rows, at, u
         self.y, self.diagonal = samples.y[at], samples.root[at] ** 2
         self.factors = rows.factors(at)
-        self.trades_left = MAX_TRADES_PER_SAMPLE * len(at)
+        # Trades for each sample after which the approximation ends; the pivoting or the robust method that follows
+        # takes any start.
+        self.trades_left = 100 * len(at)
 
     def kernel(self, these: Array, columns: Array | None = None) -> Array:  # (k,), (l,) -> (k, l)
         """Compute K between these samples and all of the level, or ``columns``; in single precision if that is enough."""
@@ -121,7 +115,9 @@ class Level:
         F = self.offsets(start)
         # (Q alpha)_i = 1 - y_i F_i: where 1/2 alpha^T Q alpha - sum alpha is least on the way from 0 to alpha
         share = float(start.sum()) / max(float(start @ (1.0 - self.y * F)), 1e-300)
-        return (start, F) if share > MIN_SHARE_TO_LEAST else (np.zeros(n), self.y.copy())
+        # Share of the way from 0 to a start at which the objective is least. Below a half the start has overshot: 0
+        # is used.
+        return (start, F) if share > 0.5 else (np.zeros(n), self.y.copy())
 
     def solve(
         self, alpha: Array, F: Array, tolerance: float, report: Callable[[float], None] | None = None
@@ -158,7 +154,9 @@ class Level:
                 some = Level(self.samples, self.rows, self.at[near], u[near])
                 some.trades_left = self.trades_left
                 before = alpha.copy()
-                alpha[near], _ = some.solve(alpha[near], F[near], max(tolerance, SHRUNK_GAP_SHARE * gap))
+                # The violation to which samples that may trade are solved on their own, as a share of that
+                # of all: others move meanwhile.
+                alpha[near], _ = some.solve(alpha[near], F[near], max(tolerance, 0.1 * gap))
                 self.trades_left = some.trades_left - 1
                 self.move(F, alpha - before)
                 continue
@@ -174,7 +172,8 @@ class Level:
                 self.diagonal[W],
                 a,
                 Fw,
-                max(0.5 * tolerance, WORKING_SET_GAP_SHARE * gap),
+                # The violation at which a working set is left, as a share of that of all samples.
+                max(0.5 * tolerance, 0.02 * gap),
                 self.trades_left,
             )
             change = (a - alpha[W]) * y[W]
@@ -251,7 +250,8 @@ def trade(
         lead = np.maximum(F[i] - (F + fall), 0.0)  # by how much i is ahead
         if rise[i] < 0 or not lead.max() > tolerance:
             return step
-        curve = np.maximum(diagonal[i] + diagonal - 2.0 * K[i], 1e-12)
+        curve = diagonal[i] + diagonal
+        curve = np.maximum(curve - 2.0 * K[i], 1e-12 * curve + 1e-300)
         j = (lead * lead / curve).argmax()
         room_i = u[i] - alpha[i] if y[i] > 0 else alpha[i]
         room_j = alpha[j] if y[j] > 0 else u[j] - alpha[j]

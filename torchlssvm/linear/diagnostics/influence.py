@@ -16,6 +16,7 @@ from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import (
     WHOLE_SHARE,
     HeadView,
+    Labelled,
     Problem,
     SampleChange,
     check_labels,
@@ -54,13 +55,15 @@ def influence(
         raise ValueError(f"the head holds {view.n:g} samples: without the samples to remove nothing is left")
     z = other_rows(view, x_val)  # (V, D)
     before = view.scores(checks.features(x_val, view.in_features, view.device))  # (V, K)
-    measure, start = _measure(view, on, y_val, before)
+    targets = _targets_of(view, y_val, len(z)) if on == "loss" else before
+    measure = measure_of(view, on, y_val, before, lambda scores: (targets - scores).square())
+    start = measure(before[None])[0]
     count = len(change) if members is None else len(members)
     pairs = parts[0].pair is not None
     if pairs and on == "loss":
         raise ValueError('on="loss" is the squared error of one shared system; with multiclass="ovo" use "accuracy"')
     if on == "loss" and members is None:
-        return _losses(parts[0], change, z, _targets_of(view, y_val, len(z))) - start
+        return _losses(parts[0], change, z, targets) - start
     out: Tensor | None = None
     for rows, after in _after(parts, change, z, members):
         if pairs:
@@ -100,30 +103,20 @@ def _targets_of(view: HeadView, y_val: Any, count: int) -> Tensor:
     return code_labels(check_labels(view, y, count, "y_val"), view.num_classes)
 
 
-def _measure(view: HeadView, on: str | Measure, y_val: Any, before: Tensor) -> tuple[Measure, Tensor]:
-    """A function of changed scores, and its value as things are."""
+def measure_of(view: Labelled, on: str | Measure, y_val: Any, before: Tensor, loss: Measure) -> Measure:
+    """The function of changed scores that is asked for. before: (V, K); loss: from (b, V, K) to (b, V, K)."""
     if callable(on):
-        given: Measure = on
-        return given, given(before[None])[0]
+        return on
     if on == "scores":
-        return lambda scores: scores, before
-    check_points(before)
-    if on == "loss":
-        targets = _targets_of(view, y_val, len(before))
-        return lambda scores: (targets - scores).square().mean((1, 2)), (targets - before).square().mean()
-    labels = check_labels(view, y_val, len(before), "y_val")
-    return (
-        lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1),
-        (before.argmax(1) == labels).to(torch.float64).mean(),
-    )
-
-
-def check_points(scores: Tensor) -> None:
-    """ValueError without any point to take the mean over. scores: (V, K)."""
-    if not len(scores):
+        return lambda scores: scores
+    if not len(before):
         raise ValueError(
             'x_val holds no samples: on="loss" and on="accuracy" are means over x_val. Give at least one, or use on="scores"'
         )
+    if on == "loss":
+        return lambda scores: loss(scores).mean((1, 2))
+    labels = check_labels(view, y_val, len(before), "y_val")
+    return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
 
 
 def _local(problem: Problem, y: Tensor | None) -> Tensor | None:

@@ -30,7 +30,7 @@ from torchlssvm.functional.moving_active_set import (
 from torchlssvm.functional.squared_hinge import scores
 from torchlssvm.functional.whitened import WHITENED_ROWS
 from torchlssvm.linear.active_sets import ActiveSetSolver
-from torchlssvm.linear.diagnostics.influence import Measure, check_points, check_question
+from torchlssvm.linear.diagnostics.influence import Measure, check_question, measure_of
 from torchlssvm.linear.diagnostics.leave_one_out import check_groups
 from torchlssvm.linear.diagnostics.whitened_problems import SampleChange, check_labels
 from torchlssvm.linear.normal_equations import class_weights
@@ -342,7 +342,10 @@ def influence(
     check_question(what, on, y_val)
     changes = check_changes(head, x, y, what, y_new, weight, groups)
     before = head(x_val)  # (V, K)
-    measure = _measure(head, on, y_val, before)
+    signs = before
+    if on == "loss" and len(before):
+        signs = code_labels(check_labels(head, y_val, len(before), "y_val"), head.num_classes)
+    measure = measure_of(head, on, y_val, before, lambda scores: (1.0 - signs * scores).clamp(min=0.0).square())
     start = measure(before[None])[0]
     # 2**25: changed scores that are held at a time: 256 MB
     count, size = changes.count, max(1, 2**25 // max(1, before.numel()))
@@ -375,17 +378,3 @@ def _write(
             after[where, :, k] += steps @ system.whitened(points).mT
         for i, w_k, b_k in changed.others(k, some):
             after[i - first, :, k] = points @ (w_k * step) + b_k
-
-
-def _measure(head: MarginHead, on: str | Measure, y_val: Any, before: Tensor) -> Measure:
-    """A function of scores (b, V, K)."""
-    if callable(on):
-        return on
-    if on == "scores":
-        return lambda scores: scores
-    check_points(before)
-    labels = check_labels(head, y_val, len(before), "y_val")
-    if on == "accuracy":
-        return lambda scores: (scores.argmax(2) == labels).to(torch.float64).mean(1)
-    signs = code_labels(labels, head.num_classes)
-    return lambda scores: (1.0 - signs * scores).clamp(min=0.0).square().mean((1, 2))

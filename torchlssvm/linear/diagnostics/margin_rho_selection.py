@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchlssvm.functional import checks
 from torchlssvm.linear.diagnostics.margin_changes import leave_one_out
-from torchlssvm.linear.diagnostics.rho_selection import RhoPath, best_of
+from torchlssvm.linear.diagnostics.rho_selection import RhoPath, best_of, check_rhos
+from torchlssvm.linear.solvers import code_labels
 
 if TYPE_CHECKING:
     from torchlssvm.linear.margin_head import MarginHead
@@ -45,12 +46,7 @@ def check_values(head: MarginHead, rhos: Any) -> Tensor:
         return torch.tensor(
             [mean_eigenvalue(head) * share for share in DEFAULT_RHO_SHARES], dtype=torch.float64, device=head.device
         )
-    values: Tensor = torch.atleast_1d(checks.as_tensor(rhos, "rhos", head.device).to(torch.float64))
-    if values.ndim != 1 or not len(values):
-        raise ValueError(f"rhos must be one or more numbers, got shape {tuple(values.shape)}")
-    if not bool((values.isfinite() & (values > 0)).all()):
-        raise ValueError(f"rhos must be finite and > 0, got {values.tolist()}")
-    return values
+    return check_rhos(rhos, head.device)
 
 
 def mean_eigenvalue(head: MarginHead) -> float:
@@ -111,5 +107,4 @@ def mistakes(scores: Tensor, y: Tensor, score: str) -> Tensor:
     """Wrong predictions (n,), or the squared hinge of each sample, its mean over the classes. scores: (n, K); y: (n,)."""
     if score == "accuracy":
         return (scores.argmax(1) != y).to(torch.float64)
-    signs = torch.where(y[:, None] == torch.arange(scores.shape[1], device=y.device), 1.0, -1.0)
-    return (1.0 - signs * scores).clamp(min=0.0).square().mean(1)
+    return (1.0 - code_labels(y, scores.shape[1]) * scores).clamp(min=0.0).square().mean(1)

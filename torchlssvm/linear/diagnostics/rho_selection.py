@@ -27,7 +27,6 @@ from torchlssvm.linear.diagnostics.whitened_problems import (
 )
 from torchlssvm.linear.standardization import standardization
 from torchlssvm.statistics import Statistics
-from torchlssvm.statistics.fold_statistics import of_folds
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,12 @@ def check_values(rhos: Any, main: Spectrum | None, view: HeadView) -> Tensor:
         stats = view.statistics
         m = normal.moments(stats, view.units, view.intercept, standard=view.standard)
         return default_values(m.G.diagonal(), len(m.G))
-    values = checks.as_tensor(rhos, "rhos", view.device).to(torch.float64).reshape(-1)
+    return check_rhos(rhos, view.device)
+
+
+def check_rhos(rhos: Any, device: torch.device) -> Tensor:
+    """Values of rho (r,) as given: finite and > 0."""
+    values = checks.as_tensor(rhos, "rhos", device).to(torch.float64).reshape(-1)
     if not len(values):
         raise ValueError("rhos is empty: give at least one value, or None for 100 around the scale of the data")
     if not bool((torch.isfinite(values) & (values > 0)).all()):
@@ -223,7 +227,7 @@ def fold_errors(parts: list[Problem], rhos: Tensor, samples: SampleChange | None
         fold = torch.tensor(fold_of(ids.tolist() if isinstance(ids, Tensor) else ids, stats.folds), device=view.device)
     total, weight = torch.zeros_like(rhos), 0.0
     for f in range(stats.folds):
-        kept, out = of_folds(stats, [g for g in range(stats.folds) if g != f]), of_folds(stats, [f])
+        kept, out = stats.of_folds([g for g in range(stats.folds) if g != f]), stats.of_folds([f])
         if out.empty:
             continue
         if kept.empty:
