@@ -17,7 +17,7 @@ import torch
 
 from torchlssvm import FixedPoint, LSSVMHead, VerificationError, audit
 from torchlssvm.audit.certificate import PREDICATE_TYPE
-from torchlssvm.audit.envelope import SCHEMAS
+from torchlssvm.audit.documents import SCHEMAS
 from torchlssvm.audit.time_stamp import time_stamp_request
 from torchlssvm.cli import main
 from torchlssvm.events import Add, Remove

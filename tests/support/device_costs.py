@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from tests.support.pretend_cuda import Cost, PretendCuda
-from torchlssvm import (
-    FixedPoint,
-    IncrementalSVM,
-    KernelLSSVM,
-    LagrangianSVM,
-    LSSVMHead,
-    MarginHead,
-)
+from torchlssvm import FixedPoint, IncrementalSVM, KernelLSSVM, LagrangianSVM, LSSVMHead, MarginHead
 from torchlssvm.corrections.corrector import Corrector
 from torchlssvm.events import Add, Remove
 from torchlssvm.kernels import RBF
@@ -170,17 +163,17 @@ SYNCHRONIZATIONS: dict[str, int] = {
     "add 300 samples": 1,
     "add 300 samples, sums per class": 1,
     "add one, read w": 2,
-    "remove one": 1,
-    "remove one, read w": 2,
-    "remove 100, read w (a solve)": 2,
-    "relabel one, read w": 2,
+    "remove one": 2,
+    "remove one, read w": 3,
+    "remove 100, read w (a solve)": 3,
+    "relabel one, read w": 3,
     "scores of 32": 0,
     "leave-one-out of 400": 3,
     "leave-one-out of 3,000": 3,
     "burst of 1,000 events, read w": 10,
     "IncrementalSVM: 150 samples, four updates": 50,
 }
-"""Times that an operation may wait for the device at most: a change once, and reading weights once more."""
+"""Times that an operation may wait for the device at most: checks once, rows to be removed once, and reading weights once."""
 
 
 def measure(device: PretendCuda, name: str) -> Cost:

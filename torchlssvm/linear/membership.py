@@ -311,8 +311,8 @@ class HeldRows:
         left, left_hashed = RowCounts(), RowCounts()  # taken so far
         for batch, sign in changes:
             if sign < 0:
-                self.read_waiting()
-                rows = rows_of(batch, key)
+                words, *mult = self.read_waiting(batch_words(batch, key), *([] if batch.mult is None else [batch.mult]))
+                rows = RowList.of(words, batch.host_labels, batch.host_folds, mult[0] if mult else None)
                 hashed = rows.hashed(key).rows if self.held.groups else None
                 for i, (group, row, n) in enumerate(zip(*rows, strict=True)):
                     known = min(n, self.fresh.count(group, row) + left.count(group, row))
@@ -351,10 +351,11 @@ class HeldRows:
         if len(self.waiting) > WAITING_BATCHES or sum(len(w.words) for w in self.waiting) > WAITING_ROWS:
             self.read_waiting()
 
-    def read_waiting(self) -> None:
-        """Read the rows that wait for it, all at once."""
+    def read_waiting(self, *more: Tensor) -> list[NDArray[Any]]:
+        """Read the rows that wait for it, and more tensors, which are returned: all in one read from the device."""
         parts = [t for w in self.waiting for t in (w.words, w.mult) if t is not None]
-        values = iter(checks.read(*parts) if parts else [])
+        host = checks.read(*more, *parts) if more or parts else []
+        values = iter(host[len(more) :])
         for w in self.waiting:
             words, mult = next(values), None if w.mult is None else next(values)
             if mult is None and self.changed is None and len(words) >= MANY_ROWS:
@@ -365,6 +366,7 @@ class HeldRows:
             if self.changed is not None:
                 self.changed.add(rows.hashed(self.own_key()))
         self.waiting = []
+        return host[: len(more)]
 
     def flush(self) -> None:
         """Know all rows by their fingerprints, for a file or another machine."""

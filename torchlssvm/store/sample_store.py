@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from torchlssvm.analysis.label_errors import LabelErrors, from_scores
-from torchlssvm.audit.certificate import Certificate
+from torchlssvm.audit.certificate import Certificate, Opening
 from torchlssvm.audit.keys import sign
-from torchlssvm.audit.opening import Opening
 from torchlssvm.audit.receipt import ErasureReceipt
 from torchlssvm.errors import StoreBusyError, StoreDiskError, StoreError
 from torchlssvm.events import (
@@ -547,7 +546,7 @@ class SampleStore:
                     if value is not None:
                         adapter.head.rho = value
                     if isinstance(adapter.head, LSSVMHead):
-                        adapter.head.choose_rho()
+                        adapter.head._refresh_rho()
                     options = self.live.save_options()
             except BaseException:
                 self.live.discard_options()
@@ -836,7 +835,7 @@ class SampleStore:
         """The opening of the commitment to a state, by default the present one; None when it is destroyed.
 
         With it and the samples that are left, guesses about samples that leave later can be tested: keep it in the store, but
-        for a verifier who must check a head without it (:class:`~torchlssvm.audit.opening.Opening`).
+        for a verifier who must check a head without it (:class:`~torchlssvm.audit.Opening`).
         """
         with self.view():
             at = self.position if position is None else position
